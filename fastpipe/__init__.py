@@ -1,0 +1,38 @@
+"""fastpipe: make the input pipeline of an existing training script fast.
+
+Swap one object for another that behaves the same::
+
+    from fastpipe import FastImageFolder, FastLoader
+
+Importing this package loads only the standard library and NumPy; everything heavier is
+loaded by the first use of the name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fastpipe import errors
+from fastpipe.types import BadSamples, Decode
+
+if TYPE_CHECKING:
+    from fastpipe.torch import FastImageFolder, FastLoader
+
+__version__ = "0.1.0"
+
+__all__ = ["BadSamples", "Decode", "FastImageFolder", "FastLoader", "errors"]
+
+_LAZY = {"FastImageFolder": "fastpipe.torch", "FastLoader": "fastpipe.torch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fastpipe' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

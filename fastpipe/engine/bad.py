@@ -1,0 +1,94 @@
+"""Bad samples: counted, logged, named, and never silently dropped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from typing import NamedTuple
+
+from fastpipe.errors import BadSampleError, TooManyBadSamplesError
+from fastpipe.types import BadSamples
+
+__all__ = ["BadSampleLog", "Item", "bad_sample_error"]
+
+_log = logging.getLogger("fastpipe.bad_samples")
+
+
+class Item(NamedTuple):
+    """One sample of the index."""
+
+    index: int
+    path: str
+    target: int
+
+
+def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
+    """The error that names a sample, with what was wrong with it as its cause."""
+    error = BadSampleError(
+        f"sample {item.index} could not be read: {item.path!r}: {type(cause).__name__}: {cause}. "
+        "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
+        path=item.path,
+        index=item.index,
+    )
+    error.__cause__ = cause
+    return error
+
+
+class BadSampleLog:
+    """Counts the different bad samples of this process and writes them down.
+
+    Args:
+        options: policy, log file and error budget.
+    """
+
+    def __init__(self, options: BadSamples) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._seen: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """How many different samples were bad so far, in this process."""
+        return len(self._seen)
+
+    def record(self, item: Item, error: BadSampleError) -> None:
+        """Count a bad sample that the policy lets pass; log it if it is new.
+
+        Raises:
+            TooManyBadSamplesError: the budget is spent.
+        """
+        with self._lock:
+            new = item.index not in self._seen
+            self._seen.add(item.index)
+            count = len(self._seen)
+        if new:
+            done = "replaced" if self._options.policy == "replace" else "left out"
+            _log.warning("bad sample %s: %s", done, error)
+            self._write(item, error)
+        limit = self._options.max_errors
+        if limit is not None and count > limit:
+            raise TooManyBadSamplesError(
+                f"{count} samples were bad, more than BadSamples(max_errors={limit}) allows; the last: {error}",
+                path=item.path,
+                index=item.index,
+            ) from error.__cause__
+
+    def _write(self, item: Item, error: BadSampleError) -> None:
+        if self._options.log is None:
+            return
+        line = json.dumps({
+            "index": item.index, "path": item.path, "target": item.target,
+            "action": self._options.policy, "error": repr(error.__cause__),
+        })  # fmt: skip
+        # One write of one line to a file opened for appending: lines of several processes
+        # never mix.
+        descriptor = os.open(self._options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (BadSampleLog, (self._options,))

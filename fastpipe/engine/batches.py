@@ -1,0 +1,207 @@
+"""Batches: samples read, decoded and transformed side by side, into one piece of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
+from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.errors import BadSampleError
+from fastpipe.types import Box, EncodedImage, SamplePlan, Size, Stopwatch, UInt8Array
+
+__all__ = ["BatchMaker", "PendingBatch"]
+
+_REPLACEMENTS = 10  # different files tried in a bad one's place before giving up
+
+
+class _UnreadableError(Exception):
+    """Reading or decoding failed, as opposed to transforming; the cause says how."""
+
+
+class BatchMaker:
+    """Makes batches of image samples.
+
+    Args:
+        read: a path to the encoded file.
+        open_image: the encoded file and its path to an opened image.
+        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
+        bad: where bad samples are recorded.
+        clock: where times are collected.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], bytes],
+        open_image: Callable[[bytes, str], EncodedImage],
+        policy: str,
+        bad: BadSampleLog,
+        clock: Stopwatch,
+    ) -> None:
+        self.read, self.open_image = read, open_image
+        self.policy, self.bad, self.clock = policy, bad, clock
+
+    def start(
+        self,
+        pool: ThreadPool | None,
+        items: Sequence[Item],
+        plan: SamplePlan,
+        parameters: npt.NDArray[np.float64],
+        memory: npt.NDArray[Any] | None = None,
+        finish: Callable[[Any, int], Any] | None = None,
+        substitute: Callable[[int, int], Item] | None = None,
+    ) -> PendingBatch:
+        """Begin a batch.
+
+        Args:
+            pool: threads to work in; None works in the calling thread before returning.
+            items: the samples.
+            plan: what is done to each.
+            parameters: float64 (N, …), a row for each sample.
+            memory: (N, …) the batch's memory; None lets samples be separate values.
+            finish: called with a sample's value and its number in the batch, in the thread
+                that made it.
+            substitute: for the policy ``"replace"``: the sample's number in the batch and
+                the attempt to another item.
+        """
+        batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute)
+        if pool is None:
+            batch.job = Job(batch.make, len(items))
+            batch.job.run_here()
+        else:
+            batch.job = pool.submit(batch.make, len(items))
+        return batch
+
+
+class PendingBatch:
+    """A batch that is being made.  Made by ``BatchMaker.start``.
+
+    Attributes:
+        items: the samples, as asked for.
+        memory: the batch's memory, written where samples share it.
+        values: the samples' values, where they do not.
+    """
+
+    job: Job
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        items: Sequence[Item],
+        plan: SamplePlan,
+        parameters: Sequence[Sequence[float]],
+        memory: npt.NDArray[Any] | None,
+        finish: Callable[[Any, int], Any] | None,
+        substitute: Callable[[int, int], Item] | None,
+    ) -> None:
+        self.items, self.memory = items, memory
+        self.values: list[Any] = [None] * len(items)
+        self._maker, self._plan, self._parameters = maker, plan, parameters
+        self._rows = None if memory is None else memory.reshape(len(items), -1)
+        self._finish, self._substitute = finish, substitute
+        self._errors: dict[int, BaseException] = {}
+        self._left_out: set[int] = set()
+
+    def wait(self) -> list[int]:
+        """Wait until the batch is made.
+
+        Returns:
+            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+
+        Raises:
+            BadSampleError: as the policy says, for the first bad sample of the batch.
+            Exception: what a transform raised, for the first sample that it failed on.
+        """
+        self.job.wait()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        return [n for n in range(len(self.items)) if n not in self._left_out]
+
+    def cancel(self) -> None:
+        """Give the batch up: samples that have not been begun never are."""
+        self.job.cancel()
+
+    def make(self, number: int) -> None:
+        """Make one sample.  Errors are kept for ``wait``."""
+        item = self.items[number]
+        try:
+            for attempt in range(1, _REPLACEMENTS + 2):
+                try:
+                    self._make_from(number, item)
+                    return
+                except _UnreadableError as unreadable:
+                    assert unreadable.__cause__ is not None
+                    error = bad_sample_error(item, unreadable.__cause__)
+                if self._maker.policy == "raise":
+                    raise error
+                self._maker.bad.record(item, error)
+                if self._maker.policy == "skip":
+                    self._left_out.add(number)
+                    return
+                assert self._substitute is not None
+                item = self._substitute(number, attempt)
+            raise self._no_replacement(self.items[number])
+        except BaseException as error:
+            _say_where(error, item)
+            self._errors[number] = error
+
+    def _make_from(self, number: int, item: Item) -> None:
+        maker = self._maker
+        start = perf_counter_ns()
+        try:
+            blob = maker.read(item.path)
+            read = perf_counter_ns()
+            maker.clock.add("read", read - start)
+            image = _Watched(maker.open_image(blob, item.path))
+        except Exception as error:
+            raise _UnreadableError from error
+        row = None if self._rows is None else self._rows[number]
+        value = self._plan.apply(image, self._parameters[number], row)
+        self.values[number] = self._finish(value, number) if self._finish else value
+        maker.clock.add("decode", image.nanoseconds)
+        maker.clock.add("transform", perf_counter_ns() - read - image.nanoseconds)
+
+    def _no_replacement(self, item: Item) -> BadSampleError:
+        return BadSampleError(
+            f"sample {item.index} ({item.path!r}) could not be read, and {_REPLACEMENTS} others of class "
+            f"{item.target} tried in its place could not either; look at the warnings logged for each",
+            path=item.path,
+            index=item.index,
+        )
+
+
+class _Watched:
+    """An opened image whose decoding is timed and whose failures are told from a transform's."""
+
+    def __init__(self, image: EncodedImage) -> None:
+        self._image = image
+        self.size: Size = image.size
+        self.nanoseconds = 0
+
+    def region(self, box: Box) -> UInt8Array:
+        start = perf_counter_ns()
+        try:
+            return self._image.region(box)
+        except Exception as error:
+            raise _UnreadableError from error
+        finally:
+            self.nanoseconds += perf_counter_ns() - start
+
+    def pil(self) -> Any:
+        start = perf_counter_ns()
+        try:
+            return self._image.pil()
+        except Exception as error:
+            raise _UnreadableError from error
+        finally:
+            self.nanoseconds += perf_counter_ns() - start
+
+
+def _say_where(error: BaseException, item: Item) -> None:
+    """Add the sample to a transform's error (Python 3.11 and later show it)."""
+    if not isinstance(error, BadSampleError) and hasattr(error, "add_note"):
+        error.add_note(f"while making sample {item.index} from {item.path!r}")

@@ -1,0 +1,210 @@
+"""Threads that work through jobs: a job is some numbered tasks, finished when all are done.
+
+Life cycle, which the tests hold the code to:
+
+* Threads start with the first job, in the process that submits it.  In a forked child the
+  pool is empty again: threads do not survive a fork, and jobs of the parent stay there.
+* Tasks start in the order in which jobs were submitted; a thread that finds a job's tasks
+  all started goes on with the next job, so that a slow task holds up only its own job.
+* ``cancel`` on a job keeps its unstarted tasks from starting; those that run finish.
+* ``close``, the collection of the pool, and the end of the interpreter end the threads after
+  the task that each is running.  Waiting for a job of a closed pool raises ``ClosedError``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from fastpipe.errors import ClosedError
+
+__all__ = ["Job", "ThreadPool"]
+
+
+class Job:
+    """Some numbered tasks.  Made by ``ThreadPool.submit``."""
+
+    def __init__(self, task: Callable[[int], None], count: int) -> None:
+        self._task = task
+        self._count = count
+        self._lock = threading.Lock()
+        self._next = 0
+        self._unfinished = count
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._pid = os.getpid()
+        if count == 0:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Block until every task is done.
+
+        Raises:
+            ClosedError: the pool was closed, or the job cancelled, before it was done.
+            BaseException: what a task raised.  Tasks are expected to keep errors of a sample
+                to themselves, so this is an error of the program.
+        """
+        if os.getpid() != self._pid:
+            raise ClosedError("this batch was begun in the parent process, whose threads are not here")
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._done.is_set()
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Start no further task and let ``wait`` raise; running tasks finish."""
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._next = self._count
+            self._error = error or ClosedError("the job was cancelled before it was done")
+            self._done.set()
+
+    def run_here(self) -> None:
+        """Run all tasks in the calling thread."""
+        while self.run_next():
+            pass
+
+    def run_next(self) -> bool:
+        """Run one task that has not started; False where there is none."""
+        with self._lock:
+            number = self._next
+            if number >= self._count:
+                return False
+            self._next += 1
+        try:
+            self._task(number)
+        except BaseException as error:
+            self.cancel(error)
+            return False
+        with self._lock:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._done.set()
+        return True
+
+
+class _Queue:
+    """What the threads share.  It does not refer to the pool, so the pool can be collected."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.jobs: deque[Job] = deque()
+        self.closed = False
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            jobs, self.jobs = self.jobs, deque()
+            self.changed.notify_all()
+        for job in jobs:
+            job.cancel(ClosedError("the thread pool was closed before the batch was done"))
+
+
+class ThreadPool:
+    """A fixed number of threads.
+
+    Args:
+        threads: how many.
+        name: begins the threads' names.
+    """
+
+    def __init__(self, threads: int, name: str = "fastpipe") -> None:
+        self.threads = threads
+        self._name = name
+        self._start_lock = threading.Lock()
+        self._reset()
+        _pools.add(self)
+
+    def submit(self, task: Callable[[int], None], count: int) -> Job:
+        """Queue a job.
+
+        Args:
+            task: called with 0 … count - 1, from several threads.
+            count: number of tasks.
+
+        Raises:
+            ClosedError: the pool has been closed.
+        """
+        job = Job(task, count)
+        self._start()
+        with self._queue.changed:
+            if self._queue.closed:
+                raise ClosedError("this thread pool has been closed")
+            if count:
+                self._queue.jobs.append(job)
+                self._queue.changed.notify_all()
+        return job
+
+    def close(self) -> None:
+        """End the threads and wait for them.  May be called again."""
+        self._queue.close()
+        for thread in self._running:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _reset(self) -> None:
+        self._queue = _Queue()
+        self._running: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, _Queue.close, self._queue)
+        self._finalizer.atexit = False
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._running or self._queue.closed:
+                return
+            self._running = [
+                threading.Thread(
+                    target=_work, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
+                )
+                for number in range(self.threads)
+            ]
+            for thread in self._running:
+                thread.start()
+
+    def _after_fork(self) -> None:
+        # A lock that another thread held at the fork would stay locked for ever.
+        self._finalizer.detach()
+        self._start_lock = threading.Lock()
+        self._reset()
+
+
+def _work(queue: _Queue) -> None:
+    while True:
+        with queue.changed:
+            while not queue.jobs and not queue.closed:
+                queue.changed.wait()
+            if queue.closed:
+                return
+            job = queue.jobs[0]
+        if not job.run_next():
+            with queue.changed:
+                if queue.jobs and queue.jobs[0] is job:
+                    queue.jobs.popleft()
+        del job  # a finished job must not be kept alive by a thread that waits
+
+
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+
+
+def _forget_threads_in_child() -> None:
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads_in_child)
+# Daemon threads must not be inside a C library while the interpreter is taken down.
+atexit.register(_close_all)

@@ -1,0 +1,81 @@
+"""Batch memory that is used again once nobody can see the batch any more."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SlotPool"]
+
+
+class _Lease:
+    """Owns a slot's memory while any array or tensor over it lives.
+
+    NumPy makes this object the base of the array made from it, and every view, tensor and
+    DLPack capsule keeps that base alive.  (A finalizer on the array itself would be wrong:
+    a view of a view refers to the first owner and skips the array in between.)
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self.__array_interface__ = memory.__array_interface__
+
+
+class SlotPool:
+    """Hands out arrays and takes their memory back when their last view is gone.
+
+    Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of
+    the size last asked for.
+
+    Args:
+        keep: how many free slots are kept for reuse.
+    """
+
+    def __init__(self, keep: int) -> None:
+        # No lock: a finalizer may run inside any of these methods, and a fork at any time.
+        # Appending to and popping from a deque are atomic, and a slot too many does no harm.
+        self._keep = keep
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._size = -1
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        """An uninitialised C-contiguous array that is nobody else's while any view of it lives.
+
+        Args:
+            shape, dtype: of the array.
+        """
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size != self._size:
+            self.clear()
+            self._size = size
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(max(size, 1), np.uint8)
+        lease = _Lease(memory)
+        weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def clear(self) -> None:
+        """Drop the free slots; those handed out are dropped when their views are gone."""
+        self._free.clear()
+        self._size = -1
+
+    def _put(self, memory: npt.NDArray[np.uint8]) -> None:
+        if memory.size == max(self._size, 1) and len(self._free) < self._keep:
+            self._free.append(memory)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (SlotPool, (self._keep,))
+
+
+def _give_back(pool: weakref.ref[SlotPool], memory: npt.NDArray[np.uint8]) -> None:
+    owner = pool()
+    if owner is not None:
+        owner._put(memory)

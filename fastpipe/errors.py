@@ -1,0 +1,66 @@
+"""Every error fastpipe raises on purpose, in one tree.
+
+::
+
+    FastpipeError
+    ├── MissingDependencyError   (ImportError)   an optional package is not installed
+    ├── OptionError              (ValueError)    an argument has a value that cannot work
+    ├── BadSampleError           (OSError)       one sample could not be read or decoded
+    │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
+    └── ClosedError              (RuntimeError)  a loader's threads are gone already
+
+Each also derives from the built-in exception that the replaced code raises in the same
+place, so that a script's ``except OSError`` keeps working.  A message says what failed,
+what was found, where (path and index), and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadSampleError",
+    "ClosedError",
+    "FastpipeError",
+    "MissingDependencyError",
+    "OptionError",
+    "TooManyBadSamplesError",
+]
+
+
+class FastpipeError(Exception):
+    """Base of all errors that fastpipe raises on purpose."""
+
+
+class MissingDependencyError(FastpipeError, ImportError):
+    """An optional package is needed and is not installed; the message has the pip command."""
+
+
+class OptionError(FastpipeError, ValueError):
+    """An option has a value, or a combination of values, that cannot work."""
+
+
+class BadSampleError(FastpipeError, OSError):
+    """One sample could not be read, decoded or transformed.
+
+    Args:
+        message: the whole message; it already names path and index.
+        path: the file, where there is one.
+        index: the sample's index in the dataset.
+
+    The original exception is the ``__cause__`` in the process where it happened.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, index: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.index = index
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), {"path": self.path, "index": self.index})
+
+
+class TooManyBadSamplesError(BadSampleError):
+    """More samples were bad than ``BadSamples(max_errors=…)`` allows."""
+
+
+class ClosedError(FastpipeError, RuntimeError):
+    """Work was given to a thread pool that has been closed."""

@@ -1,0 +1,1 @@
+"""Which samples exist, and in which order an epoch visits them."""

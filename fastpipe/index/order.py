@@ -1,0 +1,67 @@
+"""The order of an epoch: a pure function, so that nothing has to store it."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+
+__all__ = ["epoch_order"]
+
+# Last word of Philox's 256-bit counter.  Whatever else draws from Philox under the same
+# (seed, epoch) counts up from another place, so that the order of the samples and the
+# random parameters of their transforms never come from the same random bits.
+_DOMAIN = int.from_bytes(b"fp-order", "little")
+_WORD = 2**64
+
+
+def epoch_order(length: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex) -> npt.NDArray[np.int64]:
+    """The shuffled order in which one epoch visits the samples.
+
+    Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` gives for the key
+    ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``; the order sorts the
+    samples by their words, equal words by ``i``.  NumPy keeps a bit generator's raw words
+    the same in all versions (it does not promise that of ``Generator.permutation``), so
+    the order is the same on every machine and with every release.
+
+    Args:
+        length: number of samples, ≥ 0.
+        seed: any integer; taken modulo 2**64.
+        epoch: number of the epoch, from 0.
+
+    Returns:
+        int64 array (length,): a permutation of ``range(length)``.
+
+    Raises:
+        OptionError: ``length`` or ``epoch`` is negative, or ``epoch`` is 2**64 or more.
+        TypeError: an argument is not an integer.
+
+    >>> epoch_order(6, seed=0, epoch=0)
+    array([3, 4, 2, 5, 1, 0])
+    >>> epoch_order(6, seed=0, epoch=1)
+    array([3, 5, 1, 4, 2, 0])
+    """
+    count = _integer("length", length)
+    seed_word = _integer("seed", seed) % _WORD
+    epoch_word = _integer("epoch", epoch)
+    if count < 0:
+        raise OptionError(f"epoch_order(length=…) must be ≥ 0, got {count}")
+    if not 0 <= epoch_word < _WORD:
+        raise OptionError(f"epoch_order(epoch=…) must be from 0 to 2**64 - 1, got {epoch_word}")
+    key = np.array([seed_word, epoch_word], dtype=np.uint64)
+    counter = np.array([0, 0, 0, _DOMAIN], dtype=np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(count)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+def _integer(name: str, value: SupportsIndex) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"epoch_order({name}=…) must be an integer, got {value!r} of type {type(value).__name__}"
+        ) from None

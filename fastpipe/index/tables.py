@@ -1,0 +1,229 @@
+"""What ``samples`` and ``targets`` of a dataset are: lists, stored as flat arrays.
+
+A table answers like the list it stands for, and its first change turns it into that list
+inside.  So a script may read and change ``dataset.samples`` as it always did, and a
+dataset that nobody changes costs forked and spawned workers next to nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+from fastpipe.index.listlike import Table
+from fastpipe.index.storage import FrozenSamples, FrozenTargets, Sample, offsets_of, pack_paths
+
+__all__ = ["SampleTable", "SampleTableBuilder", "TargetTable"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class SampleTable(Table[Sample]):
+    """The ``samples`` of a dataset: a list of ``(path, class index)``.
+
+    Stored flat it takes the bytes of each path and 16 more for each sample.  Items that do
+    not fit in (paths that are no ``str``, targets that are no ``int``) are kept as a list.
+
+    Args:
+        samples: the items.
+
+    >>> table = SampleTable([("cat/1.jpg", 0), ("dog/1.jpg", 1)])
+    >>> table.path(1), table.target(1)
+    ('dog/1.jpg', 1)
+    >>> table[0] = ("cat/2.jpg", 0)
+    >>> table
+    [('cat/2.jpg', 0), ('dog/1.jpg', 1)]
+    """
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        if isinstance(samples, SampleTable):
+            self._data = samples.copy()._data
+        else:
+            items = list(samples)
+            frozen = FrozenSamples.from_items(items)
+            self._data = items if frozen is None else frozen
+
+    @classmethod
+    def from_list(cls, samples: Iterable[Sample]) -> SampleTable:
+        """A table of these items; the list itself is not kept."""
+        return cls(samples)
+
+    @classmethod
+    def from_arrays(cls, arena: bytes, offsets: npt.ArrayLike, targets: npt.ArrayLike) -> SampleTable:
+        """A table of paths that are encoded already.
+
+        Args:
+            arena: all paths, one after the other, as UTF-8 with ``surrogatepass``.
+            offsets: integers (N + 1,): path ``i`` is ``arena[offsets[i]:offsets[i + 1]]``.
+            targets: integers (N,): the class indices.
+
+        Returns:
+            The table.  It keeps copies of the arrays.
+
+        Raises:
+            OptionError: the arrays do not fit together, or the arena is not UTF-8.
+
+        >>> SampleTable.from_arrays(b"a.jpgb.jpg", [0, 5, 10], [0, 1])
+        [('a.jpg', 0), ('b.jpg', 1)]
+        """
+        starts = _int64("offsets", offsets)
+        if not isinstance(arena, bytes):
+            raise TypeError(f"from_arrays(arena=…) must be bytes, got {type(arena).__name__}")
+        if len(starts) == 0 or starts[0] != 0 or starts[-1] != len(arena) or (np.diff(starts) < 0).any():
+            raise OptionError(
+                f"from_arrays(offsets=…) must rise from 0 to the arena's length {len(arena)}, got {starts}"
+            )
+        classes = _int64("targets", targets)
+        if len(classes) != len(starts) - 1:
+            raise OptionError(
+                f"from_arrays: {len(starts)} offsets ask for one target less, got {len(classes)}"
+            )
+        _check_utf8(arena, starts)
+        return cls._holding(FrozenSamples(arena, starts, classes))
+
+    def path(self, index: SupportsIndex) -> str:
+        """Path of a sample.
+
+        Raises:
+            IndexError: there is no such sample.
+            TypeError: somebody stored something there that is no path.
+        """
+        position, data = self._position(index), self._data
+        if isinstance(data, FrozenSamples):
+            return data.path(position)
+        try:
+            return os.fsdecode(data[position][0])
+        except (TypeError, IndexError):
+            raise TypeError(
+                f"sample {position} must be a (path, class index) tuple, got {data[position]!r}"
+            ) from None
+
+    def target(self, index: SupportsIndex) -> int:
+        """Class index of a sample, or what was stored in its place."""
+        position, data = self._position(index), self._data
+        return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
+
+    def targets_array(self) -> Int64Array:
+        """All class indices: a read-only int64 array (N,).
+
+        It is a picture of the moment: later changes of the table do not show in it.
+
+        Raises:
+            TypeError: a target is not an integer in the range of int64.
+        """
+        data = self._data
+        if isinstance(data, FrozenSamples):
+            return data.targets
+        array = np.empty(len(data), dtype=np.int64)
+        for position, sample in enumerate(data):
+            try:
+                array[position] = operator.index(sample[1])
+            except (TypeError, IndexError, OverflowError):
+                raise TypeError(
+                    f"sample {position} must have an int64 class index as its second item, got {sample!r}"
+                ) from None
+        array.flags.writeable = False
+        return array
+
+
+class TargetTable(Table[int]):
+    """The ``targets`` of a dataset: a list of class indices.
+
+    ``np.asarray(table)`` gives a new int64 array, as it does for a list.
+
+    Args:
+        targets: the class indices.  A read-only int64 array (as ``SampleTable.targets_array``
+            gives) is kept as it is, others are copied.
+
+    >>> table = TargetTable([0, 0, 1])
+    >>> table[0] = 7
+    >>> table, np.bincount(table).tolist()
+    ([7, 0, 1], [1, 1, 0, 0, 0, 0, 0, 1])
+    """
+
+    def __init__(self, targets: Iterable[int] | npt.NDArray[np.integer[Any]] = ()) -> None:
+        if isinstance(targets, TargetTable):
+            self._data = targets.copy()._data
+        elif isinstance(targets, np.ndarray) and np.can_cast(targets.dtype, np.int64, "safe"):
+            self._data = FrozenTargets(_int64("targets", targets, copy=targets.flags.writeable))
+        else:
+            items = list(targets)
+            frozen = FrozenTargets.from_items(items)
+            self._data = items if frozen is None else frozen
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        data = self._data
+        if copy is False:
+            if isinstance(data, FrozenTargets) and (dtype is None or np.dtype(dtype) == np.int64):
+                return data.array
+            raise ValueError("an array of these targets cannot be made without a copy; pass copy=None")
+        return np.array(data.array if isinstance(data, FrozenTargets) else data, dtype=dtype)
+
+
+class SampleTableBuilder:
+    """Collects a table folder by folder, without a Python object for every sample.
+
+    >>> builder = SampleTableBuilder()
+    >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
+    >>> builder.build()
+    [('cat/1.jpg', 0), ('cat/2.jpg', 0)]
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._lengths: list[Int64Array] = [np.zeros(0, dtype=np.int64)]
+        self._targets: list[Any] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, prefix: str, names: Sequence[str], target: int) -> None:
+        """Append the paths ``prefix + name``, all of one class."""
+        block, lengths = pack_paths(prefix, names)
+        self._blocks.append(block)
+        self._lengths.append(lengths)
+        self._targets.append(target)
+        self._length += len(names)
+
+    def build(self) -> SampleTable:
+        """The table of everything added so far."""
+        counts = [len(lengths) for lengths in self._lengths[1:]]
+        arena, offsets = b"".join(self._blocks), offsets_of(np.concatenate(self._lengths))
+        classes = FrozenTargets.from_items(self._targets)
+        if classes is not None:
+            return SampleTable._holding(FrozenSamples(arena, offsets, np.repeat(classes.array, counts)))
+        # Class indices that are no plain integers are rare, and kept as they are.
+        paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64))
+        targets = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
+        return SampleTable([(path, target) for (path, _), target in zip(paths, targets, strict=True)])
+
+
+def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array:
+    """One-dimensional integers as an int64 array."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and not np.can_cast(array.dtype, np.int64, "safe")):
+        raise OptionError(
+            f"{name} must be a one-dimensional array of int64, got shape {array.shape}, dtype {array.dtype}"
+        )
+    return array.astype(np.int64, copy=copy)
+
+
+def _check_utf8(arena: bytes, offsets: Int64Array) -> None:
+    """Refuse an arena whose paths could not be decoded when they are asked for."""
+    if arena.isascii():
+        return
+    try:
+        arena.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"from_arrays(arena=…) must be UTF-8: {error}") from error
+    starts = offsets[offsets < len(arena)]
+    # Bytes 0b10xxxxxx go on with a character that began before them.
+    if (np.frombuffer(arena, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
+        raise OptionError("from_arrays(offsets=…) must not point into the middle of a character")

@@ -1,0 +1,1 @@
+"""Bytes to arrays: files, and the decoders that turn encoded images into pixels."""

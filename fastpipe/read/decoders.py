@@ -1,0 +1,181 @@
+"""The decoders: each one turns a rectangle of a trusted JPEG into RGB pixels.
+
+A decoder has one method, ``decode(blob, box) -> array | None``: a C-contiguous uint8 array
+(H, W, 3), or None for "not by me", upon which the caller asks Pillow.  Decoders may be
+called from any number of threads; state that threads cannot share is kept per thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.types import Box, UInt8Array
+
+__all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder"]
+
+_log = logging.getLogger("fastpipe.read")
+
+
+class Decoder(Protocol):
+    """Turns a rectangle of a trusted JPEG into RGB pixels, or declines."""
+
+    name: str
+
+    def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
+        """Decode ``box``, which lies inside the image, or return None."""
+
+
+class NvImageCodecDecoder:
+    """nvImageCodec on the CPU: decodes only the part of the image that is asked for."""
+
+    name = "nvimgcodec"
+
+    def __init__(self) -> None:
+        # Read by the library when it is imported: errors come back as None anyway.
+        os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
+        with _quiet_stderr(_is_extension_noise):
+            self._codec = require("nvidia.nvimgcodec", extra="image")
+        self._params = self._codec.DecodeParams(
+            apply_exif_orientation=False, color_spec=self._codec.ColorSpec.SRGB
+        )
+        self._local = threading.local()
+
+    def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
+        region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
+        try:
+            stream = self._codec.CodeStream(blob).get_sub_code_stream(region=region)
+            image = self._thread_decoder().decode(stream, params=self._params)
+        except RuntimeError:  # what the library raises for a stream that it cannot parse
+            return None
+        if image is None or image.shape != (box.height, box.width, 3):
+            return None
+        return np.asarray(image)
+
+    def _thread_decoder(self) -> Any:
+        """One decoder a thread: a shared one would serialise the threads."""
+        if getattr(self._local, "pid", None) != os.getpid():
+            self._local.pid = os.getpid()
+            with _quiet_stderr(_is_extension_noise):
+                self._local.decoder = self._codec.Decoder(
+                    device_id=self._codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                    max_num_cpu_threads=1,
+                    backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
+                )
+        return self._local.decoder
+
+
+class SimpleJpegDecoder:
+    """libjpeg-turbo through simplejpeg: decodes the whole image, returns the part."""
+
+    name = "simplejpeg"
+
+    def __init__(self) -> None:
+        self._decode: Callable[..., UInt8Array] = require("simplejpeg", extra="image").decode_jpeg
+
+    def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
+        try:
+            whole = self._decode(blob, colorspace="RGB", fastdct=False, fastupsample=False)
+        except ValueError:  # damaged data: Pillow decides whether that is an error
+            return None
+        if box.height > whole.shape[0] or box.width > whole.shape[1]:
+            return None
+        return np.ascontiguousarray(
+            whole[box.top : box.top + box.height, box.left : box.left + box.width]
+        )
+
+
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "nvimgcodec": NvImageCodecDecoder,
+    "simplejpeg": SimpleJpegDecoder,
+}
+_said: set[str] = set()
+
+
+def make_decoder(backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"]) -> Decoder | None:
+    """The decoder for a back end; None stands for Pillow alone.
+
+    Args:
+        backend: as in :class:`fastpipe.Decode`.
+
+    Raises:
+        MissingDependencyError: the back end was named and its package is not installed.
+    """
+    if backend == "pillow":
+        return None
+    if backend != "auto":
+        if backend not in _DECODERS:
+            raise OptionError(f"unknown decoder {backend!r}; there are {', '.join(_DECODERS)}, pillow, auto")
+        return _DECODERS[backend]()
+    for name, build in _DECODERS.items():
+        try:
+            return build()
+        except MissingDependencyError as error:
+            _say_once(f"decoding without {name}, which is slower with the same pixels: {error}")
+    return None
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        _log.warning(message)
+
+
+_stderr_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child must not inherit the lock held, or descriptor 2 turned
+    os.register_at_fork(
+        before=_stderr_lock.acquire,
+        after_in_parent=_stderr_lock.release,
+        after_in_child=_stderr_lock.release,
+    )
+
+
+def _is_extension_noise(line: bytes) -> bool:
+    """Complaints about GPU libraries that the CPU decoder does not need."""
+    return any(word in line for word in (b"Failed to load nv", b"If using nvImageCodec", b"nvjpeg", b"nvtiff"))
+
+
+@contextmanager
+def _quiet_stderr(is_noise: Callable[[bytes], bool]) -> Iterator[None]:
+    """Keep lines that C code writes to descriptor 2 from the terminal when they are noise.
+
+    Everything else that any thread writes meanwhile is passed on when the block ends.
+    """
+    with _stderr_lock:
+        try:
+            sys.stderr.flush()
+            saved = os.dup(2)
+        except (OSError, AttributeError, ValueError):  # no usable stderr: nothing to keep quiet
+            yield
+            return
+        memory = _anonymous_file()
+        os.dup2(memory, 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.lseek(memory, 0, os.SEEK_SET)
+            while block := os.read(memory, 1 << 20):
+                kept = b"".join(line for line in block.splitlines(keepends=True) if not is_noise(line))
+                if kept:
+                    os.write(2, kept)
+            os.close(memory)
+            os.close(saved)
+
+
+def _anonymous_file() -> int:
+    """A descriptor of a file without a name, which cannot be left behind."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fastpipe-stderr", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

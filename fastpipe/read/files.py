@@ -1,0 +1,48 @@
+"""Reading whole files, safely: a fifo does not hang, a directory does not confuse."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+__all__ = ["read_file"]
+
+# A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_file(path: str) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: the file's path.
+
+    Returns:
+        The whole content.
+
+    Raises:
+        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
+    """
+    descriptor = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        return _read_all(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    """Read to the end.  The first read nearly always returns everything."""
+    block = os.read(descriptor, size + 1)
+    if len(block) == size:
+        return block
+    blocks = [block]
+    while block:
+        block = os.read(descriptor, 1 << 20)
+        blocks.append(block)
+    return b"".join(blocks)

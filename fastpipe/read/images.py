@@ -1,0 +1,150 @@
+"""Opening encoded images: which decoder gets which file is decided here, by content."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.errors import OptionError
+from fastpipe.read.decoders import Decoder, make_decoder
+from fastpipe.read.jpeg_header import read_jpeg_header
+from fastpipe.types import Box, Decode, Size, UInt8Array
+
+__all__ = ["ImageReader"]
+
+_log = logging.getLogger("fastpipe.read")
+
+
+class ImageReader:
+    """Opens encoded images as :class:`fastpipe.types.EncodedImage` objects.
+
+    A trusted JPEG goes to the fast decoder.  Everything else, and whatever the fast decoder
+    declines, goes to Pillow, which thereby also decides whether a damaged file is an error.
+    May be used from any number of threads; pickles by its options.
+
+    Args:
+        decode: the options.
+
+    >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
+    Traceback (most recent call last):
+        ...
+    PIL.UnidentifiedImageError: cannot identify image file 'x.gif'
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self.decode = decode
+        self._image = require("PIL.Image", extra="image")
+        self._ops = require("PIL.ImageOps", extra="image")
+        self._decoder: Decoder | None = make_decoder(decode.backend)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ImageReader, (self.decode,))
+
+    @property
+    def decoder_name(self) -> str:
+        """Name of the decoder that trusted JPEGs go to."""
+        return self._decoder.name if self._decoder else "pillow"
+
+    def open(self, blob: bytes, path: str) -> _FastImage | _PillowImage:
+        """Look at an image's header.
+
+        Args:
+            blob: the encoded file.
+            path: its name, for messages.
+
+        Returns:
+            An image whose size is known and whose pixels are decoded on demand.
+
+        Raises:
+            OSError: Pillow cannot identify the image.
+            PIL.Image.DecompressionBombError: it has more pixels than Pillow's policy allows.
+            OptionError: it has more pixels than ``Decode(max_pixels=…)`` allows.
+        """
+        header = read_jpeg_header(blob) if self._decoder else None
+        if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
+            pixels = header.height * header.width
+            self._check_pixels(pixels, path)
+            limit = self._image.MAX_IMAGE_PIXELS
+            if limit is None or pixels <= limit:
+                return _FastImage(self, blob, path, Size(header.height, header.width))
+        return _PillowImage(self, blob, path)
+
+    def open_pillow(self, blob: bytes, path: str) -> Any:
+        """The image as Pillow opens it lazily, with the path in its error message."""
+        try:
+            image = self._image.open(io.BytesIO(blob))
+        except self._image.UnidentifiedImageError as error:
+            raise self._image.UnidentifiedImageError(f"cannot identify image file {path!r}") from error
+        self._check_pixels(image.width * image.height, path)
+        return image
+
+    def convert(self, image: Any) -> Any:
+        """What torchvision's default loader does to an opened image, and the EXIF turn."""
+        image = image.convert("RGB")
+        return self._ops.exif_transpose(image) if self.decode.exif else image
+
+    def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
+        """The fast decoder's answer for a trusted JPEG; None where it declines."""
+        return self._decoder.decode(blob, box) if self._decoder else None
+
+    def _check_pixels(self, pixels: int, path: str) -> None:
+        limit = self.decode.max_pixels
+        if limit is not None and pixels > limit:
+            raise OptionError(
+                f"{path!r} has {pixels} pixels, more than Decode(max_pixels={limit}) allows; "
+                "raise the limit if the file is what it should be"
+            )
+
+
+class _PillowImage:
+    """An image that Pillow decodes."""
+
+    def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
+        self._reader = reader
+        self._opened = reader.open_pillow(blob, path)
+        self._pixels: UInt8Array | None = None
+        self._turned: Any = reader.convert(self._opened) if reader.decode.exif else None
+
+    @property
+    def size(self) -> Size:
+        width, height = (self._turned or self._opened).size
+        return Size(height, width)
+
+    def region(self, box: Box) -> UInt8Array:
+        if self._pixels is None:
+            self._pixels = np.asarray(self.pil())
+        return np.ascontiguousarray(
+            self._pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        )
+
+    def pil(self) -> Any:
+        if self._turned is None:
+            self._turned = self._reader.convert(self._opened)
+        return self._turned
+
+
+class _FastImage:
+    """A trusted JPEG."""
+
+    def __init__(self, reader: ImageReader, blob: bytes, path: str, size: Size) -> None:
+        self._reader = reader
+        self._blob = blob
+        self._path = path
+        self.size = size
+
+    def region(self, box: Box) -> UInt8Array:
+        pixels = self._reader.fast_region(self._blob, box)
+        if pixels is None:
+            return self._pillow().region(box)
+        return pixels
+
+    def pil(self) -> Any:
+        # User code gets this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
+        return self._pillow().pil()
+
+    def _pillow(self) -> _PillowImage:
+        return _PillowImage(self._reader, self._blob, self._path)

@@ -1,0 +1,14 @@
+"""fastpipe behind torch's own interfaces: datasets and a loader."""
+
+from __future__ import annotations
+
+from fastpipe._extras import require
+
+# First, so that a missing package is said with the pip command that brings it.
+require("torch", extra="torch")
+require("torchvision", extra="torch")
+
+from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
+from fastpipe.torch.loader import FastLoader  # noqa: E402
+
+__all__ = ["FastImageFolder", "FastLoader"]

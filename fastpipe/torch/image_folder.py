@@ -1,0 +1,352 @@
+"""``FastImageFolder``: torchvision's ``ImageFolder`` that answers for a whole batch."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+from torchvision import get_image_backend
+from torchvision.datasets import ImageFolder, VisionDataset
+from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
+
+from fastpipe.engine.bad import BadSampleLog, Item
+from fastpipe.engine.batches import BatchMaker, PendingBatch
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.cpus import default_threads
+from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import OptionError
+from fastpipe.index import folder, tables
+from fastpipe.read.files import read_file
+from fastpipe.read.images import ImageReader
+from fastpipe.torch.keys import take_key
+from fastpipe.torch.samples import samples_of
+from fastpipe.torch.stock import is_thread_safe, run_keyed, run_seeded
+from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
+from fastpipe.types import BadSamples, Decode, Key
+
+__all__ = ["FastImageFolder"]
+
+_KEPT_SLOTS = 4  # batches in flight, in the user's hands, and on their way back
+_LAYOUTS: dict[Any, Layout] = {
+    torch.contiguous_format: "contiguous",
+    torch.channels_last: "channels_last",
+}
+
+
+class FastImageFolder(ImageFolder):
+    """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
+
+    Images are decoded only where the transform's crop needs them, resampled and normalised
+    in one pass, by threads that do not hold the GIL.  ``print(dataset.plan)`` says what is
+    done where.  It works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next
+    batches are made while the current one is used.
+
+    Args:
+        root, transform, target_transform, loader, is_valid_file, allow_empty: as in
+            ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
+        seed: makes order and augmentation a pure function of (seed, epoch) under a
+            ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
+        classes: names of the class folders to use, in this order.  Default: all, sorted.
+        bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
+            or its policy's name.
+        decode: how images are decoded, a :class:`fastpipe.Decode`.
+        threads: decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        thread_safe: promise that transforms which fastpipe does not know may be called from
+            several threads at once; they then run in the decoding threads.
+        memory_format: ``torch.channels_last`` makes image tensors with those strides, at no
+            cost; the shape stays (C, H, W).
+
+    ``dataset[i]`` is ``(image, target)``, exactly what ``ImageFolder`` gives: a PIL image
+    without a transform, else what the transform makes of it.
+
+    Raises:
+        FileNotFoundError: no class folder, or a class without images.
+        OptionError: an option's value cannot work.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Callable[..., Any] | None = None,
+        target_transform: Callable[..., Any] | None = None,
+        loader: Callable[[str], Any] = default_loader,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+        *,
+        seed: int | None = None,
+        classes: Sequence[str] | None = None,
+        bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
+        decode: Decode = Decode(),  # noqa: B008 - immutable
+        threads: int | Literal["auto"] = "auto",
+        thread_safe: bool = False,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+            raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+        if memory_format not in _LAYOUTS:
+            raise OptionError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}"
+            )
+        self.seed = seed if seed is None else operator.index(seed)
+        self.bad_samples = BadSamples.of(bad_samples)
+        self.decode = decode
+        self.threads = threads
+        self.thread_safe = thread_safe
+        self.memory_format = memory_format
+        self._only_classes = None if classes is None else list(classes)
+        # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
+        VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
+        self.classes, self.class_to_idx = self.find_classes(self.root)  # type: ignore[arg-type]
+        extensions = IMG_EXTENSIONS if is_valid_file is None else None
+        self.samples: Any = self._make_samples(extensions, is_valid_file, allow_empty)
+        self.targets: Any = self._make_targets()
+        self.imgs = self.samples
+        self.loader = loader
+        self.extensions = extensions
+        self._runtime: _Runtime | None = None
+        self._compiled: tuple[Any, Plan] | None = None
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
+        return folder.find_classes(directory, self._only_classes)
+
+    @property
+    def plan(self) -> Plan:
+        """What is done to a sample and where; follows a change of ``transform``."""
+        state = (plan_state(self.transform), self.thread_safe, self.memory_format)
+        if self._compiled is None or self._compiled[0] != state:
+            plan = compile_plan(
+                self.transform, layout=_LAYOUTS[self.memory_format], stock_note=self._stock_note
+            )
+            self._compiled = (state, plan)
+        return self._compiled[1]
+
+    @property
+    def clock(self) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        return self._running().clock
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Sample ``index`` as ``(image, target)``."""
+        if not self._loads_fast():
+            return super().__getitem__(index)  # type: ignore[no-any-return]
+        sample: tuple[Any, Any] = self._finish_batch(self._start_batch([index], threaded=False))[0]
+        return tuple(sample)  # type: ignore[return-value]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """Several samples, made side by side; what ``DataLoader`` calls for a batch.
+
+        Args:
+            indices: positions in the dataset.
+
+        Returns:
+            The samples in the order of the indices.
+        """
+        if not self._answers_for_batches():
+            return [self[index] for index in indices]
+        return self._finish_batch(self._start_batch(indices))
+
+    def extra_repr(self) -> str:
+        """Options that differ from ``ImageFolder``'s behaviour."""
+        lines = []
+        if self.decode != Decode():
+            lines.append(f"Decoding: {self.decode!r}")
+        if self.bad_samples != BadSamples():
+            lines.append(f"Bad samples: {self.bad_samples!r}")
+        if self.seed is not None:
+            lines.append(f"Seed: {self.seed}")
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and decoders stay here; the copy starts its own when it needs them.
+        return {**self.__dict__, "_runtime": None, "_compiled": None}
+
+    # ---- how a batch is made; FastLoader calls the first two --------------------------------
+
+    def _start_batch(
+        self, indices: Sequence[int], key: Key | None = None, *, threaded: bool = True
+    ) -> _Batch:
+        """Begin a batch without waiting for it."""
+        positions = [self._position(index) for index in indices]
+        samples = self.samples
+        items = [Item(p, *self._path_and_target(samples, p)) for p in positions]
+        plan, runtime = self.plan, self._running()
+        is_keyed = key is not None
+        if key is None:
+            key, is_keyed = take_key(len(items))
+        memory, tensor = _batch_memory(plan, len(items), runtime.slots if threaded else None)
+        finish = None
+        if plan.stock and self._stock_threads(plan):
+            finish = partial(_run_stock_keyed, plan, key)
+        substitute = None
+        if self.bad_samples.policy == "replace":
+            substitute = partial(self._substitute, items, key)
+        pending = runtime.maker.start(
+            runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
+        )
+        return _Batch(pending, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
+
+    def _finish_batch(self, batch: _Batch) -> list[Any]:
+        """Wait for a batch; run what must run in this thread, in order; return its samples."""
+        kept = batch.pending.wait()
+        targets: list[Any] = [batch.pending.items[n].target for n in kept]
+        if self.target_transform is not None:
+            targets = [self.target_transform(target) for target in targets]
+        if batch.tensor is None:
+            values = [batch.pending.values[n] for n in kept]
+            if batch.stock_here:
+                values = [batch.run_stock(value, n) for n, value in zip(kept, values, strict=True)]
+            return list(zip(values, targets, strict=True))
+        tensor = batch.tensor if len(kept) == len(batch.tensor) else batch.tensor[kept]
+        return samples_of(tensor, batch.plan.rows(tensor), targets)
+
+    def _thread_count(self) -> int:
+        pool = self._running().pool
+        return pool.threads if pool else 1
+
+    def _answers_for_batches(self) -> bool:
+        """Whether no subclass or option says that samples are made one by one."""
+        return type(self).__getitem__ is FastImageFolder.__getitem__ and self._loads_fast()
+
+    def _loads_fast(self) -> bool:
+        return self.loader is default_loader and get_image_backend() == "PIL"
+
+    def _stock_threads(self, plan: Plan) -> bool:
+        return self.thread_safe or is_thread_safe(plan.stock)
+
+    def _stock_note(self, stock: Sequence[Any]) -> str:
+        if self.thread_safe:
+            return "as it is, in threads (thread_safe=True)"
+        if is_thread_safe(stock):
+            return "torchvision, in threads, with a generator for each sample"
+        return "as it is, one sample after the other: fastpipe does not know it, or what follows it"
+
+    def _position(self, index: int) -> int:
+        position, length = operator.index(index), len(self.samples)
+        if not -length <= position < length:
+            raise IndexError(f"sample {position} of a dataset of {length}")
+        return position + length if position < 0 else position
+
+    def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
+        if isinstance(samples, tables.SampleTable):
+            return samples.path(position), samples.target(position)
+        path, target = samples[position]  # a list that the script put in the table's place
+        return os.fspath(path), target
+
+    def _substitute(self, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item:
+        """Another sample of the same class, drawn by the key of the one that it replaces."""
+        item = items[number]
+        same = np.flatnonzero(_targets_of(self.samples) == item.target)
+        others = same[same != item.index]
+        if not len(others):
+            return item
+        draw = uniforms(sample_seed(key.seed, key.epoch, int(key.draws[number])), attempt, np.array([0]), 1)
+        other = int(others[min(int(draw[0, 0] * len(others)), len(others) - 1)])
+        return Item(other, *self._path_and_target(self.samples, other))
+
+    def _make_samples(
+        self,
+        extensions: tuple[str, ...] | None,
+        is_valid_file: Callable[[str], bool] | None,
+        allow_empty: bool,
+    ) -> Any:
+        if type(self).make_dataset is ImageFolder.make_dataset:
+            return folder.scan_folder(
+                self.root, self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
+                allow_empty=allow_empty,
+            )  # fmt: skip
+        return self.make_dataset(  # a subclass finds its files in its own way
+            self.root, class_to_idx=self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
+            allow_empty=allow_empty,
+        )  # fmt: skip
+
+    def _make_targets(self) -> Any:
+        if isinstance(self.samples, tables.SampleTable):
+            return tables.TargetTable(self.samples.targets_array())
+        return [sample[1] for sample in self.samples]
+
+    def _running(self) -> _Runtime:
+        """Threads and decoders of this process, started when first needed."""
+        if self._runtime is None or self._runtime.pid != os.getpid():
+            self._runtime = _Runtime(self.decode, self.bad_samples, self.threads)
+        return self._runtime
+
+
+class _Runtime:
+    """What a dataset needs to work in one process and must not take to another."""
+
+    def __init__(self, decode: Decode, bad_samples: BadSamples, threads: int | str) -> None:
+        self.pid = os.getpid()
+        worker = get_worker_info()
+        count = default_threads(worker.num_workers if worker else 1) if threads == "auto" else int(threads)
+        # One thread beside an idle worker process would only add a hand-over.
+        self.pool = None if worker and count == 1 else ThreadPool(count, "fastpipe-decode")
+        self.slots = SlotPool(_KEPT_SLOTS)
+        self.clock = StageClock()
+        reader = ImageReader(decode)
+        self.maker = BatchMaker(
+            read_file, reader.open, bad_samples.policy, BadSampleLog(bad_samples), self.clock
+        )
+
+
+class _Batch:
+    """A batch that is being made, and what is needed to finish it."""
+
+    def __init__(
+        self,
+        pending: PendingBatch,
+        plan: Plan,
+        key: Key,
+        is_keyed: bool,
+        tensor: torch.Tensor | None,
+        stock_here: bool,
+    ) -> None:
+        self.pending, self.plan, self.tensor = pending, plan, tensor
+        self.stock_here = stock_here
+        self._key, self._is_keyed = key, is_keyed
+
+    def run_stock(self, value: Any, number: int) -> Any:
+        """Run the user's transforms in this thread."""
+        if self._is_keyed:
+            return run_seeded(self.plan.stock, value, _seed_of(self._key, number))
+        for transform in self.plan.stock:  # as in ImageFolder: from whatever the script seeded
+            value = transform(value)
+        return value
+
+
+def _run_stock_keyed(plan: Plan, key: Key, value: Any, number: int) -> Any:
+    return run_keyed(plan.stock, value, _seed_of(key, number))
+
+
+def _seed_of(key: Key, number: int) -> int:
+    return sample_seed(key.seed, key.epoch, int(key.draws[number]))
+
+
+def _targets_of(samples: Any) -> Any:
+    if isinstance(samples, tables.SampleTable):
+        return samples.targets_array()
+    return np.array([sample[1] for sample in samples])
+
+
+def _batch_memory(plan: Plan, count: int, slots: SlotPool | None) -> tuple[Any, torch.Tensor | None]:
+    """Memory for a batch, as the kernels see it and as the user does; (None, None) where
+    samples are separate values."""
+    spec = plan.output
+    if spec is None or count == 0:
+        return None, None
+    shape = (count, int(np.prod(spec.shape)))
+    if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
+        size = shape[0] * shape[1] * np.dtype(spec.word).itemsize
+        shared = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))  # type: ignore[call-overload]
+        return shared.numpy().view(spec.word).reshape(shape), plan.over(shared, (count, *spec.shape))
+    memory = np.empty(shape, spec.word) if slots is None else slots.take(shape, spec.word)
+    return memory, plan.wrap(memory, (count, *spec.shape))

@@ -1,0 +1,59 @@
+"""The key of the batch that is being fetched, passed to the dataset out of band.
+
+A wrapper such as ``Subset`` rebuilds plain indices, so a key cannot travel with them.  It is
+put here, in the thread that fetches, and the dataset at the end of the chain takes from it
+as many draws as it is asked for samples.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from fastpipe.types import Key
+
+__all__ = ["keyed", "take_key"]
+
+
+class _Current(threading.local):
+    key: Key | None = None
+    used: int = 0
+
+
+_current = _Current()
+
+
+@contextmanager
+def keyed(key: Key) -> Iterator[None]:
+    """Within the block, ``take_key`` in this thread takes from ``key``."""
+    before = _current.key, _current.used
+    _current.key, _current.used = key, 0
+    try:
+        yield
+    finally:
+        _current.key, _current.used = before
+
+
+def take_key(count: int) -> tuple[Key, bool]:
+    """The key for the next ``count`` samples of this thread, and whether a loader set it.
+
+    Without a loader's key, or when it has no draws left, the seed is a 64-bit number from
+    torch's global generator: as with torch's own transforms, ``torch.manual_seed`` makes it
+    reproducible, and no two calls give the same.
+    """
+    key = _current.key
+    if key is not None and _current.used + count <= len(key.draws):
+        draws = key.draws[_current.used : _current.used + count]
+        _current.used += count
+        return Key(key.seed, key.epoch, draws), True
+    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), 2**63 - 1).item())
+    return Key(seed, 0, np.arange(count, dtype=np.int64)), False
+
+
+def key_for(seed: int, epoch: int, first: int, indices: Sequence[int]) -> Key:
+    """The key of a batch whose first sample has position ``first`` in the epoch's order."""
+    return Key(seed, epoch, np.arange(first, first + len(indices), dtype=np.int64))

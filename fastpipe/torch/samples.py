@@ -1,0 +1,71 @@
+"""Samples that remember the batch they were made in, so that collating costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data._utils.collate import collate
+from torch.utils.data import _utils
+
+__all__ = ["BatchSample", "Whole", "samples_of"]
+
+
+class Whole:
+    """A batch tensor of which some samples are the rows.
+
+    Attributes:
+        tensor: (N, C, H, W).
+    """
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class BatchSample(tuple[Any, ...]):
+    """``(image, target)`` as ``ImageFolder`` gives it; ``image`` is a row of a batch tensor."""
+
+    whole: Whole
+    position: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Alone, a sample is a plain tuple: pickling it must not take the batch along.
+        return (tuple, (tuple(self),))
+
+
+def samples_of(tensor: torch.Tensor, rows: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    """The samples of a batch, in order.
+
+    Args:
+        tensor: (N, C, H, W).
+        rows: N views of it, of the type that the transform gives.
+        targets: N targets.
+    """
+    whole, samples = Whole(tensor), []
+    for position, pair in enumerate(zip(rows, targets, strict=True)):
+        sample = BatchSample(pair)
+        sample.whole, sample.position = whole, position
+        samples.append(sample)
+    return samples
+
+
+def _collate_samples(
+    batch: Sequence[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+) -> list[Any]:
+    """What ``default_collate`` makes of ``(image, target)`` tuples, without copying the images
+    when the batch is complete and in order."""
+    whole = batch[0].whole
+    if len(batch) == len(whole.tensor) and all(
+        type(sample) is BatchSample and sample.whole is whole and sample.position == position
+        for position, sample in enumerate(batch)
+    ):
+        images = whole.tensor
+    else:
+        images = collate([sample[0] for sample in batch], collate_fn_map=collate_fn_map)
+    return [images, collate([sample[1] for sample in batch], collate_fn_map=collate_fn_map)]
+
+
+_utils.collate.default_collate_fn_map[BatchSample] = _collate_samples

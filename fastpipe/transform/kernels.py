@@ -1,0 +1,451 @@
+"""The CPU kernels: resampling that equals Pillow's bit for bit, mirroring, conversion.
+
+Resampling works as Pillow's does for 8-bit images (its ``Resample.c`` is the reference):
+weights are computed in double precision and rounded to 22-bit fixed point, and each of the
+two passes rounds to bytes.  Only the layout differs.  The vertical pass runs vectors along
+the rows.  The horizontal pass cannot, as every output pixel starts at its own input pixel:
+there LANES rows at a time are transposed and resampled side by side, one row in each lane;
+transposing back also separates the colours and mirrors, for nothing.
+
+Results lie in rows of colours, ``(height, channels, width)``, from which the last step
+makes what is asked for: planes or interleaved pixels, bytes or normalised floats.
+
+Every function releases the GIL and is compiled when this module is imported (or loaded from
+numba's cache), so that no thread ever waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.transform._simd import LANES, PRECISION_BITS, transpose_block, weighted_lanes
+
+__all__ = [
+    "BICUBIC",
+    "BILINEAR",
+    "BOX",
+    "HAMMING",
+    "LANCZOS",
+    "NEAREST",
+    "NEAREST_FLOOR",
+    "SHARP_BICUBIC",
+    "SHARP_BILINEAR",
+    "axis_weights",
+    "grey",
+    "max_taps",
+    "resample",
+    "to_affine",
+    "to_bytes",
+    "to_table",
+]
+
+# Pillow's filters, which widen when they shrink an image (antialiasing) …
+BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
+# … the nearest pixel: to the centre (Pillow, NEAREST_EXACT) or rounded down (torch's "nearest") …
+NEAREST, NEAREST_FLOOR = 5, 6
+# … and torch's filters without antialiasing, which do not widen and repeat the edge.
+SHARP_BILINEAR, SHARP_BICUBIC = 7, 8
+
+_numba = require("numba", extra="image")
+_t = require("numba.types", extra="image")
+
+_HALF = 1 << (PRECISION_BITS - 1)
+_SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0)
+
+_in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
+_u8, _i32, _f32 = _t.uint8[::1], _t.int32[::1], _t.float32[::1]
+_in32, _inf32 = _t.Array(_t.int32, 1, "C", readonly=True), _t.Array(_t.float32, 1, "C", readonly=True)
+_int, _flag = _t.int64, _t.boolean
+
+
+def _compile(*signatures: Any, **options: Any) -> Any:
+    return _numba.njit(list(signatures), nogil=True, cache=True, boundscheck=False, **options)
+
+
+def max_taps(mode: int, in_size: int, out_size: int) -> int:
+    """Upper bound of the number of input pixels that make one output pixel.
+
+    >>> max_taps(BILINEAR, 340, 224)
+    5
+    """
+    scale = max(in_size / out_size, 1.0) if mode <= LANCZOS else 1.0
+    return math.ceil(_SUPPORT[mode] * scale) * 2 + 1
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _sinc(x: float) -> float:
+    if x == 0.0:
+        return 1.0
+    x = x * math.pi
+    return math.sin(x) / x
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _filter(mode: int, x: float) -> float:
+    """A resampling filter's value at a distance of x (scaled) pixels from the centre."""
+    if mode == 0:  # box
+        return 1.0 if -0.5 < x <= 0.5 else 0.0
+    if mode == 4:  # Lanczos, three lobes
+        return _sinc(x) * _sinc(x / 3) if -3.0 <= x < 3.0 else 0.0
+    x = abs(x)
+    if mode in (1, 7):  # triangle
+        return 1.0 - x if x < 1.0 else 0.0
+    if mode == 2:  # Hamming-windowed sinc
+        if x == 0.0:
+            return 1.0
+        if x >= 1.0:
+            return 0.0
+        x = x * math.pi
+        # Pillow's two constants are single precision.
+        return math.sin(x) / x * (np.float64(np.float32(0.54)) + np.float64(np.float32(0.46)) * math.cos(x))
+    # Keys' cubic convolution: a = -0.5 in Pillow, -0.75 in torch without antialiasing.
+    a = -0.5 if mode == 3 else -0.75
+    if x < 1.0:
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+    if x < 2.0:
+        return (((x - 5) * x + 8) * x - 4) * a
+    return 0.0
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _sharp_weights(
+    mode: int,
+    center: float,
+    support: float,
+    in_size: int,
+    i: int,
+    base: int,
+    starts: Any,
+    taps: Any,
+    weights: Any,
+    pitch: int,
+) -> None:
+    """Weights without antialiasing: pixels beyond an edge count for the pixel at the edge."""
+    left = int(math.floor(center - 0.5)) - int(support) + 1
+    start = min(max(left, 0), in_size - 1)
+    stop = min(left + 2 * int(support), in_size)
+    starts[i], taps[i] = start, max(stop - start, 1)
+    for k in range(taps[i]):
+        weights[base + k] = 0
+    for k in range(2 * int(support)):
+        x = left + k
+        weight = _filter(mode, x + 0.5 - center) * (1 << 22)
+        slot = min(max(x, 0), in_size - 1) - start
+        weights[base + slot] += int(weight - 0.5) if weight < 0 else int(weight + 0.5)
+
+
+@_compile(_t.UniTuple(_int, 2)(_int, _int, _int, _int, _int, _i32, _i32, _i32, _int, _flag))
+def axis_weights(
+    mode: int,
+    in_size: int,
+    out_size: int,
+    first: int,
+    count: int,
+    starts: Any,
+    taps: Any,
+    weights: Any,
+    pitch: int,
+    mirrored: bool,
+) -> tuple[int, int]:
+    """Weights of one axis, for output pixels ``first … first + count - 1`` of ``out_size``.
+
+    Args:
+        mode: one of this module's constants.
+        in_size, out_size: pixels along the axis before and after.
+        first, count: the part of the output that is wanted.
+        starts, taps: int32 (count,): each output's first input pixel and number of inputs.
+        weights: int32 (count * pitch,): fixed-point weights, scaled by 2**22.
+        pitch: weights kept for each output; at least ``max_taps``.
+        mirrored: the weights for resampling the mirrored input, on the input as it is.
+
+    Returns:
+        The range of input pixels that are read, as (first, past the last).
+    """
+    scale = in_size / out_size
+    stretch = max(scale, 1.0) if mode <= 4 else 1.0
+    support = _SUPPORT[mode] * stretch
+    low, high = in_size, 0
+    walked = 0.5 * scale  # Pillow walks to the nearest pixel in steps, with their rounding
+    for _ in range(first if mode == 5 else 0):
+        walked += scale
+    for i in range(count):
+        center = (first + i + 0.5) * scale
+        base = i * pitch
+        if mode == 5 or mode == 6:
+            position = walked if mode == 5 else (first + i) * scale
+            starts[i], taps[i], weights[base] = min(int(position), in_size - 1), 1, 1 << 22
+            walked += scale
+        elif mode >= 7:
+            _sharp_weights(mode, center, support, in_size, i, base, starts, taps, weights, pitch)
+        else:
+            start = max(int(center - support + 0.5), 0)
+            stop = min(int(center + support + 0.5), in_size)
+            starts[i], taps[i] = start, stop - start
+            total = 0.0
+            for k in range(stop - start):
+                total += _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
+            for k in range(stop - start):
+                weight = _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
+                weight = (weight / total if total != 0.0 else weight) * (1 << 22)
+                weights[base + k] = int(weight - 0.5) if weight < 0 else int(weight + 0.5)
+        if mirrored:
+            starts[i] = in_size - starts[i] - taps[i]
+            for k in range(taps[i] // 2):
+                other = base + taps[i] - 1 - k
+                weights[base + k], weights[other] = weights[other], weights[base + k]
+        low = min(low, starts[i])
+        high = max(high, starts[i] + taps[i])
+    return low, high
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _clip(total: int) -> int:
+    return min(max(total >> 22, 0), 255)
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _vertical(
+    src: Any, pitch: int, top: int, starts: Any, taps: Any, weights: Any, weight_pitch: int, count: int,
+    mirror: bool, dst: Any,
+) -> None:  # fmt: skip
+    """Resample columns: rows of ``pitch`` bytes in, ``count`` such rows out."""
+    for y in range(count):
+        source = (starts[y] - top) * pitch
+        to = (count - 1 - y if mirror else y) * pitch
+        first = y * weight_pitch
+        if pitch >= LANES:
+            for block in range(0, pitch, LANES):
+                x = min(block, pitch - LANES)
+                weighted_lanes(src, source + x, pitch, weights, first, np.int64(taps[y]), dst, to + x)
+        else:
+            for x in range(pitch):
+                total = 1 << 21
+                for k in range(taps[y]):
+                    total += src[source + k * pitch + x] * weights[first + k]
+                dst[to + x] = _clip(total)
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _horizontal_plain(
+    src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
+    weight_pitch: int, count: int, mirror: bool, dst: Any,
+) -> None:  # fmt: skip
+    """Resample rows one pixel at a time: for images too small for vectors."""
+    for y in range(height):
+        for x in range(count):
+            to = count - 1 - x if mirror else x
+            for c in range(channels):
+                total = 1 << 21
+                source = (y * width + starts[x] - left) * channels + c
+                for k in range(taps[x]):
+                    total += src[source + k * channels] * weights[x * weight_pitch + k]
+                dst[(y * channels + c) * count + to] = _clip(total)
+
+
+@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _horizontal(
+    src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
+    weight_pitch: int, count: int, mirror: bool, dst: Any, columns: Any, resampled: Any,
+) -> None:  # fmt: skip
+    """Resample rows, LANES of them side by side, and separate the colours of each row."""
+    in_bytes, out_bytes = width * channels, count * channels
+    if height < LANES or in_bytes < 16 or out_bytes < 16:
+        _horizontal_plain(
+            src, height, width, channels, left, starts, taps, weights, weight_pitch, count, mirror, dst
+        )
+        return
+    lanes = np.int64(LANES)
+    for strip in range(0, height, LANES):
+        y = min(strip, height - LANES)  # the last strip, and below the last block, overlaps
+        for block in range(0, in_bytes, 16):
+            x = min(block, in_bytes - 16)
+            for half in range(0, LANES, 16):
+                transpose_block(src, (y + half) * in_bytes + x, in_bytes, columns, x * LANES + half, lanes)
+        for x in range(count):
+            to = count - 1 - x if mirror else x
+            source = (starts[x] - left) * channels * LANES
+            for c in range(channels):
+                weighted_lanes(
+                    columns, source + c * LANES, channels * lanes, weights, x * weight_pitch,
+                    np.int64(taps[x]), resampled, (c * count + to) * LANES,
+                )  # fmt: skip
+        for block in range(0, out_bytes, 16):
+            x = min(block, out_bytes - 16)
+            for half in range(0, LANES, 16):
+                transpose_block(
+                    resampled, x * LANES + half, lanes, dst, (y + half) * out_bytes + x, out_bytes
+                )
+
+
+@_compile(
+    _t.void(
+        _in8, _int, _int, _int,
+        _int, _in32, _in32, _in32, _int, _int, _flag,
+        _int, _in32, _in32, _in32, _int, _int, _flag,
+        _flag, _u8, _u8, _u8, _u8,
+    )
+)  # fmt: skip
+def resample(
+    src: Any, height: int, width: int, channels: int,
+    left: int, x_starts: Any, x_taps: Any, x_weights: Any, x_pitch: int, out_width: int, mirror_x: bool,
+    top: int, y_starts: Any, y_taps: Any, y_weights: Any, y_pitch: int, out_height: int, mirror_y: bool,
+    vertical_first: bool, between: Any, columns: Any, resampled: Any, dst: Any,
+) -> None:  # fmt: skip
+    """Resample an interleaved image into rows of colours, mirrored on request.
+
+    Args:
+        src: uint8 (height * width * channels,): the part of the image that the weights
+            refer to; its first pixel is pixel (top, left) of the axes' weights.
+        left, x_starts, x_taps, x_weights, x_pitch, out_width: the horizontal axis, as
+            ``axis_weights`` filled it; likewise top, y_…, out_height.
+        mirror_x, mirror_y: turn the result left to right, upside down.
+        vertical_first: the order of the two passes, each of which rounds.
+        between: uint8 scratch, the first pass's result: ``height * out_width * channels``
+            bytes, or ``out_height * width * channels`` where the vertical pass is first.
+        columns, resampled: uint8 scratch of at least ``width * channels * LANES`` and
+            ``out_width * channels * LANES`` bytes.
+        dst: uint8 (out_height * channels * out_width,), the result.
+    """
+    if vertical_first:
+        _vertical(
+            src, width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y, between
+        )
+        _horizontal(
+            between, out_height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
+            mirror_x, dst, columns, resampled,
+        )  # fmt: skip
+    else:
+        _horizontal(
+            src, height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
+            mirror_x, between, columns, resampled,
+        )  # fmt: skip
+        _vertical(
+            between, out_width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y,
+            dst,
+        )  # fmt: skip
+
+
+@_compile(_t.void(_in8, _int, _int, _flag, _u8))
+def grey(src: Any, height: int, width: int, interleaved: bool, dst: Any) -> None:
+    """ITU-R 601-2 luma with Pillow's integer weights, as ``convert("L")`` computes it.
+
+    Args:
+        src: uint8 (height * width * 3,) RGB, interleaved or in rows of colours.
+        dst: uint8 (height * width,).
+    """
+    step, plane = (3, 1) if interleaved else (1, width)
+    for y in range(height):
+        for x in range(width):
+            i = y * width * 3 + x * step
+            red, green, blue = src[i], src[i + plane], src[i + 2 * plane]
+            dst[y * width + x] = np.uint8((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16)
+
+
+@_compile(
+    _t.void(_in8, _int, _int, _int, _flag, _inf32, _inf32, _flag, _f32),
+    error_model="numpy",  # lets the division vectorise: no check for zero in the loop
+)
+def to_affine(
+    src: Any, height: int, width: int, channels: int, divide: bool, mean: Any, std: Any, last: bool, dst: Any
+) -> None:
+    """Bytes to float32: ``(v / 255 - mean) / std``, or with ``v * (1 / 255)``, in float32.
+
+    Args:
+        src: uint8 (height * channels * width,), rows of colours.
+        divide: divide by 255 (``ToTensor``) instead of multiplying by 1/255 (``v2.ToDtype``).
+        mean, std: float32 (channels,).
+        last: interleave the channels (channels-last memory) instead of making planes.
+        dst: float32 (channels * height * width,).
+    """
+    factor = np.float32(1) / np.float32(255)
+    whole = np.float32(255)
+    if last and channels == 3:
+        for y in range(height):
+            red = src[y * 3 * width : (y * 3 + 1) * width]
+            green = src[(y * 3 + 1) * width : (y * 3 + 2) * width]
+            blue = src[(y * 3 + 2) * width : (y * 3 + 3) * width]
+            out = dst[y * width * 3 : (y + 1) * width * 3]
+            for x in range(width):
+                r, g, b = np.float32(red[x]), np.float32(green[x]), np.float32(blue[x])
+                out[3 * x] = ((r / whole if divide else r * factor) - mean[0]) / std[0]
+                out[3 * x + 1] = ((g / whole if divide else g * factor) - mean[1]) / std[1]
+                out[3 * x + 2] = ((b / whole if divide else b * factor) - mean[2]) / std[2]
+        return
+    # One channel lies the same way whether it is interleaved or not.
+    for y in range(height):
+        for c in range(channels):
+            m, s = mean[c], std[c]
+            line = src[(y * channels + c) * width : (y * channels + c + 1) * width]
+            out = dst[(c * height + y) * width : (c * height + y + 1) * width]
+            if divide:
+                for x in range(width):
+                    out[x] = (np.float32(line[x]) / whole - m) / s
+            else:
+                for x in range(width):
+                    out[x] = (np.float32(line[x]) * factor - m) / s
+
+
+def _to_table(
+    src: Any, height: int, width: int, channels: int, table: Any, last: bool, dst: Any
+) -> None:
+    """Bytes to anything, through a table of 256 values for each channel.
+
+    Args:
+        src: uint8 (height * channels * width,), rows of colours.
+        table: (channels * 256,), the values' bit patterns as unsigned integers.
+        last: interleave the channels (channels-last memory) instead of making planes.
+        dst: (channels * height * width,), of the table's type.
+    """
+    for c in range(channels):
+        values = table[c * 256 : (c + 1) * 256]
+        for y in range(height):
+            line = src[(y * channels + c) * width : (y * channels + c + 1) * width]
+            if last:
+                start = y * width * channels + c
+                for x in range(width):
+                    dst[start + x * channels] = values[line[x]]
+            else:
+                out = dst[(c * height + y) * width : (c * height + y + 1) * width]
+                for x in range(width):
+                    out[x] = values[line[x]]
+
+
+to_table = _compile(
+    *(
+        _t.void(_in8, _int, _int, _int, _t.Array(word, 1, "C", readonly=True), _flag, word[::1])
+        for word in (_t.uint8, _t.uint16, _t.uint32, _t.uint64)
+    )
+)(_to_table)
+
+
+@_compile(_t.void(_in8, _int, _int, _int, _flag, _u8))
+def to_bytes(src: Any, height: int, width: int, channels: int, last: bool, dst: Any) -> None:
+    """Rows of colours to planes, or to interleaved pixels.
+
+    Args:
+        src: uint8 (height * channels * width,), rows of colours.
+        last: interleave the channels instead of making planes.
+        dst: uint8 (channels * height * width,).
+    """
+    if last and channels == 3:
+        for y in range(height):
+            red = src[y * 3 * width : (y * 3 + 1) * width]
+            green = src[(y * 3 + 1) * width : (y * 3 + 2) * width]
+            blue = src[(y * 3 + 2) * width : (y * 3 + 3) * width]
+            out = dst[y * width * 3 : (y + 1) * width * 3]
+            for x in range(width):
+                out[3 * x] = red[x]
+                out[3 * x + 1] = green[x]
+                out[3 * x + 2] = blue[x]
+        return
+    # One channel lies the same way whether it is interleaved or not.
+    for c in range(channels):
+        for y in range(height):
+            line = src[(y * channels + c) * width : (y * channels + c + 1) * width]
+            out = dst[(c * height + y) * width : (c * height + y + 1) * width]
+            for x in range(width):
+                out[x] = line[x]

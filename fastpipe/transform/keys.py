@@ -1,0 +1,109 @@
+"""Random numbers that depend on a sample's key ``(seed, epoch, draw)`` and on nothing else.
+
+The generator is SplitMix64 (G. L. Steele Jr., D. Lea, C. H. Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014), used as a counter-based one.  With *mix* its
+64-bit finaliser (D. Stafford's variant 13), *golden* its increment and all arithmetic
+modulo 2**64::
+
+    state   = mix(mix(mix(seed + golden) + (epoch + 1) · golden) + (draw + 1) · golden)
+    value_j = mix(state + (j + 1) · golden)                  j = 0, 1, 2, …
+
+so that any value of any sample is computed directly, in any order, on any machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["sample_seed", "uniforms"]
+
+_BITS = 0xFFFF_FFFF_FFFF_FFFF
+_GOLDEN = 0x9E37_79B9_7F4A_7C15
+_MIX_1 = 0xBF58_476D_1CE4_E5B9
+_MIX_2 = 0x94D0_49BB_1331_11EB
+
+# NumPy scalars, made once: mixing arrays with Python integers costs a conversion each time.
+_GOLDEN_U, _MIX_1_U, _MIX_2_U = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
+_U11, _U27, _U30, _U31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+_TO_UNIT = 2.0**-53
+
+# sample_seed is a value of the same stream, at a position no transform gets to.
+_SEED_SLOT = 1 << 32
+
+
+def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
+    """Uniform random numbers for a batch; a row depends on its own key only.
+
+    Row *i* of a larger ``count`` starts with row *i* of a smaller one.
+
+    Args:
+        seed: any integer; taken modulo 2**64.
+        epoch: any integer; taken modulo 2**64.
+        draws: int64 array (N,): each sample's position in the epoch's unsharded order.
+        count: how many numbers a sample needs, 0 to 2**32.
+
+    Returns:
+        float64 array (N, count), each number a multiple of 2**-53 in [0, 1).
+
+    >>> uniforms(0, 0, np.array([5, 6]), 2).round(3)
+    array([[0.077, 0.132],
+           [0.78 , 0.682]])
+    """
+    steps = np.arange(1, count + 1, dtype=np.uint64)
+    steps *= _GOLDEN_U
+    states = np.asarray(draws, dtype=np.int64).astype(np.uint64)
+    states += np.uint64(1)
+    states *= _GOLDEN_U
+    states += np.uint64(_epoch_state(seed, epoch))
+    bits = _mix_array(states)[:, None] + steps
+    _mix_array(bits)
+    bits >>= _U11
+    numbers = bits.astype(np.float64)
+    numbers *= _TO_UNIT
+    return numbers
+
+
+def sample_seed(seed: int, epoch: int, draw: int) -> int:
+    """One 64-bit seed for a sample, from the state that :func:`uniforms` starts from.
+
+    It stands for the randomness of transforms that draw for themselves, and is independent
+    of the sample's numbers from :func:`uniforms`.
+
+    Args:
+        seed: any integer; taken modulo 2**64.
+        epoch: any integer; taken modulo 2**64.
+        draw: the sample's position in the epoch's unsharded order.
+
+    Returns:
+        An integer in [0, 2**64).
+
+    >>> sample_seed(0, 0, 5) == sample_seed(2**64, 0, 5)
+    True
+    """
+    state = _mix(_epoch_state(seed, epoch) + (int(draw) + 1) * _GOLDEN)
+    return _mix(state + (_SEED_SLOT + 1) * _GOLDEN)
+
+
+def _epoch_state(seed: int, epoch: int) -> int:
+    return _mix(_mix(int(seed) + _GOLDEN) + (int(epoch) + 1) * _GOLDEN)
+
+
+def _mix(value: int) -> int:
+    value &= _BITS
+    value = ((value ^ (value >> 30)) * _MIX_1) & _BITS
+    value = ((value ^ (value >> 27)) * _MIX_2) & _BITS
+    return value ^ (value >> 31)
+
+
+def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Mix in place, and return the array."""
+    shifted = values >> _U30
+    values ^= shifted
+    values *= _MIX_1_U
+    np.right_shift(values, _U27, out=shifted)
+    values ^= shifted
+    values *= _MIX_2_U
+    np.right_shift(values, _U31, out=shifted)
+    values ^= shifted
+    return values

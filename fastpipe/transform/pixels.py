@@ -1,0 +1,217 @@
+"""From an encoded image and a region to output pixels: decode the part, run the kernels."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.transform import kernels
+from fastpipe.transform._simd import LANES
+from fastpipe.transform.geometry import Region
+from fastpipe.types import Box, EncodedImage, Size, UInt8Array
+
+__all__ = ["Conversion", "convert", "render", "vertical_first"]
+
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How bytes become the output's values.
+
+    Attributes:
+        kind: ``"bytes"`` leaves them, ``"affine"`` computes float32, ``"table"`` looks up.
+        channels: colour channels.
+        interleaved: channels-last memory.
+        word: NumPy type of an output element in memory.
+        divide, mean, std: of ``kernels.to_affine``.
+        table: of ``kernels.to_table``, as unsigned integers.
+    """
+
+    kind: Literal["bytes", "affine", "table"]
+    channels: int
+    interleaved: bool
+    word: Any = np.uint8
+    divide: bool = True
+    mean: npt.NDArray[np.float32] | None = None
+    std: npt.NDArray[np.float32] | None = None
+    table: Words | None = None
+
+
+class _Axis(NamedTuple):
+    """One axis's weights and the input pixels that they touch."""
+
+    low: int
+    high: int
+    starts: npt.NDArray[np.int32]
+    taps: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.int32]
+    pitch: int
+
+
+class _Scratch(threading.local):
+    """Arrays that a thread reuses from sample to sample; they only grow."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Any] = {}
+
+    def array(self, name: str, size: int, dtype: Any) -> Any:
+        array = self._arrays.get(name)
+        if array is None or array.size < size:
+            self._arrays[name] = array = np.empty(max(size, 1 << 12) * 5 // 4, dtype)
+        return array[:size]
+
+
+_scratch = _Scratch()
+
+
+def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
+    """Decode and resample.
+
+    Args:
+        image: the encoded image.
+        region: what of it, and how; see :class:`fastpipe.transform.geometry.Region`.
+
+    Returns:
+        The pixels as rows of colours, uint8 (height * channels * width,), in memory that the
+        thread's next call overwrites; their size; the number of channels (1 or 3).
+    """
+    window = region.window
+    mode = kernels.NEAREST_FLOOR if region.mode is None else region.mode
+    x = _axis("x", mode, region.canvas.width, region.size.width, window.left, window.width,
+              region.flip_before.horizontal)  # fmt: skip
+    y = _axis("y", mode, region.canvas.height, region.size.height, window.top, window.height,
+              region.flip_before.vertical)  # fmt: skip
+    needed = Box(y.low, x.low, y.high - y.low, x.high - x.low)
+    source = _decode(image, region, needed)
+    channels = 3
+    if region.grey == "before":
+        source, channels = _grey(source, needed.height, needed.width, interleaved=True), 1
+    first = _passes_vertical_first(region)
+    between = needed.width * window.height if first else window.width * needed.height
+    size = Size(window.height, window.width)
+    pixels = _scratch.array("pixels", channels * size.height * size.width, np.uint8)
+    kernels.resample(
+        source.reshape(-1), needed.height, needed.width, channels,
+        x.low, x.starts, x.taps, x.weights, x.pitch, size.width, region.flip_after.horizontal,
+        y.low, y.starts, y.taps, y.weights, y.pitch, size.height, region.flip_after.vertical,
+        first,
+        _scratch.array("between", between * channels, np.uint8),
+        _scratch.array("columns", needed.width * channels * LANES, np.uint8),
+        _scratch.array("resampled", size.width * channels * LANES, np.uint8),
+        pixels,
+    )  # fmt: skip
+    if region.grey == "after":
+        pixels, channels = _grey(pixels, size.height, size.width, interleaved=False), 1
+    return pixels, size, channels
+
+
+def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out: Words) -> None:
+    """Write pixels as the output wants them.
+
+    Args:
+        pixels, size, channels: as ``render`` returned them.
+        how: the conversion; where it has more channels than the pixels, grey is copied.
+        out: ``how.word`` (how.channels * height * width,), written completely.
+    """
+    height, width = size
+    if channels != how.channels:
+        rows = pixels.reshape(height, 1, width)
+        pixels = np.ascontiguousarray(np.broadcast_to(rows, (height, how.channels, width))).reshape(-1)
+    if how.kind == "bytes":
+        kernels.to_bytes(pixels, height, width, how.channels, how.interleaved, out)
+    elif how.kind == "affine":
+        kernels.to_affine(
+            pixels, height, width, how.channels, how.divide, how.mean, how.std, how.interleaved, out
+        )
+    else:
+        assert how.table is not None
+        words = out.view(how.table.dtype)
+        kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
+
+
+def _axis(
+    name: str, mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool
+) -> _Axis:
+    """Weights of one axis; for a mirrored input, as if the input had been mirrored first."""
+    pitch = kernels.max_taps(mode, in_size, out_size)
+    starts = _scratch.array(f"{name} starts", count, np.int32)
+    taps = _scratch.array(f"{name} taps", count, np.int32)
+    weights = _scratch.array(f"{name} weights", count * pitch, np.int32)
+    low, high = kernels.axis_weights(
+        mode, in_size, out_size, first, count, starts, taps, weights, pitch, mirrored
+    )
+    return _Axis(low, high, starts, taps, weights, pitch)
+
+
+def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
+    """The needed part of the canvas: decoded, and filled where the image does not reach."""
+    placed, source = region.placed, region.source
+    if placed == Box(0, 0, *region.canvas):  # no fill anywhere
+        return image.region(
+            Box(source.top + needed.top, source.left + needed.left, needed.height, needed.width)
+        )
+    canvas: UInt8Array = np.empty((needed.height, needed.width, 3), np.uint8)
+    canvas[:] = region.fill
+    top, left = max(needed.top, placed.top), max(needed.left, placed.left)
+    bottom = min(needed.top + needed.height, placed.top + placed.height)
+    right = min(needed.left + needed.width, placed.left + placed.width)
+    if bottom > top and right > left:
+        part = Box(source.top + top - placed.top, source.left + left - placed.left, bottom - top, right - left)
+        canvas[top - needed.top : bottom - needed.top, left - needed.left : right - needed.left] = (
+            image.region(part)
+        )
+    return canvas
+
+
+def _grey(pixels: UInt8Array, height: int, width: int, *, interleaved: bool) -> UInt8Array:
+    grey = _scratch.array(f"grey {interleaved}", height * width, np.uint8)
+    kernels.grey(pixels.reshape(-1), height, width, interleaved, grey)
+    return grey  # type: ignore[no-any-return]
+
+
+# ---- the order of Pillow's two passes -------------------------------------------------------
+
+_order_lock = threading.Lock()
+_adaptive: bool | None = None
+
+
+def _passes_vertical_first(region: Region) -> bool:
+    if region.mode is None or region.mode > kernels.LANCZOS:
+        return False
+    return vertical_first(region.canvas, region.size)
+
+
+def vertical_first(size: Size, to: Size) -> bool:
+    """Whether the installed Pillow resamples columns before rows.
+
+    Each pass rounds, so the order shows in the last bit.  Pillow up to 12 always begins with
+    the rows; Pillow 13 begins with the columns where that leaves less to do.  Which of the two
+    is installed is found by resizing a small image both ways once.
+    """
+    global _adaptive
+    if _adaptive is None:
+        with _order_lock:
+            if _adaptive is None:
+                _adaptive = _pillow_is_adaptive()
+    return _adaptive and _columns_pay(size, to)
+
+
+def _columns_pay(size: Size, to: Size) -> bool:
+    """Pillow 13's rule: rows that go count once, columns that go count twice."""
+    return size.height - to.height > 2 * max(size.width - to.width, 0)
+
+
+def _pillow_is_adaptive() -> bool:
+    """Whether Pillow resizes a tall image as if its columns and then its rows were resized."""
+    pillow = require("PIL.Image", extra="image")
+    noise = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (192, 24, 3), np.uint8)
+    image, bilinear = pillow.fromarray(noise), pillow.Resampling.BILINEAR
+    at_once = image.resize((30, 36), bilinear)
+    columns_first = image.resize((24, 36), bilinear).resize((30, 36), bilinear)
+    return bool(np.array_equal(at_once, columns_first))

@@ -1,0 +1,332 @@
+"""torchvision's transforms as steps: what each draws, what it does, and its reference.
+
+A step is made from a transform object of the user's script, recognised by its exact class:
+a subclass may do anything, so it is not recognised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastpipe._extras import require
+from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
+from fastpipe.types import Box, Size
+
+__all__ = ["Domain", "Step", "flatten", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
+
+# What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
+Domain = Literal["pil", "bytes", "other"]
+
+_PIL_MODES = {
+    "nearest": 5, "nearest-exact": 5, "box": 0, "bilinear": 1, "hamming": 2, "bicubic": 3, "lanczos": 4,
+}  # fmt: skip
+_TENSOR_MODES = {("bilinear", True): 1, ("bicubic", True): 3, ("bilinear", False): 7, ("bicubic", False): 8}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recognised transform.
+
+    Attributes:
+        transform: the user's object.
+        draws: how many uniform numbers in [0, 1) it needs for a sample.
+        geometry: parameters and the current size to operations; None for a pointwise step,
+            whose effect is taken from running the transform itself on all byte values.
+        reference: torchvision's own functional with the drawn parameters.
+        static_size: the output's size where it does not depend on the input.
+    """
+
+    transform: Any
+    draws: int
+    geometry: Callable[[Sequence[float], Size, Domain], Sequence[Operation] | None] | None
+    reference: Callable[[Any, Sequence[float]], Any]
+    static_size: Size | None = None
+
+    @property
+    def name(self) -> str:
+        return type(self.transform).__name__
+
+
+def flatten(transform: Any) -> list[Any]:
+    """The transforms in a Compose or Sequential, nested ones included, in order."""
+    if transform is None:
+        return []
+    if _is_torchvision(transform, "Compose"):
+        return [inner for child in transform.transforms for inner in flatten(child)]
+    kind = type(transform)
+    if kind.__module__.startswith("torch.nn.") and kind.__qualname__ == "Sequential":
+        return [inner for child in transform for inner in flatten(child)]
+    return [transform]
+
+
+def recognise(transform: Any) -> Step | None:
+    """The step for a transform, or None for one that is not known."""
+    if not _is_torchvision(transform):
+        return None
+    build = _BUILDERS.get(type(transform).__qualname__)
+    return build(transform) if build else None
+
+
+def state_of(transform: Any) -> Any:
+    """What must be equal for a compiled plan to be still right for this transform."""
+    if not _is_torchvision(transform) or type(transform).__qualname__ not in _BUILDERS:
+        return id(transform)
+    public = {k: v for k, v in vars(transform).items() if not k.startswith("_") and k != "training"}
+    return (id(transform), repr(sorted(public.items())))
+
+
+def _is_torchvision(transform: Any, name: str | None = None) -> bool:
+    kind = type(transform)
+    return kind.__module__.startswith("torchvision.transforms.") and name in (None, kind.__qualname__)
+
+
+def _functional(transform: Any) -> Any:
+    """The functional module that belongs to a transform's version."""
+    version = ".v2" if type(transform).__module__.startswith("torchvision.transforms.v2") else ""
+    return require(f"torchvision.transforms{version}.functional", extra="torch")
+
+
+def _pair(size: Any) -> Size | None:
+    """A transform's ``size`` as (height, width); None where only one edge is given."""
+    if isinstance(size, int) or size is None:
+        return None
+    return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
+
+
+def _mode(transform: Any, domain: Domain) -> int | None:
+    name = getattr(transform.interpolation, "value", transform.interpolation)
+    if domain == "pil":
+        return _PIL_MODES.get(name)
+    if domain == "bytes":
+        return _TENSOR_MODES.get((name, bool(transform.antialias)))
+    return None
+
+
+def _integer(uniform: float, count: int) -> int:
+    """A uniform integer in 0 … count - 1, as ``torch.randint`` draws it."""
+    return min(int(uniform * count), count - 1)
+
+
+# ---- random resized crop -------------------------------------------------------------------
+
+
+def random_resized_crop_box(
+    image: Size, scale: Sequence[float], ratio: Sequence[float], u: Sequence[float]
+) -> Box:
+    """The box that ``RandomResizedCrop.get_params`` gives for these uniform numbers.
+
+    Args:
+        image: size of the image.
+        scale, ratio: as the transform's.
+        u: 22 numbers in [0, 1): area and aspect for each of ten tries, then top and left.
+
+    >>> random_resized_crop_box(Size(100, 100), (1.0, 1.0), (1.0, 1.0), [0.5] * 22)
+    Box(top=0, left=0, height=100, width=100)
+    """
+    height, width = image
+    area = height * width
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for attempt in range(10):
+        target = area * (scale[0] + u[2 * attempt] * (scale[1] - scale[0]))
+        aspect = math.exp(low + u[2 * attempt + 1] * (high - low))
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(_integer(u[20], height - h + 1), _integer(u[21], width - w + 1), h, w)
+    in_ratio = width / height  # ten tries were too large: the largest central box that fits
+    if in_ratio < min(ratio):
+        w, h = width, round(width / min(ratio))
+    elif in_ratio > max(ratio):
+        w, h = round(height * max(ratio)), height
+    else:
+        w, h = width, height
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def _random_resized_crop(t: Any) -> Step:
+    target = _pair(t.size)
+    assert target is not None  # torchvision makes a pair of whatever it accepts
+
+    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
+        mode = _mode(t, domain)
+        if mode is None:
+            return None
+        return Crop(random_resized_crop_box(size, t.scale, t.ratio, u)), Resize(target, mode)
+
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
+        return _functional(t).resized_crop(
+            value, *box, list(target), t.interpolation, antialias=t.antialias
+        )
+
+    return Step(t, 22, geometry, reference, target)
+
+
+# ---- resize and crops ----------------------------------------------------------------------
+
+
+def _resize(t: Any) -> Step:
+    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
+        mode = _mode(t, domain)
+        return None if mode is None else (Resize(resized_size(t, size), mode),)
+
+    return Step(t, 0, geometry, lambda value, u: t(value), _pair(t.size))
+
+
+def resized_size(t: Any, image: Size) -> Size:
+    """The size that ``Resize`` gives an image; torchvision rounds the longer edge down."""
+    exact = _pair(t.size)
+    if exact is not None:
+        return exact
+    short, long = sorted(image)
+    if t.size is None:
+        new_short, new_long = int(t.max_size * short / long), t.max_size
+    else:
+        wanted = t.size if isinstance(t.size, int) else t.size[0]
+        new_short, new_long = wanted, int(wanted * long / short)
+        if t.max_size is not None and new_long > t.max_size:
+            new_short, new_long = int(t.max_size * new_short / new_long), t.max_size
+    return Size(new_long, new_short) if image.width <= image.height else Size(new_short, new_long)
+
+
+def _center_crop(t: Any) -> Step:
+    target = _pair(t.size)
+    assert target is not None
+
+    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation]:
+        def start(have: int, want: int) -> int:
+            # torchvision pads the odd pixel after the image and rounds halves to even.
+            return -((want - have) // 2) if want > have else round((have - want) / 2.0)
+
+        return (Crop(Box(start(size.height, target.height), start(size.width, target.width), *target)),)
+
+    return Step(t, 0, geometry, lambda value, u: t(value), target)
+
+
+def _random_crop(t: Any) -> Step:
+    target = _pair(t.size)
+    assert target is not None
+    fill = _fill(t.fill)
+
+    def padding_for(image: Size) -> tuple[int, int, int, int]:
+        left, top, right, bottom = _padding(t)
+        if t.pad_if_needed:
+            more = max(target.width - (image.width + left + right), 0)
+            left, right = left + more, right + more
+            more = max(target.height - (image.height + top + bottom), 0)
+            top, bottom = top + more, bottom + more
+        return left, top, right, bottom
+
+    def box_for(image: Size, padding: tuple[int, int, int, int], u: Sequence[float]) -> Box:
+        left, top, right, bottom = padding
+        height, width = image.height + top + bottom, image.width + left + right
+        if height < target.height or width < target.width:
+            raise ValueError(
+                f"Required crop size {tuple(target)} is larger than input image size {(height, width)}"
+            )
+        return Box(
+            _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1), *target
+        )
+
+    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
+        padding = padding_for(size)
+        box = box_for(size, padding, u)
+        if any(padding) and (t.padding_mode != "constant" or fill is None):
+            return None
+        shifted = Box(box.top - padding[1], box.left - padding[0], *target)
+        return (Crop(shifted, fill or (0, 0, 0)),)
+
+    def reference(value: Any, u: Sequence[float]) -> Any:
+        functional, padding = _functional(t), padding_for(_size_of(value))
+        box = box_for(_size_of(value), padding, u)
+        if any(padding):
+            plain = t.fill if not isinstance(t.fill, dict) else next(iter(t.fill.values()))
+            value = functional.pad(value, list(padding), plain, t.padding_mode)
+        return functional.crop(value, *box)
+
+    return Step(t, 2, geometry, reference, target)
+
+
+def _padding(t: Any) -> tuple[int, int, int, int]:
+    """A RandomCrop's padding as left, top, right, bottom."""
+    given = t.padding
+    if given is None:
+        return 0, 0, 0, 0
+    if isinstance(given, int):
+        return given, given, given, given
+    values = [int(v) for v in given]
+    if len(values) == 1:
+        return values[0], values[0], values[0], values[0]
+    if len(values) == 2:
+        return values[0], values[1], values[0], values[1]
+    if type(t).__module__.startswith("torchvision.transforms.v2"):  # kept as left, right, top, bottom
+        return values[0], values[2], values[1], values[3]
+    return values[0], values[1], values[2], values[3]
+
+
+def _fill(fill: Any) -> Fill | None:
+    """A fill as a colour, or None for what is left to torchvision."""
+    if fill is None:
+        return 0, 0, 0
+    if isinstance(fill, int) and 0 <= fill <= 255:
+        return fill, fill, fill
+    if isinstance(fill, (tuple, list)) and len(fill) == 3:
+        if all(isinstance(v, int) and 0 <= v <= 255 for v in fill):
+            return fill[0], fill[1], fill[2]
+    return None
+
+
+# ---- flips, grey, pointwise ----------------------------------------------------------------
+
+
+def _flip(horizontal: bool) -> Callable[[Any], Step]:
+    def build(t: Any) -> Step:
+        def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation]:
+            return (Flip(horizontal, not horizontal),) if u[0] < t.p else ()
+
+        def reference(value: Any, u: Sequence[float]) -> Any:
+            functional = _functional(t)
+            turn = functional.hflip if horizontal else functional.vflip
+            return turn(value) if u[0] < t.p else value
+
+        return Step(t, 1, geometry, reference)
+
+    return build
+
+
+def _grayscale(t: Any) -> Step:
+    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
+        return (Grey(t.num_output_channels),) if domain == "pil" else None
+
+    return Step(t, 0, geometry, lambda value, u: t(value))
+
+
+def _pointwise(t: Any) -> Step:
+    return Step(t, 0, None, lambda value, u: t(value))
+
+
+_BUILDERS: dict[str, Callable[[Any], Step | None]] = {
+    "RandomResizedCrop": _random_resized_crop,
+    "Resize": _resize,
+    "CenterCrop": _center_crop,
+    "RandomCrop": _random_crop,
+    "RandomHorizontalFlip": _flip(True),
+    "RandomVerticalFlip": _flip(False),
+    "Grayscale": _grayscale,
+    "ToTensor": _pointwise,
+    "PILToTensor": _pointwise,
+    "ToImage": _pointwise,
+    "ToPureTensor": _pointwise,
+    "ToDtype": _pointwise,
+    "ConvertImageDtype": _pointwise,
+    "Normalize": _pointwise,
+}
+
+
+def _size_of(value: Any) -> Size:
+    """Height and width of a PIL image or a (…, H, W) tensor."""
+    if hasattr(value, "getbands"):
+        return Size(value.height, value.width)
+    return Size(int(value.shape[-2]), int(value.shape[-1]))

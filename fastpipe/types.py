@@ -1,0 +1,178 @@
+"""What the layers of fastpipe agree on: option objects, parameter types and Protocols.
+
+``index``, ``read``, ``transform`` and ``engine`` never import each other.  They meet here,
+and the adapters in ``fastpipe.torch`` (and, later, other frameworks) plug them together.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "BadSamples",
+    "Box",
+    "Decode",
+    "EncodedImage",
+    "Key",
+    "SamplePlan",
+    "Size",
+    "Stopwatch",
+]
+
+UInt8Array = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float64]
+
+
+class Size(NamedTuple):
+    """Height and width in pixels, in that order."""
+
+    height: int
+    width: int
+
+
+class Box(NamedTuple):
+    """A rectangle in pixels.  It may reach outside the image it refers to."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Key(NamedTuple):
+    """What fixes the random parameters of one batch.
+
+    Attributes:
+        seed: any integer; taken modulo 2**64.
+        epoch: number of the epoch, from 0.
+        draws: int64 array (N,): for each sample its position in the epoch's unsharded
+            order, so that a sample drawn twice is augmented twice.
+    """
+
+    seed: int
+    epoch: int
+    draws: npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class EncodedImage(Protocol):
+    """One encoded image, opened: its size is known, its pixels are decoded on demand.
+
+    Implementations are used by one thread, for one sample, and then dropped.
+    """
+
+    @property
+    def size(self) -> Size:
+        """Size of the decoded image."""
+
+    def region(self, box: Box) -> UInt8Array:
+        """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
+
+    def pil(self) -> Any:
+        """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
+
+
+class SamplePlan(Protocol):
+    """What is done to one sample.  Used by any number of threads at once."""
+
+    def apply(self, image: EncodedImage, parameters: Any, out: Any = None) -> Any:
+        """Transform ``image``, into ``out`` where it is given, else into a returned value."""
+
+
+class Stopwatch(Protocol):
+    """Collects how long each stage took.  May be called from any thread."""
+
+    def add(self, stage: str, nanoseconds: int) -> None:
+        """Add a duration to a stage."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How images are decoded.  Every setting gives the pixels that Pillow gives.
+
+    Args:
+        backend: ``"auto"`` takes the fastest installed decoder that gives Pillow's pixels
+            for the file at hand; the others name one.  Whatever a decoder cannot do like
+            Pillow goes to Pillow in any case.
+        exif: turn images as their EXIF orientation says.  torchvision's ``ImageFolder``
+            does not, so the default is off.
+        max_pixels: refuse images with more pixels, before they are decoded.  ``None``
+            means Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
+
+    >>> Decode(backend="simplejpeg")
+    Decode(backend='simplejpeg')
+    """
+
+    backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"] = "auto"
+    exif: bool = False
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow"))
+        if self.max_pixels is not None and self.max_pixels <= 0:
+            raise OptionError(f"Decode(max_pixels=…) must be positive or None, got {self.max_pixels!r}")
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class BadSamples:
+    """What happens to a sample whose file cannot be read or decoded.
+
+    An error of a transform is an error of the script, and is raised whatever the policy.
+
+    Args:
+        policy: ``"raise"`` stops with an error that names path and index; ``"replace"``
+            puts another sample of the same class in its place; ``"skip"`` leaves it out.
+            ``FastLoader`` with threads then fills the batch with the samples that follow;
+            from worker processes, and in a stock ``DataLoader``, the batch is shorter.
+        log: file that gets one JSON line for each bad sample.  ``None`` only logs a
+            warning through ``logging``.
+        max_errors: stop with an error once more different samples than this are bad, in any
+            one process.  ``None`` never does.
+
+    Wherever a ``BadSamples`` is accepted its policy's name is too.
+
+    >>> BadSamples("replace", max_errors=100)
+    BadSamples(policy='replace', max_errors=100)
+    """
+
+    policy: Literal["raise", "replace", "skip"] = "raise"
+    log: str | os.PathLike[str] | None = None
+    max_errors: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("BadSamples(policy=…)", self.policy, ("raise", "replace", "skip"))
+        if self.max_errors is not None and self.max_errors < 0:
+            raise OptionError(f"BadSamples(max_errors=…) must be ≥ 0 or None, got {self.max_errors!r}")
+
+    @classmethod
+    def of(cls, value: BadSamples | str) -> BadSamples:
+        """Accept an object or a policy's name."""
+        return value if isinstance(value, cls) else cls(policy=value)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{what} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def _short_repr(option: Any) -> str:
+    """The repr of a dataclass with only those fields that differ from their defaults."""
+    changed = [
+        f"{field.name}={getattr(option, field.name)!r}"
+        for field in fields(option)
+        if getattr(option, field.name) != field.default or field.name in ("policy",)
+    ]
+    return f"{type(option).__name__}({', '.join(changed)})"
