@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import threading
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
 from fastpipe.types import BadSamples
@@ -16,7 +16,8 @@ __all__ = ["BadSampleLog", "Item", "bad_sample_error"]
 _log = logging.getLogger("fastpipe.bad_samples")
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True)
+class Item:
     """One sample of the index."""
 
     index: int

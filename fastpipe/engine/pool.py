@@ -29,7 +29,8 @@ class Job:
     """Some numbered tasks.  Made by ``ThreadPool.submit``."""
 
     def __init__(self, task: Callable[[int], None], count: int) -> None:
-        self._task = task
+        # Dropped with the last task: a task's closure may hold a batch, which holds the job.
+        self._task: Callable[[int], None] | None = task
         self._count = count
         self._lock = threading.Lock()
         self._next = 0
@@ -64,6 +65,7 @@ class Job:
             if self._done.is_set():
                 return
             self._next = self._count
+            self._task = None
             self._error = error or ClosedError("the job was cancelled before it was done")
             self._done.set()
 
@@ -75,18 +77,19 @@ class Job:
     def run_next(self) -> bool:
         """Run one task that has not started; False where there is none."""
         with self._lock:
-            number = self._next
-            if number >= self._count:
+            number, task = self._next, self._task
+            if task is None or number >= self._count:
                 return False
             self._next += 1
         try:
-            self._task(number)
+            task(number)
         except BaseException as error:
             self.cancel(error)
             return False
         with self._lock:
             self._unfinished -= 1
             if not self._unfinished:
+                self._task = None
                 self._done.set()
         return True
 

@@ -60,7 +60,8 @@ class SlotPool:
             memory = np.empty(max(size, 1), np.uint8)
         lease = _Lease(memory)
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
-        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+        array: npt.NDArray[Any] = np.asarray(lease)[:size].view(dtype).reshape(shape)
+        return array
 
     def clear(self) -> None:
         """Drop the free slots; those handed out are dropped when their views are gone."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Table"]
 
 T = TypeVar("T")
-Self = TypeVar("Self", bound="Table[Any]")
 
 # repr: longer tables show only so many items at either end.
 _REPR_WHOLE, _REPR_ENDS = 1000, 3
@@ -27,7 +29,7 @@ class Table(MutableSequence[T]):
     _data: Sequence[T]
 
     @classmethod
-    def _holding(cls: type[Self], data: Sequence[Any]) -> Self:
+    def _holding(cls, data: Sequence[Any]) -> Self:
         table = cls.__new__(cls)
         table._data = data
         return table
@@ -121,7 +123,7 @@ class Table(MutableSequence[T]):
     def __contains__(self, value: object) -> bool:
         return value in self._data
 
-    def copy(self: Self) -> Self:
+    def copy(self) -> Self:
         """A table with the same items; changing one leaves the other as it is."""
         data = self._data
         return self._holding(data.copy() if isinstance(data, list) else data)
@@ -157,7 +159,7 @@ class Table(MutableSequence[T]):
 
     __rmul__ = __mul__
 
-    def __imul__(self: Self, times: SupportsIndex) -> Self:
+    def __imul__(self, times: SupportsIndex) -> Self:
         items = self._thaw()
         items *= times
         return self

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-import torch
-from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data import _utils
+from torch.utils.data import DataLoader, _utils, get_worker_info
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
@@ -183,9 +181,9 @@ def is_map_style(loader: DataLoader[Any]) -> bool:
 def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
     """torch's own iterator on a view."""
     if view.num_workers == 0:
-        return _SeedingIterator(view)  # type: ignore[arg-type]
+        return _SeedingIterator(view)
     view.check_worker_number_rationality()
-    return _MultiProcessingDataLoaderIter(view)  # type: ignore[arg-type]
+    return _MultiProcessingDataLoaderIter(view)
 
 
 class _SeedingIterator(_SingleProcessDataLoaderIter):
@@ -193,8 +191,8 @@ class _SeedingIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         global _main_base_seed
-        _main_base_seed = self._base_seed
-        return super()._next_data()
+        _main_base_seed = int(self._base_seed)
+        return super()._next_data()  # type: ignore[no-untyped-call]
 
 
 class _Failed:
@@ -231,7 +229,7 @@ class ThreadedIterator(_BaseDataLoaderIter):
         samples = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         data = self._collate_fn(samples)
         if self._pin_memory:
-            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
 
     def _next_samples(self) -> list[Any]:
@@ -265,7 +263,7 @@ class ThreadedIterator(_BaseDataLoaderIter):
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:
             try:
-                indices = self._next_index()
+                indices = self._next_index()  # type: ignore[no-untyped-call]
                 batch = self._source.start(indices, indices.key(self._base_seed))
             except StopIteration:
                 self._exhausted = True
@@ -283,5 +281,3 @@ def _cancel_all(source: BatchSource, pending: deque[Any]) -> None:
         if not isinstance(batch, _Failed):
             source.cancel(batch)
 
-
-_ = torch

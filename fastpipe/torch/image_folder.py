@@ -42,7 +42,7 @@ _LAYOUTS: dict[Any, Layout] = {
 }
 
 
-class FastImageFolder(ImageFolder):
+class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships no types
     """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
 
     Images are decoded only where the transform's crop needs them, resampled and normalised
@@ -105,7 +105,7 @@ class FastImageFolder(ImageFolder):
         self._only_classes = None if classes is None else list(classes)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
-        self.classes, self.class_to_idx = self.find_classes(self.root)  # type: ignore[arg-type]
+        self.classes, self.class_to_idx = self.find_classes(self.root)
         extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.samples: Any = self._make_samples(extensions, is_valid_file, allow_empty)
         self.targets: Any = self._make_targets()
@@ -138,9 +138,10 @@ class FastImageFolder(ImageFolder):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample ``index`` as ``(image, target)``."""
         if not self._loads_fast():
-            return super().__getitem__(index)  # type: ignore[no-any-return]
-        sample: tuple[Any, Any] = self._finish_batch(self._start_batch([index], threaded=False))[0]
-        return tuple(sample)  # type: ignore[return-value]
+            stock: tuple[Any, Any] = super().__getitem__(index)
+            return stock
+        image, target = self._finish_batch(self._start_batch([index], threaded=False))[0]
+        return image, target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """Several samples, made side by side; what ``DataLoader`` calls for a batch.
@@ -346,7 +347,8 @@ def _batch_memory(plan: Plan, count: int, slots: SlotPool | None) -> tuple[Any, 
     shape = (count, int(np.prod(spec.shape)))
     if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
         size = shape[0] * shape[1] * np.dtype(spec.word).itemsize
-        shared = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))  # type: ignore[call-overload]
+        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+        shared = torch.empty(0, dtype=torch.uint8).set_(storage)
         return shared.numpy().view(spec.word).reshape(shape), plan.over(shared, (count, *spec.shape))
     memory = np.empty(shape, spec.word) if slots is None else slots.take(shape, spec.word)
     return memory, plan.wrap(memory, (count, *spec.shape))

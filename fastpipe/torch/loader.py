@@ -51,7 +51,7 @@ class FastLoader(DataLoader[Any]):
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Sequence[Any]] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -134,7 +134,7 @@ class FastLoader(DataLoader[Any]):
         if seed is None or not self._own_order or not isinstance(self.sampler, RandomSampler):
             yield from self._index_sampler
             return
-        order = epoch_order(len(self.dataset), seed=seed, epoch=self._epoch - 1).tolist()
+        order = epoch_order(len(self.sampler), seed=seed, epoch=self._epoch - 1).tolist()
         if self.batch_size is None:
             yield from order
             return

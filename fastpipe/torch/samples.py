@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data._utils.collate import collate
 from torch.utils.data import _utils
+from torch.utils.data._utils.collate import collate
 
 __all__ = ["BatchSample", "Whole", "samples_of"]
 

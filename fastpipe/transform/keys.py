@@ -13,6 +13,8 @@ so that any value of any sample is computed directly, in any order, on any machi
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -50,18 +52,13 @@ def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) ->
     array([[0.077, 0.132],
            [0.78 , 0.682]])
     """
-    steps = np.arange(1, count + 1, dtype=np.uint64)
-    steps *= _GOLDEN_U
     states = np.asarray(draws, dtype=np.int64).astype(np.uint64)
     states += np.uint64(1)
     states *= _GOLDEN_U
     states += np.uint64(_epoch_state(seed, epoch))
-    bits = _mix_array(states)[:, None] + steps
-    _mix_array(bits)
+    bits = _mix_array(_mix_array(states)[:, None] + _steps(count))
     bits >>= _U11
-    numbers = bits.astype(np.float64)
-    numbers *= _TO_UNIT
-    return numbers
+    return np.multiply(bits, _TO_UNIT, dtype=np.float64)
 
 
 def sample_seed(seed: int, epoch: int, draw: int) -> int:
@@ -83,6 +80,14 @@ def sample_seed(seed: int, epoch: int, draw: int) -> int:
     """
     state = _mix(_epoch_state(seed, epoch) + (int(draw) + 1) * _GOLDEN)
     return _mix(state + (_SEED_SLOT + 1) * _GOLDEN)
+
+
+@lru_cache(maxsize=64)
+def _steps(count: int) -> npt.NDArray[np.uint64]:
+    """Multiples of *golden*, from once to ``count`` times; shared, so read-only."""
+    steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN_U
+    steps.flags.writeable = False
+    return steps
 
 
 def _epoch_state(seed: int, epoch: int) -> int:

@@ -162,7 +162,8 @@ def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
     bottom = min(needed.top + needed.height, placed.top + placed.height)
     right = min(needed.left + needed.width, placed.left + placed.width)
     if bottom > top and right > left:
-        part = Box(source.top + top - placed.top, source.left + left - placed.left, bottom - top, right - left)
+        inside = Size(bottom - top, right - left)
+        part = Box(source.top + top - placed.top, source.left + left - placed.left, *inside)
         canvas[top - needed.top : bottom - needed.top, left - needed.left : right - needed.left] = (
             image.region(part)
         )

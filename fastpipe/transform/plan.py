@@ -13,28 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.transform import kernels
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pixels import Conversion, Words, convert, render
+from fastpipe.transform.pixels import Words, convert, render
+from fastpipe.transform.ramp import (
+    Layout,
+    conversion_of,
+    domain_of,
+    first_ramp,
+    is_pil,
+    tensor_over,
+    tensor_shaped,
+)
 from fastpipe.transform.steps import Domain, Step, flatten, recognise, resized_size, state_of
 from fastpipe.types import EncodedImage, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state"]
 
-Layout = Literal["contiguous", "channels_last"]
-
-# Memory types: for each torch dtype the NumPy type of the same width that holds its bits.
-_WORDS: dict[str, Any] = {
-    "uint8": np.uint8, "int8": np.uint8, "float16": np.uint16, "bfloat16": np.uint16, "int16": np.uint16,
-    "float32": np.float32, "int32": np.uint32, "float64": np.uint64, "int64": np.uint64,
-}  # fmt: skip
 _PROBE = Size(4096, 4096)  # a size at which every usual crop fits, to ask a step what it does
 
 
@@ -82,12 +83,12 @@ class Plan:
         self._notes = tuple(notes)
         steps = (*fused, *drawn)
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
-        self._slices = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self._slices = [slice(a, b) for a, b in pairwise(ends)]
         self.draws = int(ends[-1])
         self._ramp_type = type(ramp)
-        self._dtype = "" if _is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
+        self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
         self._layout: Layout = layout
-        self._how = _conversion(ramp, layout)
+        self._how = conversion_of(ramp, layout)
         self.output = self._fixed_output()
 
     def __repr__(self) -> str:
@@ -158,7 +159,7 @@ class Plan:
         if not self._dtype:
             image = memory.reshape(shape[-2], shape[-1], shape[-3])
             return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[-3] == 1 else image)
-        tensor = _tensor(memory, shape, self._dtype, self._layout)
+        tensor = tensor_over(memory, shape, self._dtype, self._layout)
         return self._as_sample(tensor) if len(shape) == 3 else tensor
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
@@ -168,7 +169,7 @@ class Plan:
             storage: uint8 tensor of as many bytes as the batch has.
             shape: (N, C, H, W).
         """
-        return _shaped(storage, shape, self._dtype, self._layout)
+        return tensor_shaped(storage, shape, self._dtype, self._layout)
 
     def rows(self, batch: Any) -> list[Any]:
         """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""
@@ -230,11 +231,11 @@ def compile_plan(
         if step is None:
             break
         steps.append(step)
-    ramp = _first_ramp()
+    ramp = first_ramp()
     domains: list[Domain] = []
     why, resized = "", False
     for step in steps:
-        domain = _domain(ramp)
+        domain = domain_of(ramp)
         ramp_after, why, resized = _try_to_fuse(step, domain, ramp, resized)
         if why:
             break
@@ -258,7 +259,7 @@ def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[
     if step.geometry is None or step.name == "Grayscale":
         try:
             after = step.transform(ramp)
-            _conversion(after, "contiguous")
+            conversion_of(after, "contiguous")
         except Exception as error:  # the same error awaits the user's samples: let it
             return ramp, f"it fails on an image ({type(error).__name__})", resized
         if step.geometry is None:
@@ -304,7 +305,7 @@ def _describe(
     why: str,
     stock_note: Callable[[Sequence[Any]], str] | None,
 ) -> list[str]:
-    how = _conversion(ramp, "contiguous").kind
+    how = conversion_of(ramp, "contiguous").kind
     words = {"bytes": "bytes as they are", "affine": "fused normalisation", "table": "look-up table"}
     notes = []
     for number, step in enumerate(steps):
@@ -324,118 +325,10 @@ def _shorten(transform: Any) -> str:
     return text if len(text) <= 72 else text[:71] + "…"
 
 
-# ---- the ramp: all byte values, sent through the pointwise steps ---------------------------
-
-
-def _first_ramp() -> Any:
-    """An RGB image of the 256 grey values, as wide as it has values."""
-    values = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
-    return require("PIL.Image", extra="image").fromarray(values)
-
-
-def _is_pil(value: Any) -> bool:
-    return hasattr(value, "getbands")
-
-
-def _domain(ramp: Any) -> Domain:
-    if _is_pil(ramp):
-        return "pil"
-    return "bytes" if _conversion(ramp, "contiguous").kind == "bytes" else "other"
-
-
-def _conversion(ramp: Any, layout: Layout) -> Conversion:
-    """The conversion that does to every byte what the pointwise steps did to the ramp."""
-    if _is_pil(ramp):
-        return Conversion("bytes", len(ramp.getbands()), interleaved=True)
-    last = layout == "channels_last"
-    dtype = str(ramp.dtype).removeprefix("torch.")
-    channels = int(ramp.shape[0])
-    if dtype not in _WORDS or ramp.dim() != 3 or channels not in (1, 3) or ramp.shape[1:] != (1, 256):
-        raise TypeError(f"cannot convert to {dtype} of shape {tuple(ramp.shape)}")
-    word = _WORDS[dtype]
-    values = _bits(ramp)  # (channels, 256)
-    if dtype == "uint8" and np.array_equal(values, np.broadcast_to(np.arange(256), values.shape)):
-        return Conversion("bytes", channels, last)
-    if dtype == "float32":
-        affine = _as_affine(values, channels, last)
-        if affine is not None:
-            return affine
-    table = np.ascontiguousarray(values).view(np.dtype(f"u{values.itemsize}")).reshape(-1)
-    return Conversion("table", channels, last, word, table=table)
-
-
-def _bits(ramp: Any) -> npt.NDArray[Any]:
-    torch = require("torch", extra="torch")
-    plain = ramp.detach().as_subclass(torch.Tensor)[:, 0, :].contiguous()
-    if plain.dtype == torch.bfloat16:
-        plain = plain.view(torch.int16)
-    return plain.numpy()  # type: ignore[no-any-return]
-
-
-def _as_affine(values: npt.NDArray[Any], channels: int, last: bool) -> Conversion | None:
-    """``(v / 255 - mean) / std`` if float32 arithmetic gives exactly the ramp's values so.
-
-    Mean and deviation are read off the ramp's ends and then taken from the candidates near
-    by; only an exact reproduction of all values counts, so a wrong guess costs speed alone.
-    """
-    codes = np.arange(256, dtype=np.float32)
-    for divide in (True, False):
-        unit = codes / np.float32(255) if divide else codes * (np.float32(1) / np.float32(255))
-        found = [_mean_and_std(unit, values[c].astype(np.float32)) for c in range(channels)]
-        if all(found):
-            mean, std = (np.array(column, np.float32) for column in zip(*found, strict=True))  # type: ignore[arg-type]
-            return Conversion("affine", channels, last, np.float32, divide, mean, std)
-    return None
-
-
-def _mean_and_std(unit: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> tuple[Any, Any] | None:
-    span = np.float64(values[255]) - np.float64(values[0])
-    if not np.isfinite(span) or span == 0:
-        return None
-    guess_std = np.float32(1 / span)
-    guess_mean = np.float32(-np.float64(values[0]) / span)
-    for std in _neighbours(guess_std):
-        for mean in _neighbours(guess_mean):
-            if np.array_equal((unit - mean) / std, values):
-                return mean, std
-    return None
-
-
-def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
-    """float32 numbers around a value, the nearest first."""
-    # A user writes short decimals: the guess, rounded to few digits, is the likeliest.
-    near = [np.float32(round(float(value), digits)) for digits in (3, 4, 5, 6, 7)]
-    up = down = value
-    near.append(value)
-    for _ in range(reach):
-        up, down = np.nextafter(up, np.float32(np.inf)), np.nextafter(down, np.float32(-np.inf))
-        near += [up, down]
-    return near
-
-
-def _tensor(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """A torch tensor over memory, in the order of the layout."""
-    torch = require("torch", extra="torch")
-    signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
-    return _shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
-
-
-def _shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """A flat tensor's storage, seen with a dtype and a shape."""
-    typed = flat.view(getattr(require("torch", extra="torch"), dtype))
-    if layout == "contiguous":
-        return typed.view(shape)
-    *batch, channels, height, width = shape
-    return typed.view(*batch, height, width, channels).movedim(-1, -3)
-
-
 def _copy_tensor(value: Any, spec: TensorSpec | None, out: Words) -> None:
     """Write a tensor that torchvision made into a batch's memory."""
     assert spec is not None
     if tuple(value.shape) != spec.shape:
         raise ValueError(f"the transform gave shape {tuple(value.shape)}, the plan expects {spec.shape}")
     torch = require("torch", extra="torch")
-    _tensor(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))
-
-
-_ = kernels  # compiled when the plan's module is imported, never in a decoding thread
+    tensor_over(out, spec.shape, spec.dtype, spec.layout).copy_(value.as_subclass(torch.Tensor))

@@ -272,10 +272,10 @@ def _fill(fill: Any) -> Fill | None:
         return 0, 0, 0
     if isinstance(fill, int) and 0 <= fill <= 255:
         return fill, fill, fill
-    if isinstance(fill, (tuple, list)) and len(fill) == 3:
-        if all(isinstance(v, int) and 0 <= v <= 255 for v in fill):
-            return fill[0], fill[1], fill[2]
-    return None
+    if not isinstance(fill, (tuple, list)) or len(fill) != 3:
+        return None
+    inside = all(isinstance(v, int) and 0 <= v <= 255 for v in fill)
+    return (fill[0], fill[1], fill[2]) if inside else None
 
 
 # ---- flips, grey, pointwise ----------------------------------------------------------------

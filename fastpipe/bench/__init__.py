@@ -1,0 +1,22 @@
+"""``python -m fastpipe.bench``: how much faster, on this machine and on your data.
+
+========================  ==========================================================
+``cli``                   the command: arguments, exit codes, one-line errors
+``runner``                interleaved rounds and their statistics; knows nothing of images
+``data`` ``machine``      which photos are read; what the machine and the packages are
+``images``                the case: its rows, its check, its result
+``loaders`` ``floor``     the rows of the case: loaders in this process, decoding alone
+``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
+``startup``               time to the first batch, in fresh processes
+``check``                 are the pixels, labels and order those of the replaced loader?
+``results``               the JSON file
+``report`` ``plot``       table, sentence, Markdown, picture
+========================  ==========================================================
+
+The method is written down in ``benchmarks/README.md``.  Everything here uses the public
+names of fastpipe only, so the benchmark measures what a user gets.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

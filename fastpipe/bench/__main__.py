@@ -1,0 +1,10 @@
+"""``python -m fastpipe.bench`` is ``fastpipe bench``."""
+
+from __future__ import annotations
+
+import sys
+
+from fastpipe.bench.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", *sys.argv[1:]]))

@@ -1,0 +1,143 @@
+"""Which photos the benchmark reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastpipe._extras import require
+from fastpipe.errors import OptionError
+from fastpipe.testing import photo_tree
+
+__all__ = ["Photos", "folder_to_use", "generated_folder", "scan"]
+
+VARIABLE = "FASTPIPE_PHOTOS"
+CLASSES, PER_CLASS = 8, 50
+
+# What is read must stay in the page cache, or the disk is measured.
+MOST_PHOTOS = 2000
+MOST_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class Photos:
+    """The photos of a run.
+
+    Attributes:
+        folder: an image folder: one sub-folder for each class.
+        name: what the report calls it.
+        classes: number of classes.
+        total: number of photos in the folder.
+        indices: the samples that take part, spread evenly over the folder.
+        files: their paths, in the same order.
+        labels: their labels, in the same order.
+        bytes: their total size.
+    """
+
+    folder: Path
+    name: str
+    classes: int
+    total: int
+    indices: tuple[int, ...]
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    bytes: int
+
+    def warm(self) -> None:
+        """Read every file once, so that the page cache has them all."""
+        for file in self.files:
+            Path(file).read_bytes()
+
+
+def folder_to_use(given: str | None) -> tuple[Path, str, bool]:
+    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
+
+    Args:
+        given: the value of ``--data``.
+
+    Returns:
+        The folder, its name for the report, and whether the photos are made up.
+
+    Raises:
+        OptionError: the folder named does not exist.
+    """
+    source = "--data" if given else f"${VARIABLE}"
+    named = given or os.environ.get(VARIABLE)
+    if not named:
+        return generated_folder(), "generated photographs", True
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise OptionError(f"{source}: {str(folder)!r} is not a folder; give one with a sub-folder per class")
+    return folder, folder.resolve().name, False
+
+
+def generated_folder(
+    cache: Path | None = None, make: Callable[..., Path] = photo_tree, per_class: int = PER_CLASS
+) -> Path:
+    """Photograph-like JPEGs, made once into the user's cache folder.
+
+    They are made in a folder beside the final one and moved there when complete, so an
+    interrupted run leaves nothing half made and two runs at once do not disturb each other.
+    """
+    parent = cache or _user_cache() / "fastpipe" / "bench"
+    final = parent / f"photos-1-{CLASSES}x{per_class}"
+    if final.is_dir():
+        return final
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
+    try:
+        make(unfinished / "photos", classes=CLASSES, per_class=per_class, seed=0)
+        try:
+            os.rename(unfinished / "photos", final)
+        except OSError:
+            # Another run was first: its folder holds the same photos.
+            if not final.is_dir():
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return final
+
+
+def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: int = MOST_BYTES) -> Photos:
+    """List the photos of an image folder as ``torchvision`` does and choose those to read.
+
+    Raises:
+        OptionError: there are no class folders, or classes without an image.
+    """
+    if not any(entry.is_dir() for entry in folder.iterdir()):
+        raise OptionError(
+            f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
+        )
+    try:
+        listed = require("torchvision", extra="torch").datasets.ImageFolder(str(folder))
+    except FileNotFoundError as error:
+        raise OptionError(f"{str(folder)!r} cannot be used: {str(error).splitlines()[0]}") from None
+    samples: list[tuple[str, int]] = listed.samples
+    sizes = [os.path.getsize(path) for path, _ in samples]
+    mean = max(1.0, sum(sizes) / len(sizes))
+    count = max(1, min(len(samples), most_photos, int(most_bytes / mean)))
+    indices = tuple(i * len(samples) // count for i in range(count))
+    return Photos(
+        folder=folder,
+        name=name,
+        classes=len(listed.classes),
+        total=len(samples),
+        indices=indices,
+        files=tuple(samples[i][0] for i in indices),
+        labels=tuple(samples[i][1] for i in indices),
+        bytes=sum(sizes[i] for i in indices),
+    )
+
+
+def _user_cache() -> Path:
+    """Where the system keeps a user's caches."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,0 +1,168 @@
+"""The rows of the images case that are loaders in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import fastpipe
+from fastpipe._extras import require
+
+__all__ = [
+    "Draws",
+    "LoaderRow",
+    "LoaderSpec",
+    "build",
+    "check_transform",
+    "make_dataset",
+    "touch",
+    "train_transform",
+]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIDE = 224
+
+
+@dataclass(frozen=True)
+class LoaderSpec:
+    """One loader to measure.
+
+    Attributes:
+        key: its name in the JSON file.
+        label: its name in tables.
+        group: ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"``
+            fastpipe's dataset in torch's loader, ``"fastpipe"`` both from fastpipe.
+        num_workers: as for ``DataLoader``.
+        output: what the batches hold.
+        note: what a reader should know about the row.
+    """
+
+    key: str
+    label: str
+    group: Literal["replaced", "stock", "fastpipe"]
+    num_workers: int = 0
+    output: Literal["float32", "uint8"] = "float32"
+    note: str = ""
+
+
+class Draws:
+    """A sampler of any length over a few samples.
+
+    It goes through the samples in random order, and again in another, until ``length``
+    are drawn: every photo comes up equally often and a small folder makes a long epoch.
+
+    Attributes:
+        length: draws of the next epoch; may be changed between epochs.
+    """
+
+    def __init__(self, indices: Sequence[int], length: int, seed: int = 0) -> None:
+        self.length = length
+        self._indices = np.asarray(indices)
+        self._rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.length
+        while left > 0:
+            drawn = self._rng.permutation(self._indices)[:left]
+            left -= len(drawn)
+            yield from drawn.tolist()
+
+
+def train_transform(output: Literal["float32", "uint8"]) -> Any:
+    """The job: crop to 224×224 as for training on ImageNet, mirror, and to a tensor."""
+    transforms = require("torchvision", extra="torch").transforms
+    crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
+    if output == "uint8":
+        return transforms.Compose([*crop, transforms.PILToTensor()])
+    return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+
+
+def check_transform() -> Any:
+    """A transform without randomness that needs every step of the job."""
+    transforms = require("torchvision", extra="torch").transforms
+    steps = [transforms.Resize(256), transforms.CenterCrop(SIDE), transforms.PILToTensor()]
+    return transforms.Compose(steps)
+
+
+def make_dataset(group: str, folder: Path, transform: Any) -> Any:
+    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
+    if group == "replaced":
+        return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
+    return fastpipe.FastImageFolder(str(folder), transform)
+
+
+def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
+    """The loader of a row; workers, where there are any, outlive the epoch."""
+    stock = require("torch.utils.data", extra="torch").DataLoader
+    loader = fastpipe.FastLoader if spec.group == "fastpipe" else stock
+    return loader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=spec.num_workers,
+        persistent_workers=spec.num_workers > 0,
+    )
+
+
+def touch(batch: Any) -> int:
+    """Look at the first and the last number of a batch, as the cheapest consumer would.
+
+    Returns:
+        How many images the batch has.
+    """
+    images, labels = batch
+    flat = images.reshape(-1)
+    if flat[0] != flat[0] or flat[-1] != flat[-1]:
+        raise ValueError("a batch holds a value that is not a number")
+    return len(labels)
+
+
+class LoaderRow:
+    """A `Contender` that goes through one epoch of a loader.
+
+    The clock runs from asking for an iterator to the end of the iteration: nothing is
+    prefetched before it starts and nothing is left when it stops.
+
+    Args:
+        spec: which loader.
+        folder: the image folder.
+        indices: the samples that take part.
+        batch_size: images in a batch.
+    """
+
+    def __init__(self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int) -> None:
+        self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
+        self.chunk = batch_size * max(1, spec.num_workers)
+        self._draws = Draws(indices, self.chunk)
+        self.dataset = make_dataset(spec.group, folder, train_transform(spec.output))
+        self.loader = build(spec, self.dataset, batch_size, self._draws)
+
+    def measure(self, images: int) -> float:
+        """Consume an epoch of so many images; return its seconds."""
+        self._draws.length = images
+        seen = 0
+        start = time.perf_counter()
+        for batch in self.loader:
+            seen += touch(batch)
+        seconds = time.perf_counter() - start
+        if seen != images:
+            raise RuntimeError(f"{self.spec.label} gave {seen} images of {images}")
+        return seconds
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage that the loader's clock has counted so far."""
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        """Let go of the loader, which ends its workers and threads."""
+        self.loader = None
+        gc.collect()

@@ -1,0 +1,147 @@
+"""The picture: one bar per loader, the gain at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastpipe._extras import require
+from fastpipe.bench.results import shown
+
+__all__ = ["draw"]
+
+COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "peer": "#cfd3da"}
+INK, MUTED = "#1f2328", "#6a717b"
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the medians with their ranges and ratios into a PNG file.
+
+    Args:
+        result: the content of a result file.
+        path: where the picture goes.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure_module = require("matplotlib.figure", extra="bench")
+    require("matplotlib.backends.backend_agg", extra="bench")
+    best = result["best"]["replaced"]
+    rows = [
+        entry
+        for entry in shown(result)
+        if entry["group"] in COLOURS and (entry["group"] != "replaced" or entry["key"] == best)
+    ][::-1]
+    figure = figure_module.Figure(figsize=(9.6, 1.75 + 0.52 * len(rows)), dpi=160, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    axes = figure.add_subplot()
+    _bars(axes, rows)
+    _floor(axes, result, len(rows))
+    _labels(axes, rows)
+    machine = result["machine"]
+    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
+    title = f"{result['job']['short']} · {_short_cpu(machine['cpu'])}, {cores}"
+    figure.suptitle(
+        title,
+        x=0.015,
+        ha="left",
+        # About 90 letters of the largest size fit.
+        fontsize=min(11.5, 11.5 * 90 / len(title)),
+        fontweight="bold",
+        color=INK,
+    )
+    axes.set_xlabel(
+        f"images per second: median and range of {result['method']['rounds']} interleaved rounds;"
+        " × is relative to the best replaced loader",
+        fontsize=8.5,
+        color=MUTED,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", facecolor="white")
+
+
+def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Bars, their ranges, and the figure at the end of each."""
+    top = max(entry["images_per_s"]["high"] for entry in rows)
+    for place, entry in enumerate(rows):
+        rate = entry["images_per_s"]
+        axes.barh(place, rate["median"], height=0.66, color=COLOURS[entry["group"]], zorder=2)
+        axes.errorbar(
+            rate["median"],
+            place,
+            xerr=[[rate["median"] - rate["low"]], [rate["high"] - rate["median"]]],
+            color=INK,
+            elinewidth=1.1,
+            capsize=3.5,
+            capthick=1.1,
+            zorder=3,
+        )
+        reference = entry["group"] == "replaced"
+        text = "1×" if reference else f"{entry['ratio']['median']:.1f}×"
+        axes.annotate(
+            text,
+            (rate["high"] + 0.012 * top, place),
+            va="center",
+            fontsize=13 if entry["group"] == "fastpipe" else 11,
+            fontweight="bold",
+            color=COLOURS["fastpipe"] if entry["group"] in ("stock", "fastpipe") else MUTED,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
+            zorder=4,
+        )
+        axes.annotate(
+            f"{rate['median']:,.0f}",
+            (0, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color="white" if entry["group"] == "fastpipe" else INK,
+            zorder=4,
+        )
+    axes.set_xlim(0, top * 1.13)
+
+
+def _floor(axes: Any, result: Mapping[str, Any], count: int) -> None:
+    """A dashed line at the rate of decoding alone."""
+    rates = [entry["images_per_s"]["median"] for entry in result["rows"] if entry["group"] == "floor"]
+    if not rates:
+        return
+    axes.axvline(rates[0], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, max(right, rates[0] * 1.02))
+    axes.annotate(
+        f"decoding alone {rates[0]:,.0f} ",
+        (rates[0], count - 0.5),
+        ha="right" if rates[0] > 0.5 * axes.get_xlim()[1] else "left",
+        va="bottom",
+        fontsize=8.5,
+        color=MUTED,
+        annotation_clip=False,
+    )
+
+
+def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Names at the left, nothing that carries no information."""
+    axes.set_yticks(range(len(rows)), [entry["label"].replace(" + ", "\n+ ") for entry in rows], fontsize=9.5)
+    for tick, entry in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_color(INK)
+        tick.set_fontweight("bold" if entry["group"] == "fastpipe" else "normal")
+    axes.set_ylim(-0.5, len(rows) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8.5, colors=MUTED)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#d0d4d9")
+
+
+def _short_cpu(name: str) -> str:
+    """A processor's name without the words that say nothing.
+
+    >>> _short_cpu("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.10GHz")
+    'Intel Xeon Platinum 8581C'
+    """
+    short = name.split("@")[0].replace("(R)", "").replace("(TM)", "")
+    words = [word for word in short.split() if word not in ("CPU", "Processor") and "-Core" not in word]
+    return " ".join(words)

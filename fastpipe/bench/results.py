@@ -1,0 +1,227 @@
+"""The JSON file of a run; ``benchmarks/README.md`` describes every field."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "SCHEMA",
+    "RowInfo",
+    "best_of",
+    "entries",
+    "floor_share",
+    "load",
+    "row",
+    "save",
+    "shown",
+    "validate",
+    "verdict",
+]
+
+SCHEMA = 1
+GROUPS = ("replaced", "stock", "fastpipe", "peer", "floor")
+MAIN_ROW, FLOOR_ROW = "fastloader-float32", "floor"
+
+# Field → type, of the file and of each row.
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "schema": int,
+    "case": str,
+    "command": str,
+    "date": str,
+    "machine": dict,
+    "versions": dict,
+    "revision": (dict, type(None)),
+    "data": dict,
+    "job": dict,
+    "method": dict,
+    "check": dict,
+    "rows": list,
+    "best": dict,
+    "missing": list,
+    "stages": dict,
+    "floor_share": (dict, type(None)),
+    "plan": str,
+    "verdict": str,
+}
+ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "key": str,
+    "label": str,
+    "group": str,
+    "num_workers": (int, type(None)),
+    "output": str,
+    "note": str,
+    "samples": list,
+    "images_per_s": dict,
+    "ratio": dict,
+    "first_batch_s": (dict, type(None)),
+}
+
+
+@dataclass(frozen=True)
+class RowInfo:
+    """What a row is called and what it is.
+
+    Attributes:
+        key: its name in the file.
+        label: its name in tables.
+        group: ``"replaced"``, ``"stock"``, ``"fastpipe"``, ``"peer"`` or ``"floor"``.
+        num_workers: where it is a DataLoader's row.
+        output: what its batches hold.
+        note: what a reader should know.
+    """
+
+    key: str
+    label: str
+    group: str
+    num_workers: int | None
+    output: str
+    note: str
+
+
+def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
+    """The rows of the file: every sample, and what they come to.
+
+    Args:
+        infos: the rows; those without samples in the session are left out.
+        session: a finished run with at least one row of the group ``"replaced"``.
+    """
+    measured = [info for info in infos if session.samples.get(info.key)]
+    reference = [info.key for info in measured if info.group == "replaced"]
+    rows = []
+    for info in measured:
+        samples = session.samples[info.key]
+        rows.append(
+            {
+                **asdict(info),
+                "samples": [asdict(sample) for sample in samples],
+                "images_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
+                "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),
+                "first_batch_s": None,
+            }
+        )
+    return rows
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
+    """Key of the row of a group with the highest median."""
+    candidates = [row for row in rows if row["group"] == group]
+    return str(max(candidates, key=lambda row: float(row["images_per_s"]["median"]))["key"])
+
+
+def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:
+    """FastLoader's rate over that of decoding alone, round by round; ``None`` if not measured."""
+    if not samples.get(MAIN_ROW) or not samples.get(FLOOR_ROW):
+        return None
+    return _rounded(summarise(ratios(samples, MAIN_ROW, [FLOOR_ROW])), 4)
+
+
+def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The row of that key.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for entry in result["rows"]:
+        if entry["key"] == key:
+            found: dict[str, Any] = entry
+            return found
+    raise KeyError(key)
+
+
+def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows for a table: all but those of the group ``"stock"`` that are not its best."""
+    best = result["best"]["stock"]
+    return [entry for entry in result["rows"] if entry["group"] != "stock" or entry["key"] == best]
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """The outcome in one sentence."""
+    main, reference = row(result, MAIN_ROW), row(result, result["best"]["replaced"])
+    ratio = main["ratio"]
+    figures = (
+        f"{main['images_per_s']['median']:,.0f} images/s against {reference['images_per_s']['median']:,.0f}"
+        f" of the best replaced loader (num_workers={reference['num_workers']})"
+    )
+    span = f"between {ratio['low']:.2f}× and {ratio['high']:.2f}× in {result['method']['rounds']} rounds"
+    if ratio["low"] > 1:
+        return f"FastImageFolder + FastLoader is {ratio['median']:.2f}× as fast: {figures}; {span}."
+    if ratio["high"] < 1:
+        return f"FastImageFolder + FastLoader is slower, {ratio['median']:.2f}×: {figures}; {span}."
+    return f"No clear difference, {ratio['median']:.2f}×: {figures}; {span}."
+
+
+def validate(result: Any) -> dict[str, Any]:
+    """Check that this is the content of a result file of this version.
+
+    Raises:
+        OptionError: it is not; the message names the field.
+    """
+    _check_fields(result, FIELDS, "the result")
+    if result["schema"] != SCHEMA:
+        raise OptionError(f"the result has schema {result['schema']}, this version reads {SCHEMA}")
+    for number, entry in enumerate(result["rows"]):
+        _check_fields(entry, ROW_FIELDS, f"rows[{number}]")
+        if entry["group"] not in GROUPS:
+            known = ", ".join(GROUPS)
+            raise OptionError(f"rows[{number}].group must be one of {known}; got {entry['group']!r}")
+        for name in ("images_per_s", "ratio"):
+            _check_fields(entry[name], dict.fromkeys(Summary._fields, (int, float)), f"rows[{number}].{name}")
+        for sample in entry["samples"]:
+            _check_fields(
+                sample, {"round": int, "images": int, "seconds": (int, float)}, f"rows[{number}].samples"
+            )
+    keys = [entry["key"] for entry in result["rows"]]
+    for wanted in (MAIN_ROW, *result["best"].values()):
+        if wanted not in keys:
+            raise OptionError(f"the result has no row {wanted!r}")
+    return dict(result)
+
+
+def save(result: Mapping[str, Any], path: Path) -> None:
+    """Write a result file; an interrupted write leaves the old file as it was."""
+    validate(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a result file.
+
+    Raises:
+        OptionError: it cannot be read, or is not a result of this version.
+    """
+    try:
+        return validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise OptionError(f"{str(path)!r} is not a result of fastpipe's benchmark: {error}") from None
+
+
+def _check_fields(found: Any, fields: Mapping[str, Any], where: str) -> None:
+    """Every field there and of its type."""
+    if not isinstance(found, dict):
+        raise OptionError(f"{where} must be an object, got {type(found).__name__}")
+    for name, kinds in fields.items():
+        if name not in found:
+            raise OptionError(f"{where} has no field {name!r}")
+        if not isinstance(found[name], kinds):
+            raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
+
+
+def _rounded(summary: Summary, digits: int) -> dict[str, float]:
+    """A summary for the file."""
+    return {name: round(value, digits) for name, value in summary._asdict().items()}

@@ -1,0 +1,236 @@
+"""Interleaved rounds and their statistics.
+
+A machine drifts: clocks, temperature, neighbours.  Measuring A for a minute and then B
+for a minute compares two states of the machine.  So every round measures all contenders
+one after the other, each round in another order, and a ratio is taken within a round.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+__all__ = [
+    "Contender",
+    "ContenderError",
+    "Plan",
+    "Sample",
+    "Session",
+    "Summary",
+    "calibrate",
+    "interleave",
+    "rates_by_round",
+    "ratios",
+    "round_order",
+    "summarise",
+]
+
+
+class ContenderError(Exception):
+    """A contender cannot go on; it leaves the run and the others stay."""
+
+
+class Contender(Protocol):
+    """Something that handles images and can be timed doing so.
+
+    Attributes:
+        key: its name in the results.
+        chunk: images are asked for in multiples of this, so that no worker idles at the
+            end of a measurement.
+        workers: how many worker processes it forks; those with more are warmed up first.
+    """
+
+    key: str
+    chunk: int
+    workers: int
+
+    def measure(self, images: int) -> float:
+        """Handle so many images from start to end; return the seconds it took.
+
+        Raises:
+            ContenderError: it cannot go on.
+        """
+
+    def close(self) -> None:
+        """End every thread and process.  May be called twice."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement: ``images`` handled in ``seconds``, in the round of that number."""
+
+    round: int
+    images: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+        return self.images / self.seconds
+
+
+class Summary(NamedTuple):
+    """Median and range of some figures."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Args:
+        rounds: number of rounds, or ``None`` to go by ``budget_s``.
+        budget_s: stop before the round that would exceed so many seconds, but not before
+            three rounds.
+        seconds: a measurement takes at least about this long.
+        settle_s: pause before each measurement, for prefetch of the one before to end.
+    """
+
+    rounds: int | None = 7
+    budget_s: float | None = None
+    seconds: float = 2.5
+    settle_s: float = 0.2
+
+    LEAST_ROUNDS = 3
+
+
+@dataclass
+class Session:
+    """What a run gave: samples by contender, and why contenders left."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+
+
+def round_order(count: int, number: int) -> list[int]:
+    """The order of ``count`` contenders in round ``number``.
+
+    Each round starts with the next one, and every second round goes backwards, so that
+    nobody keeps the same place or the same predecessor.
+
+    >>> [round_order(3, number) for number in range(4)]
+    [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
+    """
+    step = 1 if number % 2 == 0 else -1
+    return [(number + step * i) % count for i in range(count)]
+
+
+def calibrate(contender: Contender, seconds: float) -> int:
+    """Warm a contender up and find how many images keep it busy for ``seconds``.
+
+    The measurements made here are thrown away: they contain the start of workers and
+    compilation.
+
+    Returns:
+        A multiple of ``contender.chunk``.
+    """
+    images = contender.chunk
+    contender.measure(images)  # start-up: says nothing about the rate
+    while True:
+        took = max(contender.measure(images), 1e-9)
+        wanted = _round_up(images / took * seconds * 1.05, contender.chunk)
+        if took >= seconds / 2:
+            return wanted
+        # Short measurements mislead: believe them only up to a factor.
+        images = min(max(wanted, 2 * images), 8 * images)
+
+
+def interleave(
+    contenders: Sequence[Contender],
+    images: Mapping[str, int],
+    plan: Plan,
+    *,
+    on_sample: Callable[[Contender, Sample], None] = lambda contender, sample: None,
+    now: Callable[[], float] = time.perf_counter,
+    pause: Callable[[float], None] = time.sleep,
+) -> Session:
+    """Measure all contenders, round after round.
+
+    Args:
+        contenders: whom to measure.  One that raises ``ContenderError`` leaves the run.
+        images: by key, how many images a measurement handles (from `calibrate`).
+        plan: how many rounds.
+        on_sample: called after each measurement.
+        now, pause: the clock and the pause, for tests.
+
+    Returns:
+        The samples of those that stayed, and why the others left.
+    """
+    session = Session(samples={contender.key: [] for contender in contenders})
+    alive = list(contenders)
+    started = now()
+    while alive and not _enough(session.rounds, now() - started, plan):
+        for place in round_order(len(alive), session.rounds):
+            contender = alive[place]
+            gc.collect()
+            pause(plan.settle_s)
+            try:
+                seconds = contender.measure(images[contender.key])
+            except ContenderError as error:
+                session.failures[contender.key] = str(error)
+                continue
+            sample = Sample(session.rounds, images[contender.key], seconds)
+            session.samples[contender.key].append(sample)
+            on_sample(contender, sample)
+        for key in session.failures:
+            session.samples.pop(key, None)
+        alive = [contender for contender in alive if contender.key not in session.failures]
+        session.rounds += 1
+    return session
+
+
+def summarise(figures: Iterable[float]) -> Summary:
+    """Median, smallest and largest.
+
+    >>> summarise([3.0, 1.0, 2.0])
+    Summary(median=2.0, low=1.0, high=3.0)
+    """
+    values = list(figures)
+    return Summary(statistics.median(values), min(values), max(values))
+
+
+def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
+    """Images per second, by the number of the round."""
+    return {sample.round: sample.rate for sample in samples}
+
+
+def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterable[str]) -> list[float]:
+    """Rate of ``key`` over the best of ``reference``, round by round.
+
+    Args:
+        samples: samples by contender.
+        key: the contender in question.
+        reference: in each round the fastest of these is what counts as 1.
+
+    >>> base = [Sample(0, 100, 1.0), Sample(1, 100, 2.0)]
+    >>> fast = [Sample(0, 300, 1.0), Sample(1, 100, 1.0)]
+    >>> ratios({"base": base, "fast": fast}, "fast", ["base"])
+    [3.0, 2.0]
+    """
+    others = [rates_by_round(samples[name]) for name in reference]
+    return [
+        rate / max(other[number] for other in others) for number, rate in rates_by_round(samples[key]).items()
+    ]
+
+
+def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
+    """Whether no further round is wanted."""
+    if plan.rounds is not None:
+        return rounds >= plan.rounds
+    if rounds < plan.LEAST_ROUNDS:
+        return False
+    return elapsed + elapsed / rounds > (plan.budget_s or 0.0)
+
+
+def _round_up(value: float, multiple: int) -> int:
+    """The smallest positive multiple that is not below ``value``."""
+    return max(1, math.ceil(value / multiple)) * multiple

@@ -1,0 +1,79 @@
+"""Time to the first batch, each time in a fresh process.
+
+The parent calls `first_batch_seconds`; the child is ``python -m fastpipe.bench.startup``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastpipe._extras import require
+from fastpipe.bench.loaders import Draws, LoaderSpec, build, make_dataset, touch, train_transform
+from fastpipe.bench.runner import ContenderError
+
+__all__ = ["first_batch_seconds"]
+
+WARM_RUNS = 3
+
+
+def first_batch_seconds(
+    spec: LoaderSpec, folder: Path, batch_size: int, warm_runs: int = WARM_RUNS
+) -> dict[str, Any]:
+    """Seconds from building the dataset to the first batch, in new processes.
+
+    torch and torchvision are imported before the clock starts, since the replaced script
+    imports them too; fastpipe's own imports, the folder's scan and the start of threads or
+    workers are inside.
+
+    Returns:
+        ``cold_s``: the first run, with an empty folder for compiled code.  ``warm_s``: the
+        median of the following ones.  ``warm_raw_s``: each of those.
+
+    Raises:
+        ContenderError: a process did not end well.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as compiled:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": compiled}
+        job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
+        times = [_run(job, environment) for _ in range(1 + warm_runs)]
+    warm = times[1:]
+    return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
+
+
+def _run(job: dict[str, Any], environment: dict[str, str]) -> float:
+    """One child's measurement."""
+    command = [sys.executable, "-m", "fastpipe.bench.startup"]
+    done = subprocess.run(
+        command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise ContenderError(f"the process ended with code {done.returncode}: {lines[-1]}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def _child() -> None:
+    """Read a job from standard input, print the seconds."""
+    job = json.load(sys.stdin)
+    spec = LoaderSpec(**job["spec"])
+    require("torchvision", extra="torch")
+    transform = train_transform(spec.output)
+    start = time.perf_counter()
+    dataset = make_dataset(spec.group, Path(job["folder"]), transform)
+    draws = Draws(range(len(dataset)), 4 * job["batch_size"] * max(1, spec.num_workers))
+    batches = iter(build(spec, dataset, job["batch_size"], draws))
+    touch(next(batches))
+    print(time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    _child()

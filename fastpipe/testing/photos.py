@@ -1,0 +1,189 @@
+"""Photograph-like images, made from a seed: as hard to compress and to decode as real ones.
+
+A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and
+its fine texture is strong in some regions and absent in others.  JPEG files of plain noise
+or of gradients are several times larger or smaller than photographs of the same size, which
+moves the balance between reading, decoding and resizing that benchmarks look at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.errors import OptionError
+
+__all__ = ["imagenet_size", "photo_tree", "photograph"]
+
+FloatImage = npt.NDArray[np.float32]
+
+# Heights and widths seen most often in photo collections shrunk to 500 pixels.
+_COMMON_SIZES = ((375, 500), (333, 500), (500, 375), (500, 333), (500, 500), (334, 500), (400, 300))
+_COMMON_SHARE = (0.42, 0.24, 0.14, 0.08, 0.05, 0.05, 0.02)
+
+
+def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """One photograph-like image.
+
+    Args:
+        rng: where the image comes from; the same state and size give the same image.
+        size: height and width in pixels, each at least 1.
+
+    Returns:
+        uint8 array (H, W, 3), RGB.  As a JPEG of quality 90 with 4:2:0 chroma, images of a
+        few hundred pixels a side take about 2 bits a pixel (mean over many images).
+
+    Raises:
+        OptionError: a side is smaller than 1.
+
+    >>> photograph(np.random.default_rng(0), (30, 40)).shape
+    (30, 40, 3)
+    """
+    height, width = size
+    if height < 1 or width < 1:
+        raise OptionError(f"photograph(size=…) must be (height, width), both ≥ 1; got {size!r}")
+    luma = 128 + 52 * _clouds(rng, size, finest=3.0)
+    blue = 128 + 22 * _clouds(rng, size, finest=24.0)
+    red = 128 + 22 * _clouds(rng, size, finest=24.0)
+    for _ in range(int(rng.integers(5, 14))):
+        mask = _region(rng, size)
+        shift = rng.uniform(-1, 1, 3)
+        luma += mask * np.float32(70 * shift[0])
+        blue += mask * np.float32(30 * shift[1])
+        red += mask * np.float32(30 * shift[2])
+    luma += _texture(rng, size)
+    pil = _pil()
+    planes = [pil.fromarray(np.clip(plane, 0, 255).astype(np.uint8)) for plane in (luma, blue, red)]
+    return np.array(pil.merge("YCbCr", planes).convert("RGB"), dtype=np.uint8)
+
+
+def imagenet_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Height and width drawn like those of ImageNet's files: mean about 390 by 470 pixels.
+
+    Four in five have one of a few common sizes (500 pixels on the longer side), the others
+    any size from thumbnails to 1000 pixels, aspects between 1:2 and 2:1.
+
+    >>> height, width = imagenet_size(np.random.default_rng(0))
+    """
+    if rng.random() < 0.8:
+        return _COMMON_SIZES[int(rng.choice(len(_COMMON_SIZES), p=_COMMON_SHARE))]
+    side = min(max(np.exp(rng.normal(np.log(380), 0.45)), 80.0), 1000.0)
+    aspect = min(max(np.exp(rng.normal(0.2, 0.3)), 0.5), 2.0)
+    return round(side / np.sqrt(aspect)), round(side * np.sqrt(aspect))
+
+
+def photo_tree(
+    root: Path,
+    *,
+    classes: int = 4,
+    per_class: int = 6,
+    seed: int = 0,
+    sizes: Literal["imagenet"] | tuple[int, int] = "imagenet",
+    quality: int = 90,
+) -> Path:
+    """Write class folders of JPEG files, as ``ImageFolder`` reads them.
+
+    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  Each file
+    depends on ``seed``, its class and its number only, so a larger tree contains the
+    smaller one.
+
+    Args:
+        root: the folder; made when it does not exist.
+        classes: number of class folders.
+        per_class: number of files in each.
+        seed: any integer ≥ 0.
+        sizes: ``"imagenet"`` draws sizes with :func:`imagenet_size`; a pair is the height
+            and width of every file, in pixels.
+        quality: JPEG quality.  90 gives about 2 bits a pixel, 97 about twice that.
+
+    Returns:
+        ``root``.
+
+    Raises:
+        OptionError: ``sizes`` is neither of the two, or a count is negative.
+
+    >>> import tempfile
+    >>> root = photo_tree(Path(tempfile.mkdtemp()), classes=2, per_class=1, sizes=(32, 48))
+    >>> sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jpg"))
+    ['class_000/0000.jpg', 'class_001/0000.jpg']
+    """
+    if classes < 0 or per_class < 0:
+        raise OptionError(f"photo_tree needs counts ≥ 0, got classes={classes}, per_class={per_class}")
+    if isinstance(sizes, str) and sizes != "imagenet":
+        raise OptionError(f"photo_tree(sizes=…) must be 'imagenet' or (height, width), got {sizes!r}")
+    pil = _pil()
+    for label in range(classes):
+        folder = root / f"class_{label:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            rng = np.random.default_rng([seed, label, number])
+            size = imagenet_size(rng) if isinstance(sizes, str) else sizes
+            image = pil.fromarray(photograph(rng, size))
+            image.save(folder / f"{number:04d}.jpg", quality=quality, subsampling="4:2:0")
+    return root
+
+
+def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -> FloatImage:
+    """Smooth noise with a 1/frequency spectrum and a deviation near 1, down to ``finest`` pixels."""
+    height, width = size
+    cell = max(height, width) / 2
+    total, power = _noise(rng, height, width, cell), 1.0
+    weight = 1.0
+    while cell / 2 >= finest:
+        # Twice as fine at each step: enlarging what is there is cheap until the last step.
+        cell, weight = cell / 2, weight * 0.55
+        detail = _noise(rng, height, width, cell)
+        total = _enlarged(total, (detail.shape[0], detail.shape[1])) + np.float32(weight) * detail
+        power += weight**2
+    return _enlarged(total, size) / np.float32(power**0.5)
+
+
+def _region(rng: np.random.Generator, size: tuple[int, int]) -> FloatImage:
+    """The mask of one object, 0 to 1: an ellipse or a polygon with shading and a crisp edge."""
+    height, width = size
+    pil = _pil()
+    canvas = pil.new("L", (width // 2 + 1, height // 2 + 1))
+    draw = require("PIL.ImageDraw", extra="image").Draw(canvas)
+    centre = rng.random(2) * canvas.size
+    radius = (0.05 + 0.3 * rng.random(2)) * max(canvas.size)
+    if rng.random() < 0.5:
+        low, high = centre - radius, centre + radius
+        draw.ellipse([*map(float, low), *map(float, high)], fill=255)
+    else:
+        angles = np.sort(rng.random(int(rng.integers(3, 8)))) * 2 * np.pi
+        corners = centre + radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        draw.polygon([(float(x), float(y)) for x, y in corners], fill=255)
+    # Drawn at half the size, so that enlarging it makes the edge two pixels soft.
+    soft = canvas.resize((width, height), pil.Resampling.BILINEAR)
+    slope = np.linspace(rng.uniform(0.4, 1), rng.uniform(0.4, 1), width, dtype=np.float32)
+    return np.asarray(soft, dtype=np.float32) * (slope / np.float32(255))
+
+
+def _texture(rng: np.random.Generator, size: tuple[int, int]) -> FloatImage:
+    """Fine grain whose strength varies over the image and from image to image."""
+    height, width = size
+    grain = rng.random(size, dtype=np.float32) - np.float32(0.5)
+    coarse = _enlarged(_noise(rng, height, width, 2.0), size)
+    patches = _enlarged(_noise(rng, height, width, max(height, width) / 5), size)
+    strength = np.clip(patches, 0, None) * np.float32(rng.uniform(6, 22))
+    return strength * (coarse + 2 * grain) + grain * np.float32(rng.uniform(3, 10))
+
+
+def _noise(rng: np.random.Generator, height: int, width: int, cell: float) -> FloatImage:
+    """Independent values, deviation 1, on a grid with one node for each ``cell`` pixels."""
+    shape = (max(2, round(height / cell) + 1), max(2, round(width / cell) + 1))
+    return (rng.random(shape, dtype=np.float32) - np.float32(0.5)) * np.float32(12**0.5)
+
+
+def _enlarged(grid: FloatImage, size: tuple[int, int]) -> FloatImage:
+    pil = _pil()
+    enlarged = pil.fromarray(grid).resize((size[1], size[0]), pil.Resampling.BICUBIC)
+    return np.asarray(enlarged, dtype=np.float32)
+
+
+def _pil() -> Any:
+    return require("PIL.Image", extra="image")

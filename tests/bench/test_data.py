@@ -1,0 +1,78 @@
+"""Which photos are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastpipe.bench.data import folder_to_use, generated_folder, scan
+from fastpipe.errors import OptionError
+from fastpipe.testing import photo_tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=3, per_class=4, sizes=(40, 60))
+
+
+def test_a_small_folder_takes_part_as_a_whole(tree: Path) -> None:
+    photos = scan(tree, "tree")
+    assert photos.indices == tuple(range(12))
+    assert photos.labels == (0,) * 4 + (1,) * 4 + (2,) * 4
+    assert photos.bytes == sum(Path(file).stat().st_size for file in photos.files)
+
+
+def test_of_a_large_folder_a_part_spread_over_all_classes(tree: Path) -> None:
+    photos = scan(tree, "tree", most_photos=3)
+    assert photos.total == 12
+    assert set(photos.labels) == {0, 1, 2}
+    assert len(scan(tree, "tree", most_bytes=1).files) == 1
+
+
+def test_generated_once(tmp_path: Path) -> None:
+    calls = []
+
+    def make(root: Path, **options: Any) -> Path:
+        calls.append(options)
+        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+
+    folder = generated_folder(tmp_path, make)
+    assert generated_folder(tmp_path, make) == folder
+    assert len(calls) == 1
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_interrupted_making_leaves_nothing(tmp_path: Path) -> None:
+    def make(root: Path, **options: Any) -> Path:
+        photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generated_folder(tmp_path, make)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once_agree(tmp_path: Path) -> None:
+    def make(root: Path, **options: Any) -> Path:
+        inner = lambda path, **_: photo_tree(path, classes=1, per_class=1, sizes=(8, 8))  # noqa: E731
+        generated_folder(tmp_path, inner)
+        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+
+    folder = generated_folder(tmp_path, make)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_option_wins_over_the_variable(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTPIPE_PHOTOS", str(tmp_path))
+    assert folder_to_use(None)[0] == tmp_path
+    assert folder_to_use(str(tree)) == (tree, tree.name, False)
+
+
+def test_a_variable_that_names_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTPIPE_PHOTOS", str(tmp_path / "none"))
+    with pytest.raises(OptionError, match=r"\$FASTPIPE_PHOTOS"):
+        folder_to_use(None)

@@ -1,0 +1,64 @@
+"""The whole command on a small folder, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fastpipe.bench.results import load
+from fastpipe.testing import photo_tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=8, sizes=(120, 160))
+
+
+def test_a_quick_run_gives_table_json_and_picture(tree: Path, tmp_path: Path) -> None:
+    json_file, picture = tmp_path / "result.json", tmp_path / "result.png"
+    command = [sys.executable, "-m", "fastpipe.bench", "images", "--quick", "--data", str(tree)]
+    command += ["--batch-size", "4", "--json", str(json_file), "--plot", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "check: outputs agree with torchvision's on 16 photos" in done.stderr
+    assert "FastImageFolder + FastLoader" in done.stdout
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    result = load(json_file)
+    assert result["verdict"] in " ".join(done.stdout.split())
+    assert {len(row["samples"]) for row in result["rows"]} == {2}
+    assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe", "floor"}
+    assert result["check"]["ok"] and result["check"]["photos"] == 16
+    assert set(result["stages"]["seconds"]) >= {"read", "decode", "transform", "wait"}
+    main = next(row for row in result["rows"] if row["key"] == "fastloader-float32")
+    assert main["first_batch_s"]["warm_s"] > 0
+    text = json_file.read_text()
+    assert str(tree) not in text and str(tmp_path) not in text and str(Path.home()) not in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group: run on Linux or macOS")
+def test_ctrl_c_leaves_no_process(tree: Path) -> None:
+    command = [sys.executable, "-m", "fastpipe.bench", "--data", str(tree), "--batch-size", "4"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        assert child.stderr is not None
+        lines = []
+        for line in child.stderr:
+            lines.append(line)
+            if line.startswith("warming up: FastImageFolder + FastLoader"):
+                break
+        family = psutil.Process(child.pid).children(recursive=True)
+        assert family, "".join(lines)  # the workers of the replaced loader
+        os.killpg(child.pid, signal.SIGINT)
+        rest = child.stderr.read()
+        assert child.wait(timeout=60) == 130, rest
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive

@@ -1,0 +1,139 @@
+"""The rows: what is drawn, what is decoded, what a peer's process answers."""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastpipe.bench import peer_child
+from fastpipe.bench.data import scan
+from fastpipe.bench.floor import DecodeRow, crop_boxes
+from fastpipe.bench.images import loader_specs, worker_counts
+from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec
+from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
+from fastpipe.bench.peers import Peer, PeerRow, installed
+from fastpipe.bench.runner import ContenderError
+from fastpipe.testing import photo_tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
+
+
+def test_draws_use_every_photo_equally_and_in_changing_order() -> None:
+    draws = Draws([3, 5, 7], 9)
+    first, second = list(draws), list(draws)
+    assert collections.Counter(first) == {3: 3, 5: 3, 7: 3}
+    assert first != second
+    draws.length = 4
+    assert len(list(draws)) == len(draws) == 4
+
+
+def test_the_replaced_row_consumes_what_it_is_asked_for(tree: Path) -> None:
+    row = LoaderRow(LoaderSpec("replaced-workers0", "label", "replaced"), tree, range(6), batch_size=4)
+    assert row.measure(8) > 0
+    row.close()
+    row.close()
+
+
+def test_the_floor_decodes_crops(tree: Path) -> None:
+    row = DecodeRow(scan(tree, "tree").files, threads=2, batch_size=4)
+    assert row.measure(40) > 0
+    row.close()
+
+
+def test_the_floor_needs_a_jpeg(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ContenderError, match="JPEG"):
+        DecodeRow([str(tmp_path / "a.png")], threads=1, batch_size=4)
+
+
+def test_a_floor_that_cannot_decode_says_so(tmp_path: Path, tree: Path) -> None:
+    good = Path(scan(tree, "tree").files[0]).read_bytes()
+    (tmp_path / "a.jpg").write_bytes(good)
+    row = DecodeRow([str(tmp_path / "a.jpg")], threads=2, batch_size=4)
+    row._blobs = [b"\xff\xd8\xff\xe0 no more"]
+    with pytest.raises(ContenderError, match="decoding alone failed"):
+        row.measure(8)
+
+
+def test_boxes_lie_inside_and_have_the_areas_of_random_resized_crop() -> None:
+    sizes = np.tile([[300, 400]], (3000, 1))
+    boxes = crop_boxes(sizes, np.random.default_rng(1))
+    top, left, height, width = boxes.T
+    assert (top >= 0).all() and (left >= 0).all()
+    assert (top + height <= 300).all() and (left + width <= 400).all()
+    share = height * width / (300 * 400)
+    assert 0.07 < share.min() < 0.09 and share.max() > 0.9
+    # Uniform from 8 to 100 %, less the boxes that do not fit.
+    assert 0.4 < share.mean() < 0.54
+    # A strip admits no box of these ratios: the largest one at its centre.
+    assert crop_boxes(np.array([[10, 1000]]), np.random.default_rng(0)).tolist() == [[0, 493, 10, 13]]
+
+
+def test_every_row_has_its_own_key() -> None:
+    for cores in (1, 2, 4, 64):
+        keys = [spec.key for spec in loader_specs(cores)]
+        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 2
+    assert worker_counts(64)[-1] == 64
+
+
+def test_a_child_that_cannot_work_is_reported(tree: Path) -> None:
+    peer = Peer("nothing", "Nothing", "nothing_of_that_name", "pip install nothing", "")
+    assert not installed(peer)
+    with pytest.raises(ContenderError, match=r"Nothing stopped: KeyError: 'nothing'"):
+        PeerRow(peer, scan(tree, "tree"), 4, 1)
+
+
+def batch(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
+def test_the_child_measures_until_the_pipe_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+
+    def source(job: dict[str, object]) -> object:
+        while True:
+            served.append(1)
+            yield batch((2, 3, 224, 224)), np.zeros(2)
+
+    monkeypatch.setitem(peer_child.SOURCES, "dali", source)
+    questions = [{"files": [], "labels": [], "batch_size": 2, "threads": 1}, {"batches": 3}, {"batches": 1}]
+    answers = io.StringIO()
+    peer_child.serve("dali", io.StringIO("".join(json.dumps(q) + "\n" for q in questions)), answers)
+    first, *times = map(json.loads, answers.getvalue().splitlines())
+    assert first == {"shape": [2, 3, 224, 224], "dtype": "float32"}
+    assert len(times) == 2 and all(answer["seconds"] > 0 for answer in times)
+    assert len(served) == 1 + 3 + 1 + 2 * peer_child.LEAD_IN
+
+
+def test_a_peer_with_a_wrong_batch_is_not_measured() -> None:
+    right = batch((2, 3, 224, 224))
+    assert peer_child.batch_problem("dali", right, 2) is None
+    assert peer_child.batch_problem("tfdata", right.transpose(0, 2, 3, 1), 2) is None
+    assert "float64" in str(peer_child.batch_problem("dali", right.astype(np.float64), 2))
+    assert "expected float32" in str(peer_child.batch_problem("dali", right, 3))
+    assert "values lie in" in str(peer_child.batch_problem("dali", 255 * right, 2))
+
+
+def test_a_container_quota_counts(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert cores_allowed(tmp_path) == 1
+    assert memory_bytes(tmp_path) == 2**30
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores_allowed(tmp_path) == cores_allowed(tmp_path / "none")
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    import platform
+
+    described = json.dumps(describe())
+    assert describe()["cores"] >= 1
+    assert platform.node() == "" or platform.node() not in described

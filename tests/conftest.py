@@ -1,0 +1,144 @@
+"""Fixtures for all tests.  Two of them watch every test: ``no_leaks`` and ``hang_guard``."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from fastpipe.testing import photo_tree as make_photo_tree
+
+pytest_plugins = ["pytester"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PATIENCE_S = 5.0  # threads and processes may end shortly after the test that used them
+_HANG_S = 180
+
+settings.register_profile(
+    "default", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=1000, derandomize=False)
+settings.load_profile(os.environ.get("FASTPIPE_HYPOTHESIS", "default"))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread, process, descriptor, shared segment or temporary file."""
+    before = _resources()
+    yield
+    if request.node.get_closest_marker("leaks"):
+        return
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := _new_since(before):
+        gc.collect()
+        if time.monotonic() > deadline:
+            pytest.fail("left behind by this test:\n" + "\n".join(f"  {kind}: {what}" for kind, what in left))
+        threading.Event().wait(0.02)
+
+
+@pytest.fixture(autouse=True)
+def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the run, with the stacks of all threads, when a test takes far too long."""
+    marker = request.node.get_closest_marker("hang_after")
+    default = 20 * _HANG_S if request.node.get_closest_marker("slow") else _HANG_S
+    faulthandler.dump_traceback_later(marker.args[0] if marker else default, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def photo_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small folder of photograph-like JPEGs in class folders, made once."""
+    return make_photo_tree(tmp_path_factory.mktemp("photo_tree"), classes=4, per_class=6)
+
+
+@pytest.fixture(scope="session")
+def photos(photo_tree: Path) -> Path:
+    """Real photographs where there are any (``$FASTPIPE_PHOTOS``, or ``shared/data/photos``
+    beside the checkout), else ``photo_tree``."""
+    named = os.environ.get("FASTPIPE_PHOTOS")
+    for folder in (Path(named) if named else None, _ROOT.parent / "shared" / "data" / "photos"):
+        if folder is not None and folder.is_dir():
+            return folder
+    return photo_tree
+
+
+def _resources() -> dict[str, set[str]]:
+    return {kind: look() for kind, look in _LOOKS.items()}
+
+
+def _new_since(before: dict[str, set[str]]) -> list[tuple[str, str]]:
+    return [(kind, what) for kind, now in _resources().items() for what in sorted(now - before[kind])]
+
+
+def _threads() -> set[str]:
+    return {f"{thread.name} ({thread.ident})" for thread in threading.enumerate() if _is_ours(thread)}
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    # A thread of a C library that called into Python once is listed as Dummy for ever.
+    return not thread.name.startswith("Dummy-")
+
+
+def _children() -> set[str]:
+    multiprocessing.active_children()  # reaps those that have ended
+    found = set()
+    for task in Path("/proc/self/task").glob("*/children") if os.path.isdir("/proc/self/task") else ():
+        try:
+            found |= set(task.read_text().split())
+        except OSError:  # the thread has ended meanwhile
+            continue
+    return {pid for pid in found if not _is_helper(pid)}
+
+
+def _is_helper(pid: str) -> bool:
+    """Servers of ``multiprocessing``, which it starts once and ends with the interpreter."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return True
+    return "resource_tracker" in command or "forkserver" in command
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if not target.startswith(_KEPT_DESCRIPTORS):
+            found.add(f"{number} → {target}")
+    return found
+
+
+# Opened once by whoever first needs them, and kept: the pipes of multiprocessing's helpers and
+# of torch's resource sharer, Python's source of random bytes, the files of loaded libraries.
+_KEPT_DESCRIPTORS = ("pipe:", "socket:", "/dev/urandom", "/dev/null", "anon_inode:", "/proc", "/sys", "/dev/pts")
+
+
+def _segments() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: S108
+
+
+def _temporary_files() -> set[str]:
+    # Only what fastpipe names: other programs use the same folder.
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastpipe")}
+
+
+_LOOKS: dict[str, Callable[[], set[str]]] = {
+    "thread": _threads,
+    "child process": _children,
+    "descriptor": _descriptors,
+    "shared memory": _segments,
+    "temporary file": _temporary_files,
+}

@@ -1,0 +1,88 @@
+"""The fixtures that watch every test, watched themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_CONFTEST = (Path(__file__).parent / "conftest.py").read_text()
+_MARKERS = """
+[pytest]
+markers =
+    leaks: x
+    slow: x
+    hang_after: x
+"""
+
+
+def _run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
+    pytester.makeini(_MARKERS)
+    pytester.makeconftest(_CONFTEST.replace("_PATIENCE_S = 5.0", "_PATIENCE_S = 0.1"))
+    pytester.makepyfile(test)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("thread", "threading.Thread(target=threading.Event().wait, daemon=True).start()"),
+        ("child process", "globals()['kept'] = subprocess.Popen(['sleep', '20'])"),
+        ("descriptor", "globals()['kept'] = open(__file__)"),
+        ("temporary file", "globals()['kept'] = tempfile.mkstemp(prefix='fastpipe-test-')"),
+    ],
+)
+def test_what_a_test_leaves_behind_is_named(pytester: pytest.Pytester, kind: str, body: str) -> None:
+    result = _run(
+        pytester,
+        f"""
+        import os, subprocess, tempfile, threading
+        import pytest
+
+        @pytest.fixture(scope="module", autouse=True)
+        def clean():
+            yield
+            kept = globals().get("kept")
+            if hasattr(kept, "terminate"):
+                kept.terminate()
+                kept.wait()
+            if isinstance(kept, tuple):
+                os.unlink(kept[1])
+
+        def test_it():
+            {body}
+        """,
+    )
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines([f"*left behind by this test:*", f"*{kind}: *"])
+
+
+def test_a_tidy_test_passes(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+        import threading
+
+        def test_it():
+            thread = threading.Thread(target=lambda: None)
+            thread.start()
+            thread.join()
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_a_hang_ends_the_run_with_its_stack(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+        import threading
+        import pytest
+
+        @pytest.mark.hang_after(0.5)
+        def test_it():
+            threading.Event().wait()
+        """,
+    )
+    assert result.ret != 0
+    result.stderr.fnmatch_lines(["*Timeout*", "*test_it*"])

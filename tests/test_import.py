@@ -1,0 +1,93 @@
+"""What ``import fastpipe`` loads, and what a missing package says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_fastpipe_loads_nothing_heavier_than_numpy() -> None:
+    code = """
+import json, sys
+import numpy
+before = set(sys.modules)
+import fastpipe
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+print(json.dumps(sorted(new - set(sys.stdlib_module_names))))
+"""
+    assert json.loads(_python(code)) == ["fastpipe", "numpy"]
+
+
+def test_numpy_is_all_that_fastpipe_adds_to_the_standard_library() -> None:
+    code = """
+import json, sys
+import fastpipe
+tops = {name.split(".")[0] for name in sys.modules}
+print(json.dumps(sorted(t for t in tops if t in {"torch", "torchvision", "numba", "PIL", "rich", "tensorflow"})))
+"""
+    assert json.loads(_python(code)) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "use", "command"),
+    [
+        ("torch", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
+        ("torchvision", "fastpipe.FastLoader", "pip install 'fastpipe[torch]'"),
+        ("numba", "fastpipe.FastImageFolder", "pip install 'fastpipe[image]'"),
+        (
+            "PIL",
+            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode())",
+            "pip install 'fastpipe[image]'",
+        ),
+        (
+            "simplejpeg",
+            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('simplejpeg'))",
+            "pip install 'fastpipe[image]'",
+        ),
+        (
+            "nvidia",
+            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('nvimgcodec'))",
+            "pip install 'fastpipe[image]'",
+        ),
+    ],
+)
+def test_a_missing_package_is_said_with_the_pip_command(missing: str, use: str, command: str) -> None:
+    code = f"""
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hide())
+import fastpipe
+try:
+    {use}
+except fastpipe.errors.MissingDependencyError as error:
+    print(error)
+"""
+    assert command in _python(code)
+
+
+def test_an_installed_package_that_fails_says_so_itself(tmp_path: object) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+open({str(tmp_path)!r} + "/half_installed.py", "w").write("import something_else_missing")
+from fastpipe._extras import require
+try:
+    require("half_installed", extra="image")
+except ModuleNotFoundError as error:
+    print(type(error).__name__, error.name)
+"""
+    assert _python(code).split() == ["ModuleNotFoundError", "something_else_missing"]

@@ -1,0 +1,132 @@
+"""Who may import whom: see ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fastpipe
+
+_PACKAGE = Path(fastpipe.__file__).parent
+_MODULES = sorted(_PACKAGE.rglob("*.py"))
+
+_BASE = {"errors", "types", "_extras"}
+_MIDDLE = {"index", "read", "transform", "engine"}
+_MAY_IMPORT: dict[str, set[str]] = {
+    "": {"errors", "types"},
+    "errors": set(),
+    "types": {"errors"},
+    "_extras": {"errors"},
+    **{layer: _BASE | {layer} for layer in _MIDDLE},
+    "torch": _BASE | _MIDDLE | {"torch"},
+    "testing": _BASE | {"testing"},
+    "bench": {"errors", "_extras", "testing", "bench", ""},
+}
+_HEAVY = {"torch", "torchvision", "tensorflow", "PIL", "numba", "h5py", "nvidia", "simplejpeg"}
+
+
+def _layer(path: Path) -> str:
+    parts = path.relative_to(_PACKAGE).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def _imported_layer(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
+    found: list[tuple[ast.stmt, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            # "from fastpipe.index import folder" names a module, "from fastpipe import X" a name.
+            if node.module == "fastpipe":
+                found += [(node, f"fastpipe.{alias.name}" if alias.name in _MAY_IMPORT else "fastpipe") for alias in node.names]
+            else:
+                found.append((node, node.module))
+    return found
+
+
+def _type_checking_only(tree: ast.Module) -> set[ast.stmt]:
+    return {
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for statement in node.body
+    }
+
+
+@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    layer = _layer(path)
+    assert layer in _MAY_IMPORT, f"a new folder: say in ARCHITECTURE.md and here what {layer!r} may import"
+    for statement, name in _imports(tree):
+        if name.split(".")[0] != "fastpipe" or statement in _type_checking_only(tree):
+            continue
+        assert _imported_layer(name) in _MAY_IMPORT[layer], f"{layer or 'fastpipe'} may not import {name}"
+
+
+@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
+def test_no_function_imports_within_the_package(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    at_top = set(tree.body) | _type_checking_only(tree)
+    for statement, name in _imports(tree):
+        if name.split(".")[0] == "fastpipe":
+            assert statement in at_top, f"line {statement.lineno}: import {name} at the top of the module"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {""}], ids=lambda path: str(path.relative_to(_PACKAGE))
+)
+def test_lower_layers_import_nothing_heavy_at_module_level(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for statement, name in _imports(tree):
+        if statement in tree.body:
+            assert name.split(".")[0] not in _HEAVY, f"line {statement.lineno}: load {name} through _extras.require"
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in _MODULES:
+        parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        tree = ast.parse(path.read_text())
+        skip = _type_checking_only(tree)
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node not in skip and (node.module or "").startswith("fastpipe"):
+                targets = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= {t if t in targets and _is_module(t) else node.module or "" for t in targets}
+    order: list[str] = []
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"import circle: {' → '.join((*path, name))}"
+        if name not in order:
+            for target in graph.get(name, ()):
+                visit(target, (*path, name))
+            order.append(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def _is_module(name: str) -> bool:
+    path = _PACKAGE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+def test_no_public_name_is_the_name_of_a_folder() -> None:
+    folders = {path.name for path in _PACKAGE.iterdir() if path.is_dir()}
+    assert not folders & set(fastpipe.__all__)
+
+
+def test_modules_are_short() -> None:
+    long = {str(p.relative_to(_PACKAGE)): n for p in _MODULES if (n := len(p.read_text().splitlines())) > 400}
+    assert not long

@@ -1,0 +1,69 @@
+"""The public surface: names, documentation, options, errors."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+import fastpipe
+from fastpipe import BadSamples, Decode, errors
+
+
+def test_the_public_names_are_these() -> None:
+    assert fastpipe.__all__ == ["BadSamples", "Decode", "FastImageFolder", "FastLoader", "errors"]
+    assert set(fastpipe.__all__) <= set(dir(fastpipe))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="FastThing"):
+        fastpipe.FastThing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", fastpipe.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    thing = getattr(fastpipe, name)
+    assert inspect.getdoc(thing)
+    if inspect.isclass(thing):
+        for method, value in vars(thing).items():
+            if not method.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{method}"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_one_of_fastpipes_and_survives_pickling(name: str) -> None:
+    kind = getattr(errors, name)
+    assert issubclass(kind, errors.FastpipeError)
+    again = pickle.loads(pickle.dumps(kind("what, where, remedy")))
+    assert type(again) is kind
+    assert str(again) == "what, where, remedy"
+
+
+def test_a_bad_samples_error_keeps_path_and_index() -> None:
+    error = pickle.loads(pickle.dumps(errors.BadSampleError("text", path="a.jpg", index=3)))
+    assert (error.path, error.index, str(error)) == ("a.jpg", 3, "text")
+    assert isinstance(error, OSError)
+
+
+def test_options_show_what_differs_from_the_defaults() -> None:
+    assert repr(Decode()) == "Decode()"
+    assert repr(Decode(exif=True)) == "Decode(exif=True)"
+    assert repr(BadSamples("skip", max_errors=3)) == "BadSamples(policy='skip', max_errors=3)"
+    assert BadSamples.of("skip") == BadSamples("skip")
+    assert pickle.loads(pickle.dumps(BadSamples("skip"))) == BadSamples("skip")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Decode(backend="cv2"),  # type: ignore[arg-type]
+        lambda: Decode(max_pixels=0),
+        lambda: BadSamples("ignore"),  # type: ignore[arg-type]
+        lambda: BadSamples("skip", max_errors=-1),
+        lambda: BadSamples.of("ignore"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(make: object) -> None:
+    with pytest.raises(errors.OptionError, match="got"):
+        make()  # type: ignore[operator]
