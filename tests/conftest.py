@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -28,6 +29,23 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("FASTPIPE_HYPOTHESIS", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this run a temporary folder of its own, in which nobody else leaves files."""
+    folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+    def restore() -> None:
+        tempfile.tempdir = before[1]
+        if before[0] is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before[0]
+        shutil.rmtree(folder, ignore_errors=True)
+
+    config.add_cleanup(restore)
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +149,9 @@ def _segments() -> set[str]:
 
 
 def _temporary_files() -> set[str]:
-    # Only what fastpipe names: other programs use the same folder.
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastpipe")}
+    # pytest's own folder, and those that multiprocessing and torch keep until the process ends.
+    kept = ("pytest-of-", "pymp-", "torch")
+    return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(kept)}
 
 
 _LOOKS: dict[str, Callable[[], set[str]]] = {

@@ -24,6 +24,8 @@ from fastpipe.errors import ClosedError
 
 __all__ = ["Job", "ThreadPool"]
 
+_LOOK_AGAIN_S = 30.0
+
 
 class Job:
     """Some numbered tasks.  Made by ``ThreadPool.submit``."""
@@ -32,7 +34,11 @@ class Job:
         # Dropped with the last task: a task's closure may hold a batch, which holds the job.
         self._task: Callable[[int], None] | None = task
         self._count = count
-        self._lock = threading.Lock()
+        # A finalizer, run by the garbage collector, may cancel the job in the middle of any of
+        # its methods, in the same thread: the lock lets it in, and the flag keeps it from
+        # entering the event's own lock twice.
+        self._lock = threading.RLock()
+        self._finished = count == 0
         self._next = 0
         self._unfinished = count
         self._done = threading.Event()
@@ -62,12 +68,8 @@ class Job:
     def cancel(self, error: BaseException | None = None) -> None:
         """Start no further task and let ``wait`` raise; running tasks finish."""
         with self._lock:
-            if self._done.is_set():
-                return
-            self._next = self._count
-            self._task = None
-            self._error = error or ClosedError("the job was cancelled before it was done")
-            self._done.set()
+            if not self._finished:
+                self._finish(error or ClosedError("the job was cancelled before it was done"))
 
     def run_here(self) -> None:
         """Run all tasks in the calling thread."""
@@ -88,10 +90,16 @@ class Job:
             return False
         with self._lock:
             self._unfinished -= 1
-            if not self._unfinished:
-                self._task = None
-                self._done.set()
+            if not self._unfinished and not self._finished:
+                self._finish(None)
         return True
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._finished = True
+        self._error = error
+        self._next = self._count
+        self._task = None
+        self._done.set()
 
 
 class _Queue:
@@ -183,10 +191,12 @@ def _work(queue: _Queue) -> None:
     while True:
         with queue.changed:
             while not queue.jobs and not queue.closed:
-                queue.changed.wait()
-            if queue.closed:
+                # The pool's finalizer may run in this very thread just before it waits, and then
+                # nobody is left to wake it up.
+                queue.changed.wait(_LOOK_AGAIN_S)
+            job = next(iter(queue.jobs), None)  # none: closed, perhaps this moment
+            if job is None or queue.closed:
                 return
-            job = queue.jobs[0]
         if not job.run_next():
             with queue.changed:
                 if queue.jobs and queue.jobs[0] is job:

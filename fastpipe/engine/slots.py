@@ -54,14 +54,21 @@ class SlotPool:
         if size != self._size:
             self.clear()
             self._size = size
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(max(size, 1), np.uint8)
+        memory = self._pop(max(size, 1))
         lease = _Lease(memory)
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
         array: npt.NDArray[Any] = np.asarray(lease)[:size].view(dtype).reshape(shape)
         return array
+
+    def _pop(self, size: int) -> npt.NDArray[np.uint8]:
+        while True:
+            try:
+                memory = self._free.pop()
+            except IndexError:
+                return np.empty(size, np.uint8)
+            # Another thread may have put a slot back just as the size changed: drop it.
+            if memory.size == size:
+                return memory
 
     def clear(self) -> None:
         """Drop the free slots; those handed out are dropped when their views are gone."""

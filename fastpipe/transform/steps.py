@@ -83,9 +83,13 @@ def _is_torchvision(transform: Any, name: str | None = None) -> bool:
     return kind.__module__.startswith("torchvision.transforms.") and name in (None, kind.__qualname__)
 
 
+def _is_v2(transform: Any) -> bool:
+    return type(transform).__module__.startswith("torchvision.transforms.v2")
+
+
 def _functional(transform: Any) -> Any:
     """The functional module that belongs to a transform's version."""
-    version = ".v2" if type(transform).__module__.startswith("torchvision.transforms.v2") else ""
+    version = ".v2" if _is_v2(transform) else ""
     return require(f"torchvision.transforms{version}.functional", extra="torch")
 
 
@@ -101,6 +105,10 @@ def _mode(transform: Any, domain: Domain) -> int | None:
     if domain == "pil":
         return _PIL_MODES.get(name)
     if domain == "bytes":
+        # v1 resamples tensors in float32, without the bytes that v2 (and the kernels) round to
+        # between the two passes: what a bicubic filter overshoots there is cut off or is not.
+        if name == "bicubic" and not _is_v2(transform):
+            return None
         return _TENSOR_MODES.get((name, bool(transform.antialias)))
     return None
 
@@ -261,7 +269,7 @@ def _padding(t: Any) -> tuple[int, int, int, int]:
         return values[0], values[0], values[0], values[0]
     if len(values) == 2:
         return values[0], values[1], values[0], values[1]
-    if type(t).__module__.startswith("torchvision.transforms.v2"):  # kept as left, right, top, bottom
+    if _is_v2(t):  # kept as left, right, top, bottom
         return values[0], values[2], values[1], values[3]
     return values[0], values[1], values[2], values[3]
 

@@ -43,7 +43,8 @@ def test_a_quick_run_gives_table_json_and_picture(tree: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group: run on Linux or macOS")
 def test_ctrl_c_leaves_no_process(tree: Path) -> None:
-    command = [sys.executable, "-m", "fastpipe.bench", "--data", str(tree), "--batch-size", "4"]
+    command = [sys.executable, "-m", "fastpipe.bench", "--quick", "--rounds", "1000"]
+    command += ["--data", str(tree), "--batch-size", "4"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as child:

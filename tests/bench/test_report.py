@@ -59,6 +59,7 @@ def test_no_line_is_wider_than_the_terminal(result: dict[str, Any], width: int) 
     assert max(map(len, printed(result, width).splitlines())) <= width
 
 
+@pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_the_picture_has_nothing_at_its_edges(result: dict[str, Any], tmp_path: Path) -> None:
     result["machine"]["cpu"] = "A Processor With Quite a Long Name Indeed 9999X 128-Core Processor"
     path = tmp_path / "new" / "picture.png"
