@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from fastpipe.testing import photo_tree as make_photo_tree
@@ -68,7 +69,10 @@ def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     """End the run, with the stacks of all threads, when a test takes far too long."""
     marker = request.node.get_closest_marker("hang_after")
     default = 20 * _HANG_S if request.node.get_closest_marker("slow") else _HANG_S
-    faulthandler.dump_traceback_later(marker.args[0] if marker else default, exit=True)
+    limit = marker.args[0] if marker else default
+    # Descriptor 2 is captured while a test runs; pytest keeps the terminal's for this use.
+    terminal = request.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(limit, exit=True, file=terminal)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -33,7 +33,7 @@ from fastpipe.bench.results import (
     verdict,
 )
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
-from fastpipe.bench.startup import WARM_RUNS, first_batch_seconds
+from fastpipe.bench.startup import first_batch_seconds
 
 __all__ = ["add_arguments", "loader_specs", "run", "worker_counts"]
 
@@ -235,16 +235,16 @@ class _Bench:
 
     def _start_up(self, result: dict[str, Any]) -> None:
         """Fill in the time to the first batch of the rows that matter."""
-        keys = [MAIN_ROW]
-        if not self.args.quick:
-            keys += [*result["best"].values(), "fastloader-uint8"]
+        if self.args.quick:
+            return
+        keys = (*result["best"].values(), MAIN_ROW, "fastloader-uint8")
         for spec in loader_specs(self.cores, self.args.quick):
             if spec.key not in keys:
                 continue
             self.progress.step(f"time to the first batch: {spec.label}")
             try:
                 row(result, spec.key)["first_batch_s"] = first_batch_seconds(
-                    spec, self.photos.folder, self.args.batch_size, 1 if self.args.quick else WARM_RUNS
+                    spec, self.photos.folder, self.args.batch_size
                 )
             except ContenderError as error:
                 # The rates, which took far longer to measure, stay valid.

@@ -184,7 +184,9 @@ class ThreadPool:
         # A lock that another thread held at the fork would stay locked for ever.
         self._finalizer.detach()
         self._start_lock = threading.Lock()
+        closed = self._queue.closed
         self._reset()
+        self._queue.closed = closed
 
 
 def _work(queue: _Queue) -> None:
@@ -199,8 +201,9 @@ def _work(queue: _Queue) -> None:
                 return
         if not job.run_next():
             with queue.changed:
-                if queue.jobs and queue.jobs[0] is job:
-                    queue.jobs.popleft()
+                jobs = queue.jobs  # ours even if a finalizer closes the queue between these lines
+                if jobs and jobs[0] is job:
+                    jobs.popleft()
         del job  # a finished job must not be kept alive by a thread that waits
 
 

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
+from fastpipe.bench.loaders import LoaderSpec
 from fastpipe.bench.results import load
+from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.startup import first_batch_seconds
 from fastpipe.testing import photo_tree
 
 
@@ -35,10 +39,24 @@ def test_a_quick_run_gives_table_json_and_picture(tree: Path, tmp_path: Path) ->
     assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe", "floor"}
     assert result["check"]["ok"] and result["check"]["photos"] == 16
     assert set(result["stages"]["seconds"]) >= {"read", "decode", "transform", "wait"}
-    main = next(row for row in result["rows"] if row["key"] == "fastloader-float32")
-    assert main["first_batch_s"]["warm_s"] > 0
     text = json_file.read_text()
     assert str(tree) not in text and str(tmp_path) not in text and str(Path.home()) not in text
+
+
+@pytest.mark.parametrize("group", ["replaced", pytest.param("fastpipe", marks=pytest.mark.slow)])
+def test_start_up_is_measured_in_new_processes(
+    tree: Path, group: Literal["replaced", "fastpipe"], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    first = first_batch_seconds(LoaderSpec("key", "label", group), tree, batch_size=4, warm_runs=1)
+    assert first["cold_s"] > 0
+    assert first["warm_raw_s"] == [first["warm_s"]]
+    assert not list(tmp_path.iterdir())  # a user's compiled code is neither used nor written
+
+
+def test_start_up_of_a_loader_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ContenderError, match="ended with code 1: FileNotFoundError"):
+        first_batch_seconds(LoaderSpec("key", "label", "replaced"), tmp_path, batch_size=4)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group: run on Linux or macOS")

@@ -1,0 +1,210 @@
+"""Folding a chain of operations gives the pixels of applying them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fastpipe.transform import kernels
+from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
+from fastpipe.transform.pixels import Conversion, convert, render
+from fastpipe.types import Box, Size
+
+MODES = {
+    kernels.BOX: Image.Resampling.BOX,
+    kernels.BILINEAR: Image.Resampling.BILINEAR,
+    kernels.HAMMING: Image.Resampling.HAMMING,
+    kernels.BICUBIC: Image.Resampling.BICUBIC,
+    kernels.LANCZOS: Image.Resampling.LANCZOS,
+    kernels.NEAREST: Image.Resampling.NEAREST,
+}
+
+
+@dataclass
+class ArrayImage:
+    """An ``EncodedImage`` over an array; remembers what was decoded."""
+
+    pixels: npt.NDArray[np.uint8]
+    decoded: Box | None = None
+
+    @property
+    def size(self) -> Size:
+        return Size(*self.pixels.shape[:2])
+
+    def region(self, box: Box) -> npt.NDArray[np.uint8]:
+        assert box.top >= 0
+        assert box.left >= 0
+        assert box.height > 0
+        assert box.width > 0
+        assert box.top + box.height <= self.size.height
+        assert box.left + box.width <= self.size.width
+        assert self.decoded is None, "one region is decoded, once"
+        self.decoded = box
+        return np.ascontiguousarray(
+            self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        )
+
+    def pil(self) -> Any:
+        return Image.fromarray(self.pixels)
+
+
+def naively(image: Any, operations: Sequence[Operation]) -> Any:
+    """Each operation by Pillow's own means."""
+    for operation in operations:
+        if isinstance(operation, Crop):
+            image = cropped(image, operation)
+        elif isinstance(operation, Resize):
+            image = image.resize((operation.size.width, operation.size.height), MODES[operation.mode])
+        elif isinstance(operation, Flip):
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if operation.horizontal else image
+            image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if operation.vertical else image
+        else:
+            image = image.convert("L")
+            image = image if operation.channels == 1 else Image.merge("RGB", [image] * 3)
+    return image
+
+
+def cropped(image: Any, operation: Crop) -> Any:
+    box = operation.box
+    reaches_out = box.top < 0 or box.left < 0
+    reaches_out |= box.top + box.height > image.height or box.left + box.width > image.width
+    fill = operation.fill
+    assert fill is not None or not reaches_out, "what lies outside has no colour"
+    colour: Any = (fill or (0, 0, 0)) if image.mode == "RGB" else (fill or (0,))[0]
+    canvas = Image.new(image.mode, (box.width, box.height), colour)
+    canvas.paste(image, (-box.left, -box.top))
+    return canvas
+
+
+def by_fold(pixels: npt.NDArray[np.uint8], operations: Sequence[Operation]) -> npt.NDArray[np.uint8] | None:
+    image = ArrayImage(pixels)
+    region = fold(operations, image.size)
+    if region is None:
+        return None
+    rows, size, channels = render(image, region)
+    count = region.grey_channels if region.grey else 3
+    made = np.zeros(count * size.height * size.width, np.uint8)
+    convert(rows, size, channels, Conversion("bytes", count, interleaved=True), made)
+    return made.reshape(size.height, size.width, count)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Size, list[Operation]]:
+    """An image's size and operations that make sense on it, up to six."""
+    side = st.integers(1, 70)
+    first = current = Size(draw(side), draw(side))
+    operations: list[Operation] = []
+    channels = 3
+    for kind in draw(st.lists(st.sampled_from(["crop", "out", "resize", "flip", "grey"]), max_size=6)):
+        if kind == "crop":
+            height, width = draw(st.integers(1, current.height)), draw(st.integers(1, current.width))
+            top = draw(st.integers(0, current.height - height))
+            left = draw(st.integers(0, current.width - width))
+            operation: Operation = Crop(Box(top, left, height, width), draw(st.sampled_from([None, (0, 0, 0)])))
+        elif kind == "out":
+            box = Box(draw(st.integers(-9, 9)), draw(st.integers(-9, 9)), draw(side), draw(side))
+            grey = st.integers(0, 255).map(lambda v: (v, v, v))
+            colours = grey if channels == 1 else grey | st.just((10, 200, 90))
+            operation = Crop(box, draw(colours))
+        elif kind == "resize":
+            operation = Resize(Size(draw(side), draw(side)), draw(st.sampled_from(sorted(MODES))))
+        elif kind == "flip":
+            operation = Flip(draw(st.booleans()), draw(st.booleans()))
+        else:
+            channels = draw(st.sampled_from([1, 3]))
+            operation = Grey(channels)
+        operations.append(operation)
+        if isinstance(operation, Crop):
+            current = Size(operation.box.height, operation.box.width)
+        elif isinstance(operation, Resize):
+            current = operation.size
+    return first, operations
+
+
+def check(chain: tuple[Size, list[Operation]]) -> None:
+    size, operations = chain
+    pixels = np.random.default_rng(size).integers(0, 256, (*size, 3), np.uint8)
+    made = by_fold(pixels, operations)
+    event("refused" if made is None else "folded")
+    if made is not None:
+        expected = np.asarray(naively(Image.fromarray(pixels), operations))
+        np.testing.assert_array_equal(made, expected.reshape(*expected.shape[:2], -1))
+
+
+CROP, TURN = Crop(Box(3, 5, 30, 40)), Flip(True, False)
+
+
+@settings(max_examples=600)
+@given(chains())
+@example((Size(50, 60), [TURN, CROP, Flip(True, True), CROP]))
+@example((Size(50, 60), [TURN, Resize(Size(31, 77), kernels.BILINEAR), TURN, Crop(Box(0, 1, 30, 70)), TURN]))
+@example((Size(50, 60), [Crop(Box(-4, -4, 58, 68), (1, 2, 3)), TURN, Crop(Box(1, 2, 50, 50)), Grey(3)]))
+@example((Size(40, 50), [Grey(1), Resize(Size(20, 20), kernels.BICUBIC)]))
+@example((Size(40, 50), [Resize(Size(20, 20), kernels.BICUBIC), Grey(1), Crop(Box(1, 1, 10, 10))]))
+def test_folding_changes_no_pixel(chain: tuple[Size, list[Operation]]) -> None:
+    check(chain)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000)
+@given(chains())
+def test_folding_changes_no_pixel_at_length(chain: tuple[Size, list[Operation]]) -> None:
+    check(chain)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [Resize(Size(20, 20), 1), Resize(Size(10, 10), 1)],
+        [Resize(Size(20, 20), 1), Crop(Box(-1, 0, 20, 20))],
+        [Crop(Box(-1, 0, 40, 50), None)],
+        [Crop(Box(-1, 0, 41, 50), (1, 1, 1)), Crop(Box(-1, 0, 42, 50), (2, 2, 2))],
+        [Crop(Box(100, 100, 5, 5))],
+        [Grey(1), Grey(3)],
+        [Grey(3), Crop(Box(-1, 0, 40, 50), (1, 2, 3))],
+    ],
+    ids=["two resizes", "fill after a resize", "no fill", "two fills", "all outside", "grey twice",
+         "colour on grey"],
+)  # fmt: skip
+def test_what_one_pass_cannot_do_is_refused(operations: list[Operation]) -> None:
+    assert fold(operations, Size(40, 50)) is None
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [],
+        [Crop(Box(5, 6, 30, 31))],
+        [Crop(Box(5, 6, 30, 31)), Resize(Size(10, 10), kernels.BICUBIC), Flip(True, False)],
+        [Resize(Size(256, 256), kernels.BILINEAR), Crop(Box(16, 16, 224, 224))],
+        [Flip(True, True), Crop(Box(-3, -4, 20, 20), (9, 9, 9)), Crop(Box(1, 1, 12, 12)), Grey(3)],
+        [Resize(Size(40, 50), kernels.BILINEAR), Resize(Size(30, 30), kernels.BILINEAR)],
+    ],
+)
+def test_usual_chains_are_folded(operations: list[Operation]) -> None:
+    assert fold(operations, Size(40, 50)) is not None
+    check((Size(40, 50), operations))
+
+
+def test_only_what_is_needed_is_decoded() -> None:
+    image = ArrayImage(np.zeros((300, 400, 3), np.uint8))
+    region = fold([Flip(True, False), Crop(Box(10, 20, 100, 50))], image.size)
+    assert region is not None
+    render(image, region)
+    assert image.decoded == Box(10, 400 - 20 - 50, 100, 50)
+
+
+def test_a_crop_after_the_resize_decodes_the_filter_s_reach_only() -> None:
+    image = ArrayImage(np.zeros((400, 400, 3), np.uint8))
+    region = fold([Resize(Size(200, 200), kernels.BILINEAR), Crop(Box(50, 60, 10, 20))], image.size)
+    assert region is not None
+    render(image, region)
+    assert image.decoded == Box(99, 119, 22, 42)  # twice the window, and a pixel on each side
