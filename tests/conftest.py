@@ -145,7 +145,16 @@ def _descriptors() -> set[str]:
 
 # Opened once by whoever first needs them, and kept: the pipes of multiprocessing's helpers and
 # of torch's resource sharer, Python's source of random bytes, the files of loaded libraries.
-_KEPT_DESCRIPTORS = ("pipe:", "socket:", "/dev/urandom", "/dev/null", "anon_inode:", "/proc", "/sys", "/dev/pts")
+_KEPT_DESCRIPTORS = (
+    "pipe:",
+    "socket:",
+    "/dev/urandom",
+    "/dev/null",
+    "anon_inode:",
+    "/proc",
+    "/sys",
+    "/dev/pts",
+)
 
 
 def _segments() -> set[str]:

@@ -32,7 +32,8 @@ def test_numpy_is_all_that_fastpipe_adds_to_the_standard_library() -> None:
 import json, sys
 import fastpipe
 tops = {name.split(".")[0] for name in sys.modules}
-print(json.dumps(sorted(t for t in tops if t in {"torch", "torchvision", "numba", "PIL", "rich", "tensorflow"})))
+heavy = {"torch", "torchvision", "numba", "PIL", "rich", "tensorflow"}
+print(json.dumps(sorted(tops & heavy)))
 """
     assert json.loads(_python(code)) == []
 

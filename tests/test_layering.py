@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fastpipe
+from fastpipe import testing
 
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
@@ -24,7 +27,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
 }
-_HEAVY = {"torch", "torchvision", "tensorflow", "PIL", "numba", "h5py", "nvidia", "simplejpeg"}
+_LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
 
 
 def _layer(path: Path) -> str:
@@ -47,7 +50,8 @@ def _imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
             assert node.module is not None
             # "from fastpipe.index import folder" names a module, "from fastpipe import X" a name.
             if node.module == "fastpipe":
-                found += [(node, f"fastpipe.{alias.name}" if alias.name in _MAY_IMPORT else "fastpipe") for alias in node.names]
+                names = [alias.name for alias in node.names]
+                found += [(node, f"fastpipe.{name}" if name in _MAY_IMPORT else "fastpipe") for name in names]
             else:
                 found.append((node, node.module))
     return found
@@ -82,14 +86,57 @@ def test_no_function_imports_within_the_package(path: Path) -> None:
             assert statement in at_top, f"line {statement.lineno}: import {name} at the top of the module"
 
 
+@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
+def test_no_module_is_imported_by_a_string(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__", "require")
+        ):
+            for argument in node.args:
+                name = argument.value if isinstance(argument, ast.Constant) else None
+                assert not str(name).startswith("fastpipe"), f"line {node.lineno}: import {name} at the top"
+
+
 @pytest.mark.parametrize(
-    "path", [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {""}], ids=lambda path: str(path.relative_to(_PACKAGE))
+    "path",
+    [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {""}],
+    ids=lambda path: str(path.relative_to(_PACKAGE)),
 )
-def test_lower_layers_import_nothing_heavy_at_module_level(path: Path) -> None:
+def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:
     tree = ast.parse(path.read_text())
+    at_import = set(_run_by_importing(tree))
     for statement, name in _imports(tree):
-        if statement in tree.body:
-            assert name.split(".")[0] not in _HEAVY, f"line {statement.lineno}: load {name} through _extras.require"
+        if statement in at_import:
+            light = name.split(".")[0] in _LIGHT
+            assert light, f"line {statement.lineno}: load {name} through _extras.require"
+
+
+def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
+    """All nodes that run when the module is imported: those in try, if and class too."""
+    typing_only = _type_checking_only(tree)
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or node in typing_only:
+            continue
+        yield node
+        todo += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in _MODULES if _layer(p) == "bench"],
+    ids=lambda path: str(path.relative_to(_PACKAGE)),
+)
+def test_bench_uses_public_names(path: Path) -> None:
+    public = {
+        "fastpipe": {*fastpipe.__all__, "__version__", "bench", "testing"},
+        "fastpipe.testing": {*testing.__all__},
+    }
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in public:
+            private = {alias.name for alias in node.names} - public[node.module]
+            assert not private, f"line {node.lineno}: {private} of {node.module} is not public"
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
@@ -101,9 +148,13 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
         skip = _type_checking_only(tree)
         graph[name] = set()
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node not in skip and (node.module or "").startswith("fastpipe"):
+            if node in skip:
+                continue
+            if isinstance(node, ast.Import):
+                graph[name] |= {a.name for a in node.names if a.name.split(".")[0] == "fastpipe"}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fastpipe":
                 targets = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[name] |= {t if t in targets and _is_module(t) else node.module or "" for t in targets}
+                graph[name] |= {t if _is_module(t) else node.module or "" for t in targets}
     order: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:

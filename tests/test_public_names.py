@@ -18,7 +18,7 @@ def test_the_public_names_are_these() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="FastThing"):
-        fastpipe.FastThing  # noqa: B018
+        fastpipe.FastThing
 
 
 @pytest.mark.parametrize("name", fastpipe.__all__)
@@ -51,7 +51,17 @@ def test_options_show_what_differs_from_the_defaults() -> None:
     assert repr(Decode(exif=True)) == "Decode(exif=True)"
     assert repr(BadSamples("skip", max_errors=3)) == "BadSamples(policy='skip', max_errors=3)"
     assert BadSamples.of("skip") == BadSamples("skip")
-    assert pickle.loads(pickle.dumps(BadSamples("skip"))) == BadSamples("skip")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [Decode(), Decode("pillow", exif=True, max_pixels=9), BadSamples(), BadSamples("skip", "bad.jsonl", 3)],
+    ids=repr,
+)
+def test_options_survive_pickling(option: object) -> None:
+    again = pickle.loads(pickle.dumps(option))
+    assert again == option
+    assert repr(again) == repr(option)
 
 
 @pytest.mark.parametrize(

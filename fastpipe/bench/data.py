@@ -54,11 +54,14 @@ class Photos:
             Path(file).read_bytes()
 
 
-def folder_to_use(given: str | None) -> tuple[Path, str, bool]:
+def folder_to_use(
+    given: str | None, say: Callable[[str], None] = lambda text: None
+) -> tuple[Path, str, bool]:
     """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
 
     Args:
         given: the value of ``--data``.
+        say: told what takes long.
 
     Returns:
         The folder, its name for the report, and whether the photos are made up.
@@ -69,7 +72,7 @@ def folder_to_use(given: str | None) -> tuple[Path, str, bool]:
     source = "--data" if given else f"${VARIABLE}"
     named = given or os.environ.get(VARIABLE)
     if not named:
-        return generated_folder(), "generated photographs", True
+        return generated_folder(say=say), "generated photographs", True
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise OptionError(f"{source}: {str(folder)!r} is not a folder; give one with a sub-folder per class")
@@ -77,7 +80,9 @@ def folder_to_use(given: str | None) -> tuple[Path, str, bool]:
 
 
 def generated_folder(
-    cache: Path | None = None, make: Callable[..., Path] = photo_tree, per_class: int = PER_CLASS
+    cache: Path | None = None,
+    make: Callable[..., Path] = photo_tree,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Photograph-like JPEGs, made once into the user's cache folder.
 
@@ -85,13 +90,14 @@ def generated_folder(
     interrupted run leaves nothing half made and two runs at once do not disturb each other.
     """
     parent = cache or _user_cache() / "fastpipe" / "bench"
-    final = parent / f"photos-1-{CLASSES}x{per_class}"
+    final = parent / f"photos-1-{CLASSES}x{PER_CLASS}"
     if final.is_dir():
         return final
+    say(f"making {CLASSES * PER_CLASS} photograph-like JPEGs, once, in {final}")
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
-        make(unfinished / "photos", classes=CLASSES, per_class=per_class, seed=0)
+        make(unfinished / "photos", classes=CLASSES, per_class=PER_CLASS, seed=0)
         try:
             os.rename(unfinished / "photos", final)
         except OSError:

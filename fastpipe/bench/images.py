@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         OptionError: there is nothing to measure.
     """
-    folder, name, generated = folder_to_use(args.data)
+    folder, name, generated = folder_to_use(args.data, progress.done)
     photos = scan(folder, name)
     bench = _Bench(args, photos, machine.cores_allowed(), progress)
     if generated:

@@ -66,12 +66,14 @@ class BadSampleLog:
             count = len(self._seen)
         if new:
             done = "replaced" if self._options.policy == "replace" else "left out"
-            _log.warning("bad sample %s: %s", done, error)
+            # As text: log handlers keep records, and an exception's traceback keeps the batch.
+            _log.warning("bad sample %s: %s", done, str(error))
             self._write(item, error)
         limit = self._options.max_errors
         if limit is not None and count > limit:
             raise TooManyBadSamplesError(
-                f"{count} samples were bad, more than BadSamples(max_errors={limit}) allows; the last: {error}",
+                f"{count} samples were bad, more than BadSamples(max_errors={limit}) allows; "
+                f"the last: {error}",
                 path=item.path,
                 index=item.index,
             ) from error.__cause__

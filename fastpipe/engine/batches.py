@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -15,8 +16,6 @@ from fastpipe.errors import BadSampleError
 from fastpipe.types import Box, EncodedImage, SamplePlan, Size, Stopwatch, UInt8Array
 
 __all__ = ["BatchMaker", "PendingBatch"]
-
-_REPLACEMENTS = 10  # different files tried in a bad one's place before giving up
 
 
 class _UnreadableError(Exception):
@@ -53,7 +52,7 @@ class BatchMaker:
         parameters: npt.NDArray[np.float64],
         memory: npt.NDArray[Any] | None = None,
         finish: Callable[[Any, int], Any] | None = None,
-        substitute: Callable[[int, int], Item] | None = None,
+        substitute: Callable[[int, int], Item | None] | None = None,
     ) -> PendingBatch:
         """Begin a batch.
 
@@ -66,7 +65,7 @@ class BatchMaker:
             finish: called with a sample's value and its number in the batch, in the thread
                 that made it.
             substitute: for the policy ``"replace"``: the sample's number in the batch and
-                the attempt to another item.
+                the attempt, from 1, to another item; None when there is none left to try.
         """
         batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute)
         if pool is None:
@@ -96,7 +95,7 @@ class PendingBatch:
         parameters: Sequence[Sequence[float]],
         memory: npt.NDArray[Any] | None,
         finish: Callable[[Any, int], Any] | None,
-        substitute: Callable[[int, int], Item] | None,
+        substitute: Callable[[int, int], Item | None] | None,
     ) -> None:
         self.items, self.memory = items, memory
         self.values: list[Any] = [None] * len(items)
@@ -104,7 +103,7 @@ class PendingBatch:
         self._rows = None if memory is None else memory.reshape(len(items), -1)
         self._finish, self._substitute = finish, substitute
         self._errors: dict[int, BaseException] = {}
-        self._left_out: set[int] = set()
+        self._left_out: dict[int, BadSampleError] = {}
 
     def wait(self) -> list[int]:
         """Wait until the batch is made.
@@ -118,8 +117,16 @@ class PendingBatch:
         """
         self.job.wait()
         if self._errors:
-            raise self._errors[min(self._errors)]
+            first = min(self._errors)
+            self._errors = {first: self._errors[first]}
+            # An error's traceback refers to this batch and its memory: keep none of them here, or
+            # the memory would wait for the garbage collector.
+            raise self._errors.pop(first)
         return [n for n in range(len(self.items)) if n not in self._left_out]
+
+    def first_left_out(self) -> BadSampleError | None:
+        """The error of the first sample that the policy left out, after ``wait``."""
+        return self._left_out[min(self._left_out)] if self._left_out else None
 
     def cancel(self) -> None:
         """Give the batch up: samples that have not been begun never are."""
@@ -127,27 +134,36 @@ class PendingBatch:
 
     def make(self, number: int) -> None:
         """Make one sample.  Errors are kept for ``wait``."""
-        item = self.items[number]
+        item: Item | None = self.items[number]
         try:
-            for attempt in range(1, _REPLACEMENTS + 2):
+            for attempt in itertools.count(1):
+                if item is None:
+                    raise self._no_replacement(self.items[number], attempt - 2)
                 try:
                     self._make_from(number, item)
                     return
                 except _UnreadableError as unreadable:
-                    assert unreadable.__cause__ is not None
-                    error = bad_sample_error(item, unreadable.__cause__)
-                if self._maker.policy == "raise":
-                    raise error
-                self._maker.bad.record(item, error)
+                    text = self._pass_over(item, unreadable)
                 if self._maker.policy == "skip":
-                    self._left_out.add(number)
+                    self._left_out[number] = BadSampleError(text, path=item.path, index=item.index)
                     return
                 assert self._substitute is not None
                 item = self._substitute(number, attempt)
-            raise self._no_replacement(self.items[number])
         except BaseException as error:
-            _say_where(error, item)
+            _say_where(error, item or self.items[number])
             self._errors[number] = error
+
+    def _pass_over(self, item: Item, unreadable: _UnreadableError) -> str:
+        """Raise the error of a bad sample, or record it if the policy lets it pass; its text."""
+        assert unreadable.__cause__ is not None
+        error = bad_sample_error(item, unreadable.__cause__)
+        try:
+            if self._maker.policy == "raise":
+                raise error from unreadable.__cause__
+            self._maker.bad.record(item, error)
+            return str(error)
+        finally:
+            del error  # its traceback refers to this frame
 
     def _make_from(self, number: int, item: Item) -> None:
         maker = self._maker
@@ -165,10 +181,11 @@ class PendingBatch:
         maker.clock.add("decode", image.nanoseconds)
         maker.clock.add("transform", perf_counter_ns() - read - image.nanoseconds)
 
-    def _no_replacement(self, item: Item) -> BadSampleError:
+    def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
         return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and {_REPLACEMENTS} others of class "
-            f"{item.target} tried in its place could not either; look at the warnings logged for each",
+            f"sample {item.index} ({item.path!r}) could not be read, and there is no other of class "
+            f"{item.target} to replace it: {tried} tried in its place could not be read either. The "
+            "warnings logged for each say why; repair the files, or leave the class out.",
             path=item.path,
             index=item.index,
         )

@@ -177,6 +177,7 @@ class ThreadPool:
                 )
                 for number in range(self.threads)
             ]
+            _busy.update(self._running)
             for thread in self._running:
                 thread.start()
 
@@ -190,6 +191,13 @@ class ThreadPool:
 
 
 def _work(queue: _Queue) -> None:
+    try:
+        _work_until_closed(queue)
+    finally:
+        _busy.discard(threading.current_thread())
+
+
+def _work_until_closed(queue: _Queue) -> None:
     while True:
         with queue.changed:
             while not queue.jobs and not queue.closed:
@@ -208,9 +216,13 @@ def _work(queue: _Queue) -> None:
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+# Threads that have not ended.  A collected pool's thread may still be inside a C library, and
+# it is then nowhere else to be found.
+_busy: set[threading.Thread] = set()
 
 
 def _forget_threads_in_child() -> None:
+    _busy.clear()
     for pool in list(_pools):
         pool._after_fork()
 
@@ -218,6 +230,8 @@ def _forget_threads_in_child() -> None:
 def _close_all() -> None:
     for pool in list(_pools):
         pool.close()
+    for thread in list(_busy):
+        thread.join()
 
 
 if hasattr(os, "register_at_fork"):

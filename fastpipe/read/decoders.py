@@ -20,6 +20,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.read._libjpeg_warnings import silence
 from fastpipe.types import Box, UInt8Array
 
 __all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder"]
@@ -30,16 +31,15 @@ _log = logging.getLogger("fastpipe.read")
 class Decoder(Protocol):
     """Turns a rectangle of a trusted JPEG into RGB pixels, or declines."""
 
-    name: str
-
     def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
         """Decode ``box``, which lies inside the image, or return None."""
+
+    def describe(self) -> str:
+        """The decoder's name and what it does, in a few words."""
 
 
 class NvImageCodecDecoder:
     """nvImageCodec on the CPU: decodes only the part of the image that is asked for."""
-
-    name = "nvimgcodec"
 
     def __init__(self) -> None:
         # Read by the library when it is imported: errors come back as None anyway.
@@ -62,6 +62,9 @@ class NvImageCodecDecoder:
             return None
         return np.asarray(image)
 
+    def describe(self) -> str:
+        return f"nvImageCodec {self._codec.__version__}, only the region that is needed"
+
     def _thread_decoder(self) -> Any:
         """One decoder a thread: a shared one would serialise the threads."""
         if getattr(self._local, "pid", None) != os.getpid():
@@ -72,13 +75,13 @@ class NvImageCodecDecoder:
                     max_num_cpu_threads=1,
                     backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
                 )
+            if not _silenced:  # the library that is meant is loaded with the first decoder
+                _silenced.append(silence("libjpeg_turbo_ext"))
         return self._local.decoder
 
 
 class SimpleJpegDecoder:
     """libjpeg-turbo through simplejpeg: decodes the whole image, returns the part."""
-
-    name = "simplejpeg"
 
     def __init__(self) -> None:
         self._decode: Callable[..., UInt8Array] = require("simplejpeg", extra="image").decode_jpeg
@@ -94,12 +97,16 @@ class SimpleJpegDecoder:
             whole[box.top : box.top + box.height, box.left : box.left + box.width]
         )
 
+    def describe(self) -> str:
+        return "simplejpeg, the whole image"
+
 
 _DECODERS: dict[str, Callable[[], Decoder]] = {
     "nvimgcodec": NvImageCodecDecoder,
     "simplejpeg": SimpleJpegDecoder,
 }
 _said: set[str] = set()
+_silenced: list[bool] = []
 
 
 def make_decoder(backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"]) -> Decoder | None:
@@ -142,7 +149,8 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock held, o
 
 def _is_extension_noise(line: bytes) -> bool:
     """Complaints about GPU libraries that the CPU decoder does not need."""
-    return any(word in line for word in (b"Failed to load nv", b"If using nvImageCodec", b"nvjpeg", b"nvtiff"))
+    words = (b"Failed to load nv", b"If using nvImageCodec", b"nvjpeg", b"nvtiff")
+    return any(word in line for word in words)
 
 
 @contextmanager

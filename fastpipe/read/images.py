@@ -44,10 +44,14 @@ class ImageReader:
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageReader, (self.decode,))
 
-    @property
-    def decoder_name(self) -> str:
-        """Name of the decoder that trusted JPEGs go to."""
-        return self._decoder.name if self._decoder else "pillow"
+    def describe(self) -> str:
+        """Which decoders are in use, in one line."""
+        version = require("PIL", extra="image").__version__
+        name = "Pillow-SIMD" if ".post" in version else "Pillow"
+        pillow = f"{name} {version}"
+        if self._decoder is None:
+            return f"images  →  {pillow}"
+        return f"JPEG  →  {self._decoder.describe()}; other images  →  {pillow}"
 
     def open(self, blob: bytes, path: str) -> _FastImage | _PillowImage:
         """Look at an image's header.

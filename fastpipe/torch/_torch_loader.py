@@ -14,9 +14,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader, _utils, get_worker_info
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -26,9 +28,11 @@ from torch.utils.data.dataloader import (
 )
 
 from fastpipe.torch.keys import key_for, keyed
+from fastpipe.torch.stock import preserved_generators, seed_generators
+from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
-__all__ = ["BatchSource", "KeyedIndices", "LoaderView", "ThreadedIterator", "is_map_style", "stock_iterator"]
+__all__ = ["BatchSource", "EpochOrder", "KeyedIndices", "LoaderView", "ThreadedIterator", "is_map_style", "stock_iterator"]
 
 
 class BatchSource(Protocol):
@@ -40,6 +44,9 @@ class BatchSource(Protocol):
     def finish(self, batch: Any) -> list[Any]:
         """Wait for a batch and return its samples."""
 
+    def why_empty(self, batch: Any) -> Exception | None:
+        """The error that says why a finished batch has no sample; None where none was asked for."""
+
     def cancel(self, batch: Any) -> None:
         """Give a batch up."""
 
@@ -47,59 +54,81 @@ class BatchSource(Protocol):
         """Hear how long the consumer waited for a batch."""
 
 
-class KeyedIndices(list[int]):
-    """The indices of one batch, and where they stand in the epoch's order.
+class EpochOrder(Protocol):
+    """The index batches of a loader, epoch by epoch.
+
+    Does not refer to the loader: a loader with persistent workers refers to its iterator, which
+    refers to this, and must end them when it is dropped, without the garbage collector.
+    """
+
+    next_epoch: int
+    is_batched: bool
+
+    def begin(self) -> int:
+        """The number of the epoch that begins; the next one follows it."""
+
+    def batches(self, seed: int | None) -> Iterator[Any]:
+        """The index batches of the epoch that begins next."""
+
+    def __len__(self) -> int:
+        """Number of batches."""
+
+
+class KeyedIndices:
+    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch.
 
     Attributes:
+        indices: what the sampler gave, as it is.
         seed: the key's seed; None for the loader's base seed, which is known where the
             batch is made.
         epoch: number of the epoch.
         first: position of the first index in the epoch's order.
+        count: number of samples.
     """
 
-    def __init__(self, indices: Sequence[int], seed: int | None, epoch: int, first: int) -> None:
-        super().__init__(indices)
-        self.seed, self.epoch, self.first = seed, epoch, first
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (KeyedIndices, (list(self), self.seed, self.epoch, self.first))
+    def __init__(self, indices: Any, seed: int | None, epoch: int, first: int, count: int) -> None:
+        self.indices, self.seed, self.epoch, self.first, self.count = indices, seed, epoch, first, count
 
     def key(self, base_seed: int) -> Key:
-        return key_for(base_seed if self.seed is None else self.seed, self.epoch, self.first, self)
-
-
-class KeyedIndex(int):
-    """One index without batching, with its position; otherwise as ``KeyedIndices``."""
-
-    keys: KeyedIndices
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_keyed_index, (self.keys,))
-
-
-def _keyed_index(keys: KeyedIndices) -> KeyedIndex:
-    index = KeyedIndex(keys[0])
-    index.keys = keys
-    return index
+        """The key of these samples."""
+        return key_for(base_seed if self.seed is None else self.seed, self.epoch, self.first, self.count)
 
 
 class _KeyedSampler:
     """Gives the loader's index batches, each with its key."""
 
-    def __init__(self, batches: Callable[[], Iterator[Any]], seed: int | None, begin: Callable[[], int]) -> None:
-        self._batches, self._seed, self._begin = batches, seed, begin
+    def __init__(self, order: EpochOrder, seed: int | None) -> None:
+        self._order, self._seed = order, seed
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch, first = self._begin(), 0
-        for indices in self._batches():
-            if isinstance(indices, (list, tuple)):
-                yield KeyedIndices(indices, self._seed, epoch, first)
-                first += len(indices)
-            elif isinstance(indices, int):
-                yield _keyed_index(KeyedIndices([indices], self._seed, epoch, first))
-                first += 1
-            else:  # a sampler's own kind of index, for its own kind of dataset
-                yield indices
+    def __iter__(self) -> _KeyedBatches:
+        # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
+        return _KeyedBatches(self._order, self._order.batches(self._seed), self._seed)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class _KeyedBatches:
+    """One epoch of a ``_KeyedSampler``.  After an error of the sampler it asks it again."""
+
+    def __init__(self, order: EpochOrder, batches: Iterator[Any], seed: int | None) -> None:
+        self._order, self._batches, self._seed = order, batches, seed
+        self._epoch: int | None = None
+        self._position = 0
+
+    def __iter__(self) -> _KeyedBatches:
+        return self
+
+    def __next__(self) -> KeyedIndices:
+        if self._epoch is None:
+            self._epoch = self._order.begin()
+        indices = next(self._batches)
+        if self._order.is_batched and not hasattr(indices, "__len__"):
+            indices = list(indices)
+        several = self._order.is_batched or isinstance(indices, list)
+        first, count = self._position, len(indices) if several else 1
+        self._position += count
+        return KeyedIndices(indices, self._seed, self._epoch, first, count)
 
 
 class _KeyedDataset:
@@ -108,25 +137,31 @@ class _KeyedDataset:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, indices: Any) -> Any:
-        if not isinstance(indices, KeyedIndices):
-            return self._several(indices)
-        with keyed(indices.key(_worker_base_seed())):
-            return self._several(list(indices))
+    def __getitems__(self, asked: KeyedIndices) -> Any:
+        with _randomness_of(asked):
+            if getattr(self.dataset, "__getitems__", None):
+                return self.dataset.__getitems__(asked.indices)
+            return [self.dataset[index] for index in asked.indices]
 
-    def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, KeyedIndex):
-            return self.dataset[index]
-        with keyed(index.keys.key(_worker_base_seed())):
-            return self.dataset[int(index)]
+    def __getitem__(self, asked: KeyedIndices) -> Any:
+        with _randomness_of(asked):
+            return self.dataset[asked.indices]
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def _several(self, indices: Sequence[Any]) -> Any:
-        if getattr(self.dataset, "__getitems__", None):
-            return self.dataset.__getitems__(indices)
-        return [self.dataset[index] for index in indices]
+
+@contextmanager
+def _randomness_of(asked: KeyedIndices) -> Iterator[None]:
+    """Where a seed is given, whatever the dataset draws comes from it, in any process."""
+    key = asked.key(_worker_base_seed())
+    with keyed(key):
+        if asked.seed is None:
+            yield
+            return
+        with preserved_generators():
+            seed_generators(sample_seed(key.seed, key.epoch, asked.first))
+            yield
 
 
 def _worker_base_seed() -> int:
@@ -156,18 +191,19 @@ class LoaderView:
 
     Args:
         loader: the user's loader.
-        batches: makes an iterator over index batches, anew for each epoch.
+        order: the index batches of each epoch.
         seed: seed of the keys, or None for the loader's base seed.
-        begin: called when an epoch begins; returns its number.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], batches: Callable[[], Iterator[Any]], seed: int | None, begin: Callable[[], int]
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], order: EpochOrder, seed: int | None) -> None:
         self._loader = loader
         self.dataset = _KeyedDataset(loader.dataset)
         self.worker_init_fn = _ShowUsersDataset(loader.worker_init_fn)
-        self._index_sampler = _KeyedSampler(batches, seed, begin)
+        self._index_sampler = _KeyedSampler(order, seed)
+        if seed is not None:
+            # The base seed, from which torch seeds its workers, comes from the seed as well, and
+            # the script's generators stay as they are.
+            self.generator = torch.Generator().manual_seed(sample_seed(seed, order.next_epoch, -1))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -196,10 +232,16 @@ class _SeedingIterator(_SingleProcessDataLoaderIter):
 
 
 class _Failed:
-    """A sampler's error, kept until its batch is due."""
+    """An error of the sampler or of its indices, kept until its batch is due."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self.error: BaseException | None = error
+
+    def take(self) -> BaseException:
+        """The error, which is not kept any longer: its traceback refers to much."""
+        assert self.error is not None
+        error, self.error = self.error, None
+        return error
 
 
 class ThreadedIterator(_BaseDataLoaderIter):
@@ -218,9 +260,12 @@ class ThreadedIterator(_BaseDataLoaderIter):
 
     def __init__(self, view: LoaderView, source: BatchSource, depth: int, refill: int | None) -> None:
         super().__init__(view)  # type: ignore[arg-type]
+        if self._timeout != 0:  # as torch's iterator without workers has it
+            raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
         self._pending: deque[Any] = deque()
         self._left: list[Any] = []
+        self._nothing: Exception | None = None  # why a batch had no sample
         self._exhausted = False
         self._close = weakref.finalize(self, _cancel_all, source, self._pending)
         self._close.atexit = False
@@ -238,12 +283,19 @@ class ThreadedIterator(_BaseDataLoaderIter):
             raise StopIteration
         batch = self._pending.popleft()
         if isinstance(batch, _Failed):
-            raise batch.error
+            self._exhausted = False  # the sampler may have more to give
+            raise batch.take()
         start = perf_counter_ns()
         try:
-            return self._source.finish(batch)
+            samples = self._source.finish(batch)
         finally:
             self._source.waited(perf_counter_ns() - start)
+        if not samples:
+            error = self._source.why_empty(batch)
+            if error is not None and self._refill is None:
+                raise error
+            self._nothing = error
+        return samples
 
     def _next_filled(self, size: int) -> list[Any]:
         """A full batch, with samples of the batches that follow in the place of bad ones."""
@@ -252,9 +304,15 @@ class ThreadedIterator(_BaseDataLoaderIter):
             try:
                 more = self._next_samples()
             except StopIteration:
+                if self._nothing is not None and not samples and self._num_yielded == 0:
+                    nothing, self._nothing = self._nothing, None
+                    raise nothing from None
                 if not samples or (self._drop_last and len(samples) < size):
                     raise
                 return samples
+            except BaseException:
+                self._left = samples  # they belong to the batch that the next call gives
+                raise
             # A complete batch passes through as it is, so that it need not be copied.
             samples = samples + more if samples else more
         self._left = samples[size:]
@@ -264,15 +322,17 @@ class ThreadedIterator(_BaseDataLoaderIter):
         while not self._exhausted and len(self._pending) <= self._depth:
             try:
                 indices = self._next_index()  # type: ignore[no-untyped-call]
-                batch = self._source.start(indices, indices.key(self._base_seed))
             except StopIteration:
                 self._exhausted = True
+                return
             except Exception as error:
                 self._pending.append(_Failed(error))
-                if not isinstance(error, IndexError):  # the sampler itself is broken
-                    self._exhausted = True
-            else:
-                self._pending.append(batch)
+                self._exhausted = True  # until the error has been raised
+                return
+            try:
+                self._pending.append(self._source.start(indices.indices, indices.key(self._base_seed)))
+            except Exception as error:
+                self._pending.append(_Failed(error))
 
 
 def _cancel_all(source: BatchSource, pending: deque[Any]) -> None:
@@ -280,4 +340,3 @@ def _cancel_all(source: BatchSource, pending: deque[Any]) -> None:
         batch = pending.popleft()
         if not isinstance(batch, _Failed):
             source.cancel(batch)
-

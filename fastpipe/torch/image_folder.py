@@ -22,7 +22,7 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
-from fastpipe.errors import OptionError
+from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
@@ -125,8 +125,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         state = (plan_state(self.transform), self.thread_safe, self.memory_format)
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
-                self.transform, layout=_LAYOUTS[self.memory_format], stock_note=self._stock_note
-            )
+                self.transform, layout=_LAYOUTS[self.memory_format], stock_note=self._stock_note,
+                decode_note=self._running().decoders,
+            )  # fmt: skip
             self._compiled = (state, plan)
         return self._compiled[1]
 
@@ -140,7 +141,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if not self._loads_fast():
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
-        image, target = self._finish_batch(self._start_batch([index], threaded=False))[0]
+        batch = self._start_batch([index], threaded=False)
+        samples = self._finish_batch(batch)
+        if not samples:  # not an IndexError, which would silently end a loop over the dataset
+            raise self._why_empty(batch) or AssertionError("one sample was asked for")
+        image, target = samples[0]
         return image, target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
@@ -154,7 +159,12 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         """
         if not self._answers_for_batches():
             return [self[index] for index in indices]
-        return self._finish_batch(self._start_batch(indices))
+        batch = self._start_batch(indices)
+        samples = self._finish_batch(batch)
+        error = None if samples else self._why_empty(batch)
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        return samples
 
     def extra_repr(self) -> str:
         """Options that differ from ``ImageFolder``'s behaviour."""
@@ -194,7 +204,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         pending = runtime.maker.start(
             runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
         )
-        return _Batch(pending, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
+        return _Batch(pending, runtime, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
 
     def _finish_batch(self, batch: _Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
@@ -209,6 +219,18 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return list(zip(values, targets, strict=True))
         tensor = batch.tensor if len(kept) == len(batch.tensor) else batch.tensor[kept]
         return samples_of(tensor, batch.plan.rows(tensor), targets)
+
+    def _why_empty(self, batch: _Batch) -> BadSampleError | None:
+        """Why a finished batch has no sample; None if none was asked for."""
+        first = batch.pending.first_left_out()
+        if first is None or len(batch.pending.items) == 1:
+            return first
+        return BadSampleError(
+            f"all {len(batch.pending.items)} samples of a batch are bad, so bad_samples='skip' leaves "
+            f"nothing of it; the first: {first}",
+            path=first.path,
+            index=first.index,
+        )
 
     def _thread_count(self) -> int:
         pool = self._running().pool
@@ -243,15 +265,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         path, target = samples[position]  # a list that the script put in the table's place
         return os.fspath(path), target
 
-    def _substitute(self, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item:
-        """Another sample of the same class, drawn by the key of the one that it replaces."""
+    def _substitute(self, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
+        """Another sample of the same class: the ``attempt``-th of them in an order that the key of the
+        one it replaces draws."""
         item = items[number]
         same = np.flatnonzero(_targets_of(self.samples) == item.target)
         others = same[same != item.index]
-        if not len(others):
-            return item
-        draw = uniforms(sample_seed(key.seed, key.epoch, int(key.draws[number])), attempt, np.array([0]), 1)
-        other = int(others[min(int(draw[0, 0] * len(others)), len(others) - 1)])
+        if attempt > len(others):
+            return None
+        seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
+        order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
+        other = int(others[order[attempt - 1]])
         return Item(other, *self._path_and_target(self.samples, other))
 
     def _make_samples(
@@ -277,16 +301,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _running(self) -> _Runtime:
         """Threads and decoders of this process, started when first needed."""
-        if self._runtime is None or self._runtime.pid != os.getpid():
-            self._runtime = _Runtime(self.decode, self.bad_samples, self.threads)
-        return self._runtime
+        runtime, options = self._runtime, (self.decode, self.bad_samples, self.threads)
+        if runtime is None or runtime.pid != os.getpid() or runtime.options != options:
+            runtime = self._runtime = _Runtime(*options)
+        return runtime
 
 
 class _Runtime:
     """What a dataset needs to work in one process and must not take to another."""
 
     def __init__(self, decode: Decode, bad_samples: BadSamples, threads: int | str) -> None:
-        self.pid = os.getpid()
+        self.pid, self.options = os.getpid(), (decode, bad_samples, threads)
         worker = get_worker_info()
         count = default_threads(worker.num_workers if worker else 1) if threads == "auto" else int(threads)
         # One thread beside an idle worker process would only add a hand-over.
@@ -294,6 +319,7 @@ class _Runtime:
         self.slots = SlotPool(_KEPT_SLOTS)
         self.clock = StageClock()
         reader = ImageReader(decode)
+        self.decoders = reader.describe()
         self.maker = BatchMaker(
             read_file, reader.open, bad_samples.policy, BadSampleLog(bad_samples), self.clock
         )
@@ -305,6 +331,7 @@ class _Batch:
     def __init__(
         self,
         pending: PendingBatch,
+        runtime: _Runtime,
         plan: Plan,
         key: Key,
         is_keyed: bool,
@@ -312,6 +339,8 @@ class _Batch:
         stock_here: bool,
     ) -> None:
         self.pending, self.plan, self.tensor = pending, plan, tensor
+        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
+        self._runtime = runtime
         self.stock_here = stock_here
         self._key, self._is_keyed = key, is_keyed
 

@@ -8,7 +8,7 @@ as many draws as it is asked for samples.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from fastpipe.types import Key
 
-__all__ = ["keyed", "take_key"]
+__all__ = ["key_for", "keyed", "take_key"]
 
 
 class _Current(threading.local):
@@ -54,6 +54,6 @@ def take_key(count: int) -> tuple[Key, bool]:
     return Key(seed, 0, np.arange(count, dtype=np.int64)), False
 
 
-def key_for(seed: int, epoch: int, first: int, indices: Sequence[int]) -> Key:
-    """The key of a batch whose first sample has position ``first`` in the epoch's order."""
-    return Key(seed, epoch, np.arange(first, first + len(indices), dtype=np.int64))
+def key_for(seed: int, epoch: int, first: int, count: int) -> Key:
+    """The key of ``count`` samples of which the first has position ``first`` in the epoch's order."""
+    return Key(seed, epoch, np.arange(first, first + count, dtype=np.int64))

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.engine.clock import StageClock
-from fastpipe.errors import OptionError
+from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index.order import epoch_order
 from fastpipe.torch._torch_loader import LoaderView, ThreadedIterator, is_map_style, stock_iterator
 from fastpipe.torch.image_folder import FastImageFolder
@@ -72,14 +72,13 @@ class FastLoader(DataLoader[Any]):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
         self.seed = seed if seed is None else operator.index(seed)
         self.prefetch_batches = prefetch_batches
-        self._epoch = 0
-        self._own_order = bool(shuffle) and sampler is None and batch_sampler is None
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
             drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
+        self._order = _Order(self, bool(shuffle) and sampler is None and batch_sampler is None)
 
     @property
     def clock(self) -> StageClock:
@@ -104,7 +103,7 @@ class FastLoader(DataLoader[Any]):
         epoch = operator.index(epoch)
         if epoch < 0:
             raise OptionError(f"set_epoch(epoch) must be from 0, got {epoch}")
-        self._epoch = epoch
+        self._order.next_epoch = epoch
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
@@ -112,7 +111,7 @@ class FastLoader(DataLoader[Any]):
         source, seed = _source_of(self.dataset), self._effective_seed()
         if source is None and seed is None:
             return super()._get_iterator()
-        view = LoaderView(self, self._index_batches, seed, self._begin_epoch)
+        view = LoaderView(self, self._order, seed)
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
         refill = self.batch_size if source.base.bad_samples.policy == "skip" else None
@@ -121,33 +120,56 @@ class FastLoader(DataLoader[Any]):
     def _effective_seed(self) -> int | None:
         if self.seed is not None:
             return self.seed
-        source = _source_of(self.dataset)
-        return source.base.seed if source else None
-
-    def _begin_epoch(self) -> int:
-        """The number of the epoch that begins; the next one follows it."""
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        return epoch
-
-    def _index_batches(self) -> Iterator[Any]:
-        seed = self._effective_seed()
-        if seed is None or not self._own_order or not isinstance(self.sampler, RandomSampler):
-            yield from self._index_sampler
-            return
-        order = epoch_order(len(self.sampler), seed=seed, epoch=self._epoch - 1).tolist()
-        if self.batch_size is None:
-            yield from order
-            return
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch
+        dataset = self.dataset
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        return dataset.seed if isinstance(dataset, FastImageFolder) else None
 
     def _depth(self, source: _Source) -> int:
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
         size = self.batch_size or 1
         return 1 + max(1, math.ceil(4 * source.base._thread_count() / size))
+
+
+class _Order:
+    """The index batches of each epoch: torch's samplers', or with a seed a function of the epoch.
+
+    Args:
+        loader: whose samplers are used; not kept.
+        is_ours: whether the order is a shuffle that no sampler of the user's decides.
+    """
+
+    def __init__(self, loader: DataLoader[Any], is_ours: bool) -> None:
+        self.next_epoch = 0
+        self.is_batched = bool(loader._auto_collation)
+        self._sampler, self._index_sampler = loader.sampler, loader._index_sampler
+        self._batch_size, self._drop_last = loader.batch_size, loader.drop_last
+        self._is_ours = is_ours
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def begin(self) -> int:
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return epoch
+
+    def batches(self, seed: int | None) -> Iterator[Any]:
+        if seed is None or not self._is_ours or not isinstance(self._sampler, RandomSampler):
+            return iter(self._index_sampler)
+        return self._shuffled(seed)
+
+    def _shuffled(self, seed: int) -> Iterator[Any]:
+        count = len(self._sampler)  # type: ignore[arg-type]
+        # This runs with the first batch, after ``begin``.
+        order = epoch_order(count, seed=seed, epoch=self.next_epoch - 1).tolist()
+        if self._batch_size is None:
+            yield from order
+            return
+        for start in range(0, len(order), self._batch_size):
+            batch = order[start : start + self._batch_size]
+            if len(batch) == self._batch_size or not self._drop_last:
+                yield batch
 
 
 class _Source:
@@ -165,6 +187,9 @@ class _Source:
     def finish(self, batch: Any) -> list[Any]:
         return self.base._finish_batch(batch)
 
+    def why_empty(self, batch: Any) -> BadSampleError | None:
+        return self.base._why_empty(batch)
+
     def cancel(self, batch: Any) -> None:
         batch.pending.cancel()
 
@@ -178,7 +203,10 @@ def _source_of(dataset: Any) -> _Source | None:
     while type(dataset) is Subset:
         subsets.append(dataset)
         dataset = dataset.dataset
-    if isinstance(dataset, FastImageFolder) and dataset._answers_for_batches():
-        if type(dataset).__getitems__ is FastImageFolder.__getitems__:
-            return _Source(dataset, subsets)
+    if (
+        isinstance(dataset, FastImageFolder)
+        and type(dataset).__getitems__ is FastImageFolder.__getitems__
+        and dataset._answers_for_batches()
+    ):
+        return _Source(dataset, subsets)
     return None

@@ -64,8 +64,9 @@ def _collate_samples(
     ):
         images = whole.tensor
     else:
-        images = collate([sample[0] for sample in batch], collate_fn_map=collate_fn_map)
-    return [images, collate([sample[1] for sample in batch], collate_fn_map=collate_fn_map)]
+        images = collate(tuple(sample[0] for sample in batch), collate_fn_map=collate_fn_map)
+    # A tuple, as ``default_collate`` makes it: it hands back strings in the sequence they came in.
+    return [images, collate(tuple(sample[1] for sample in batch), collate_fn_map=collate_fn_map)]
 
 
 _utils.collate.default_collate_fn_map[BatchSample] = _collate_samples

@@ -212,7 +212,11 @@ class Plan:
 
 
 def compile_plan(
-    transform: Any, *, layout: Layout = "contiguous", stock_note: Callable[[Sequence[Any]], str] | None = None
+    transform: Any,
+    *,
+    layout: Layout = "contiguous",
+    stock_note: Callable[[Sequence[Any]], str] | None = None,
+    decode_note: str = "",
 ) -> Plan:
     """Compile a torchvision transform.
 
@@ -220,6 +224,7 @@ def compile_plan(
         transform: a transform, a ``Compose`` or ``Sequential`` of them, any callable, or None.
         layout: memory order of the tensors that are made.
         stock_note: says, for ``print(plan)``, how the unrecognised transforms will run.
+        decode_note: says there what decodes the images.
 
     Returns:
         The plan.  No transform is unsupported: what is not recognised becomes the stock part.
@@ -242,7 +247,8 @@ def compile_plan(
         ramp, domains = ramp_after, [*domains, domain]
     count = len(domains)
     stock = transforms[len(steps) :]
-    notes = _describe(steps, count, stock, ramp, why, stock_note)
+    notes = [decode_note] if decode_note else []
+    notes += _describe(steps, count, stock, ramp, why, stock_note)
     return Plan(steps[:count], steps[count:], stock, domains, ramp, layout, notes)
 
 

@@ -64,18 +64,35 @@ def flatten(transform: Any) -> list[Any]:
 
 def recognise(transform: Any) -> Step | None:
     """The step for a transform, or None for one that is not known."""
-    if not _is_torchvision(transform):
+    if not _is_known(transform):
         return None
-    build = _BUILDERS.get(type(transform).__qualname__)
-    return build(transform) if build else None
+    return _BUILDERS[type(transform).__qualname__](transform)
 
 
 def state_of(transform: Any) -> Any:
     """What must be equal for a compiled plan to be still right for this transform."""
-    if not _is_torchvision(transform) or type(transform).__qualname__ not in _BUILDERS:
+    if not _is_known(transform):
         return id(transform)
-    public = {k: v for k, v in vars(transform).items() if not k.startswith("_") and k != "training"}
+    public = {k: _exactly(v) for k, v in vars(transform).items() if not k.startswith("_") and k != "training"}
     return (id(transform), repr(sorted(public.items())))
+
+
+def _exactly(value: Any) -> Any:
+    """Something whose repr shows all of a value; tensors and arrays shorten theirs."""
+    if isinstance(value, (list, tuple)):
+        return [_exactly(item) for item in value]
+    return (str(value.dtype), value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _is_known(transform: Any) -> bool:
+    """Whether it is a known class of torchvision's, and still does what the class does."""
+    if not _is_torchvision(transform) or type(transform).__qualname__ not in _BUILDERS:
+        return False
+    own = vars(transform)
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
+        return False
+    # A script may have put a function in a method's place, on this one object.
+    return not any(callable(getattr(type(transform), name, None)) for name in own)
 
 
 def _is_torchvision(transform: Any, name: str | None = None) -> bool:
@@ -177,10 +194,18 @@ def _random_resized_crop(t: Any) -> Step:
 
 def _resize(t: Any) -> Step:
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        mode = _mode(t, domain)
-        return None if mode is None else (Resize(resized_size(t, size), mode),)
+        mode, wanted = _mode(t, domain), resized_size(t, size)
+        if mode is None or 0 in wanted or not _max_size_is_valid(t):
+            return None  # torchvision does it, or raises its own error
+        return (Resize(wanted, mode),)
 
     return Step(t, 0, geometry, lambda value, u: t(value), _pair(t.size))
+
+
+def _max_size_is_valid(t: Any) -> bool:
+    if t.max_size is None or t.size is None:
+        return True
+    return _pair(t.size) is None and t.max_size > (t.size if isinstance(t.size, int) else t.size[0])
 
 
 def resized_size(t: Any, image: Size) -> Size:
@@ -213,19 +238,23 @@ def _center_crop(t: Any) -> Step:
     return Step(t, 0, geometry, lambda value, u: t(value), target)
 
 
-def _random_crop(t: Any) -> Step:
+def _random_crop(t: Any) -> Step | None:
     target = _pair(t.size)
     assert target is not None
+    if isinstance(t.fill, dict):  # v2's fills by type of input
+        return None
     fill = _fill(t.fill)
 
+    def paddings_for(image: Size) -> list[tuple[int, int, int, int]]:
+        """Left, top, right, bottom: what ``padding`` says and what ``pad_if_needed`` adds."""
+        left, top, right, bottom = given = _padding(t)
+        more_x = max(target.width - (image.width + left + right), 0) if t.pad_if_needed else 0
+        more_y = max(target.height - (image.height + top + bottom), 0) if t.pad_if_needed else 0
+        return [given, (more_x, more_y, more_x, more_y)]
+
     def padding_for(image: Size) -> tuple[int, int, int, int]:
-        left, top, right, bottom = _padding(t)
-        if t.pad_if_needed:
-            more = max(target.width - (image.width + left + right), 0)
-            left, right = left + more, right + more
-            more = max(target.height - (image.height + top + bottom), 0)
-            top, bottom = top + more, bottom + more
-        return left, top, right, bottom
+        (a, b, c, d), (more_x, more_y, _, _) = paddings_for(image)
+        return a + more_x, b + more_y, c + more_x, d + more_y
 
     def box_for(image: Size, padding: tuple[int, int, int, int], u: Sequence[float]) -> Box:
         left, top, right, bottom = padding
@@ -243,15 +272,18 @@ def _random_crop(t: Any) -> Step:
         box = box_for(size, padding, u)
         if any(padding) and (t.padding_mode != "constant" or fill is None):
             return None
+        if any(padding) and domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int)):
+            return None  # v1 refuses colours on tensors
         shifted = Box(box.top - padding[1], box.left - padding[0], *target)
         return (Crop(shifted, fill or (0, 0, 0)),)
 
     def reference(value: Any, u: Sequence[float]) -> Any:
-        functional, padding = _functional(t), padding_for(_size_of(value))
-        box = box_for(_size_of(value), padding, u)
-        if any(padding):
-            plain = t.fill if not isinstance(t.fill, dict) else next(iter(t.fill.values()))
-            value = functional.pad(value, list(padding), plain, t.padding_mode)
+        functional, size = _functional(t), _size_of(value)
+        box = box_for(size, padding_for(size), u)
+        # v1 pads twice, which reflections can be told by; v2 once, by the sum.
+        for padding in [padding_for(size)] if _is_v2(t) else paddings_for(size):
+            if any(padding):
+                value = functional.pad(value, list(padding), t.fill, t.padding_mode)
         return functional.crop(value, *box)
 
     return Step(t, 2, geometry, reference, target)

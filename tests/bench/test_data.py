@@ -32,15 +32,16 @@ def test_of_a_large_folder_a_part_spread_over_all_classes(tree: Path) -> None:
 
 
 def test_generated_once(tmp_path: Path) -> None:
-    calls = []
+    calls: list[dict[str, Any]] = []
+    said: list[str] = []
 
     def make(root: Path, **options: Any) -> Path:
         calls.append(options)
         return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
 
-    folder = generated_folder(tmp_path, make)
-    assert generated_folder(tmp_path, make) == folder
-    assert len(calls) == 1
+    folder = generated_folder(tmp_path, make, said.append)
+    assert generated_folder(tmp_path, make, said.append) == folder
+    assert len(calls) == len(said) == 1
     assert list(tmp_path.iterdir()) == [folder]
 
 

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate, default_convert
+from torchvision import tv_tensors
+
+from fastpipe.torch.samples import BatchSample, samples_of
+
+
+def _batch(count: int = 4, kind: type[torch.Tensor] = torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    tensor = torch.arange(count * 6, dtype=torch.float32).reshape(count, 1, 2, 3)
+    rows = [row.as_subclass(kind) for row in tensor.unbind(0)]
+    return tensor, samples_of(tensor, rows, list(range(count)))
+
+
+def _plain(samples: list[Any]) -> list[Any]:
+    return [(image.clone(), target) for image, target in samples]
+
+
+def test_a_sample_is_a_tuple_of_image_and_target() -> None:
+    tensor, samples = _batch()
+    for number, sample in enumerate(samples):
+        assert isinstance(sample, tuple)
+        image, target = sample
+        assert torch.equal(image, tensor[number])
+        assert image.data_ptr() == tensor[number].data_ptr()
+        assert target == number
+        assert sample == (sample[0], number)
+
+
+def test_a_whole_batch_collates_to_its_own_memory() -> None:
+    tensor, samples = _batch()
+    images, targets = default_collate(samples)
+    assert images.data_ptr() == tensor.data_ptr()
+    assert torch.equal(images, tensor)
+    assert torch.equal(targets, torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s[:-1],
+        lambda s: s[1:],
+        lambda s: s[::-1],
+        lambda s: [s[0], s[0], s[2], s[3]],
+        lambda s: [*s, s[0]],
+        lambda s: [s[0], s[1], s[2], (s[3][0], s[3][1])],
+        lambda s: [(s[0][0], s[0][1]), *s[1:]],
+        lambda s: s[:2] + _batch()[1][2:],
+        lambda s: [s[0], *_batch()[1][1:]],
+        lambda s: s[:1],
+        lambda s: [copy.copy(one) for one in s],
+        lambda s: pickle.loads(pickle.dumps(s)),
+        lambda s: [tuple(one) for one in s],
+        lambda s: [list(one) for one in s],
+    ],
+    ids=range(14),
+)
+def test_anything_else_collates_as_plain_tuples_do(change: Any) -> None:
+    tensor, samples = _batch()
+    changed = change(samples)
+    images, targets = default_collate(changed)
+    expected_images, expected_targets = default_collate([type(one)(one) if type(one) is list else tuple(one) for one in changed])
+    assert images.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    assert torch.equal(images, expected_images)
+    assert torch.equal(targets, expected_targets)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, tv_tensors.Image])
+def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> None:
+    _, samples = _batch(kind=kind)
+    ours, theirs = default_collate(samples), default_collate([tuple(one) for one in samples])
+    assert type(ours) is type(theirs)
+    assert [type(part) for part in ours] == [type(part) for part in theirs]
+    assert [part.dtype for part in ours] == [part.dtype for part in theirs]
+    assert [part.stride() for part in ours] == [part.stride() for part in theirs]
+
+
+@pytest.mark.parametrize(
+    "targets", [[1.5, 2.5], ["a", "b"], [{"x": 1}, {"x": 2}], [(1, 2), (3, 4)], [torch.ones(2), torch.zeros(2)]]
+)
+def test_targets_of_any_kind(targets: list[Any]) -> None:
+    tensor = torch.zeros(2, 3, 4, 4)
+    samples = samples_of(tensor, list(tensor.unbind(0)), targets)
+    theirs = default_collate([tuple(one) for one in samples])
+    assert repr(default_collate(samples)[1]) == repr(theirs[1])
+
+
+def test_targets_that_cannot_be_collated_fail_as_in_tuples() -> None:
+    tensor = torch.zeros(1, 3, 4, 4)
+    samples = samples_of(tensor, list(tensor.unbind(0)), [object()])
+    with pytest.raises(TypeError, match="default_collate"):
+        default_collate(samples)
+
+
+def test_samples_inside_other_structures() -> None:
+    tensor, samples = _batch()
+    nested = default_collate([{"sample": one, "number": n} for n, one in enumerate(samples)])
+    assert torch.equal(nested["sample"][0], tensor)
+    assert torch.equal(default_convert(samples[1])[0], tensor[1])
+
+
+def test_alone_a_sample_is_pickled_without_its_batch() -> None:
+    tensor = torch.zeros(64, 3, 32, 32)
+    samples = samples_of(tensor, [row.clone() for row in tensor.unbind(0)], list(range(64)))
+    data = pickle.dumps(samples[5])
+    assert len(data) < 3 * 32 * 32 * 4 * 2
+    loaded = pickle.loads(data)
+    assert type(loaded) is tuple
+    assert loaded[1] == 5
+
+
+def test_a_deep_copy_is_independent() -> None:
+    tensor, samples = _batch()
+    copied = copy.deepcopy(samples)
+    tensor += 100
+    assert float(copied[0][0].sum()) == 15.0
+    assert default_collate(copied)[0].data_ptr() != tensor.data_ptr()
+
+
+def test_the_wrong_number_of_rows_is_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        samples_of(torch.zeros(2, 1, 1, 1), [torch.zeros(1, 1, 1)], [0, 1])
+
+
+def test_no_samples() -> None:
+    assert samples_of(torch.zeros(0, 1, 1, 1), [], []) == []
+    assert type(_batch()[1][0]) is BatchSample

@@ -1,0 +1,421 @@
+"""Steps: what is recognised, when a plan is stale, and parameters that act as torchvision's."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from fastpipe.transform.steps import flatten, random_resized_crop_box, recognise, resized_size, state_of
+from fastpipe.types import Size
+
+BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
+
+
+def picture(height: int, width: int, seed: int = 0) -> Any:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+# ---- what is recognised --------------------------------------------------------------------
+
+KNOWN: list[Callable[[Any], Any]] = [
+    lambda tv: tv.RandomResizedCrop(8),
+    lambda tv: tv.Resize(8),
+    lambda tv: tv.CenterCrop(8),
+    lambda tv: tv.RandomCrop(8),
+    lambda tv: tv.RandomHorizontalFlip(),
+    lambda tv: tv.RandomVerticalFlip(),
+    lambda tv: tv.Grayscale(),
+    lambda tv: tv.PILToTensor(),
+    lambda tv: tv.ConvertImageDtype(torch.float32),
+    lambda tv: tv.Normalize([0.5], [0.5]),
+]
+V2_ONLY: list[Any] = [v2.ToImage(), v2.ToPureTensor(), v2.ToDtype(torch.float32, scale=True)]
+
+
+@BOTH
+@pytest.mark.parametrize("make", KNOWN)
+def test_known_transforms_are_recognised_by_exact_class(tv: Any, make: Callable[[Any], Any]) -> None:
+    transform = make(tv)
+    step = recognise(transform)
+    assert step is not None
+    assert step.transform is transform
+    assert step.name == type(transform).__name__
+    subclass = type(type(transform).__name__, (type(transform),), {})
+    twin = copy.copy(transform)
+    twin.__class__ = subclass
+    assert recognise(twin) is None
+    twin.__class__.__module__ = "script"
+    assert recognise(twin) is None
+
+
+@pytest.mark.parametrize("transform", [*V2_ONLY, v1.ToTensor()])
+def test_known_transforms_of_one_version_are_recognised(transform: Any) -> None:
+    assert recognise(transform) is not None
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [len, lambda image: image, v1.ColorJitter(0.1), v1.Pad(2), v1.RandomRotation(3), v2.RGB(),
+     v1.Lambda(len), nn.Identity(), v1.RandomApply([v1.Resize(4)]), v1.RandomErasing(), v2.AutoAugment()],
+)  # fmt: skip
+def test_what_is_not_known_is_not_recognised(transform: Any) -> None:
+    assert recognise(transform) is None
+
+
+def test_a_transform_with_a_hook_is_not_recognised() -> None:
+    transform = v2.CenterCrop(4)
+    assert recognise(transform) is not None
+    handle = transform.register_forward_hook(lambda module, given_images, output: output)
+    assert recognise(transform) is None
+    handle.remove()
+    assert recognise(transform) is not None
+
+
+def test_a_method_replaced_on_the_object_is_not_recognised() -> None:
+    transform = v1.RandomCrop(4)
+    transform.forward = lambda image: image  # type: ignore[method-assign]
+    assert recognise(transform) is None
+    drawing = v1.RandomResizedCrop(4)
+    drawing.get_params = lambda image, scale, ratio: (0, 0, 1, 1)  # type: ignore[method-assign]
+    assert recognise(drawing) is None
+
+
+def test_flatten() -> None:
+    a, b, c, d = v1.Resize(4), v1.CenterCrop(4), v2.Resize(4), len
+    assert flatten(None) == []
+    assert flatten(a) == [a]
+    assert flatten(len) == [len]
+    assert flatten(v1.Compose([a, v1.Compose([b]), nn.Sequential(c, v2.Compose([a])), d])) == [a, b, c, a, d]
+    assert flatten(v1.Compose([])) == []
+
+    class Mine(v1.Compose):  # type: ignore[misc]
+        """May do anything with its transforms."""
+
+    mine = Mine([a, b])
+    assert flatten(mine) == [mine]
+
+
+# ---- when a plan is stale ------------------------------------------------------------------
+
+
+def set_to(**values: Any) -> Callable[[Any], None]:
+    def change(transform: Any) -> None:
+        for name, value in values.items():
+            setattr(transform, name, value)
+
+    return change
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda tv: tv.RandomResizedCrop(8), set_to(size=(9, 9))),
+        (lambda tv: tv.RandomResizedCrop(8), set_to(scale=(0.5, 1.0))),
+        (lambda tv: tv.RandomResizedCrop(8), set_to(ratio=(1.0, 1.0))),
+        (lambda tv: tv.RandomResizedCrop(8), set_to(interpolation=v1.InterpolationMode.BICUBIC)),
+        (lambda tv: tv.RandomHorizontalFlip(), set_to(p=0.25)),
+        (lambda tv: tv.Resize(8), set_to(max_size=12)),
+        (lambda tv: tv.RandomCrop(8), set_to(fill=3)),
+        (lambda tv: tv.RandomCrop(8), set_to(pad_if_needed=True)),
+        (lambda tv: tv.Normalize([0.5], [0.5]), set_to(mean=[0.25])),
+        (lambda tv: tv.Normalize([0.5], [0.5]), lambda t: t.std.__setitem__(0, 0.25)),
+        (
+            lambda tv: tv.Normalize(torch.tensor([0.5]), torch.tensor([0.5])),
+            lambda t: t.mean.__setitem__(0, 0.5000001),
+        ),
+        (
+            lambda tv: tv.Normalize(np.full(3000, 0.5), np.full(3000, 0.5)),
+            lambda t: t.mean.__setitem__(1500, 0.25),
+        ),
+        (lambda tv: tv.Normalize([0.5], [0.5]), set_to(forward=len)),
+    ],
+)
+def test_state_follows_every_change(
+    tv: Any, make: Callable[[Any], Any], change: Callable[[Any], None]
+) -> None:
+    transform = make(tv)
+    before = state_of(transform)
+    assert state_of(transform) == before
+    change(transform)
+    assert state_of(transform) != before
+
+
+def test_state_of_another_object_differs() -> None:
+    one, other = v1.Resize(8), v1.Resize(8)
+    assert state_of(one) != state_of(other)
+    assert state_of(len) != state_of(abs)
+    transform = v2.RandomCrop(8)
+    before = state_of(transform)
+    transform(picture(9, 9))
+    transform.eval()
+    assert state_of(transform) == before, "a call or eval() changes nothing"
+
+
+# ---- RandomCrop, against the transform itself ----------------------------------------------
+
+
+class Uniforms:
+    """Stands in for torch.randint: yields the integers that given uniform numbers stand for."""
+
+    def __init__(self, numbers: Iterator[float]) -> None:
+        self.numbers = numbers
+
+    def __call__(self, low: int, high: int, size: tuple[int, ...]) -> torch.Tensor:
+        value = low + int(next(self.numbers) * (high - low))
+        return torch.full(size, value, dtype=torch.int64)
+
+
+def run_random_crop(transform: Any, image: Any, u: tuple[float, float]) -> Any:
+    """The transform itself, drawing its two positions from ``u``."""
+    numbers = iter(u)
+    if isinstance(transform, v2.RandomCrop):
+        real = type(transform).make_params
+
+        def make_params(flat_inputs: list[Any]) -> dict[str, Any]:
+            made: dict[str, Any] = real(transform, flat_inputs)
+            left, top, right, bottom = made["padding"]
+            height = image.height + top + bottom - made["height"] + 1
+            width = image.width + left + right - made["width"] + 1
+            return {**made, "top": int(u[0] * height), "left": int(u[1] * width)}
+
+        twin = copy.copy(transform)
+        twin.make_params = make_params
+        return twin(image)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randint", Uniforms(numbers))
+        return transform(image)
+
+
+PADDINGS: list[Any] = [None, 0, 3, [4], (2, 5), (1, 2, 3, 4), [0, 7, 0, 0]]
+FILLS: list[Any] = [0, 77, (10, 20, 200), [1, 2, 3]]
+
+
+@BOTH
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+@pytest.mark.parametrize("needed", [False, True], ids=["", "pad_if_needed"])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_random_crop_reference(tv: Any, padding: Any, needed: bool, mode: str) -> None:
+    sizes = [(20, 30), (12, 16)] if not needed else [(20, 30), (11, 30), (30, 9), (10, 12)]
+    for (height, width), fill in itertools.product(sizes, FILLS if mode == "constant" else [0]):
+        transform = tv.RandomCrop((12, 16), padding, needed, fill, mode)
+        step = recognise(transform)
+        assert step is not None
+        assert step.draws == 2
+        image = picture(height, width)
+        for u in ((0.0, 0.0), (0.3, 0.8), (0.999999, 0.5)):
+            expected = run_random_crop(transform, image, u)
+            made = step.reference(image, u)
+            assert made.size == expected.size
+            assert made.tobytes() == expected.tobytes(), (height, width, fill, u)
+
+
+def test_random_crop_with_a_fill_for_each_type_runs_as_it_is() -> None:
+    transform = v2.RandomCrop(8, padding=2, fill={Image.Image: 9, "others": 4})
+    assert recognise(transform) is None
+
+
+@BOTH
+@pytest.mark.parametrize("size", [(11, 30), (30, 15), (3, 3)])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_random_crop_of_too_small_an_image(tv: Any, size: tuple[int, int], padding: Any) -> None:
+    transform = tv.RandomCrop((18, 20), padding)
+    step = recognise(transform)
+    assert step is not None
+    assert step.geometry is not None
+    image = picture(*size)
+    with pytest.raises(ValueError) as theirs:
+        transform(image)
+    for call in (
+        lambda: step.reference(image, (0.5, 0.5)),
+        lambda: step.geometry((0.5, 0.5), Size(*size), "pil"),
+    ):
+        with pytest.raises(ValueError) as ours:
+            call()
+        assert type(ours.value) is type(theirs.value)
+        assert "larger than" in str(ours.value)
+        assert str((18, 20)) in str(ours.value)
+
+
+# ---- Resize ----------------------------------------------------------------------------------
+
+EDGE = st.integers(1, 40)
+
+
+@BOTH
+@settings(max_examples=150)
+@given(
+    size=EDGE | st.tuples(EDGE) | st.tuples(EDGE, EDGE),
+    image=st.tuples(st.integers(1, 120), st.integers(1, 120)),
+    larger=st.none() | st.integers(1, 60),
+)
+def test_resized_size(tv: Any, size: Any, image: tuple[int, int], larger: int | None) -> None:
+    edge = size if isinstance(size, int) else size[0] if len(size) == 1 else None
+    max_size = edge + larger if edge is not None and larger is not None else None
+    transform = tv.Resize(size, max_size=max_size)
+    source = picture(*image)
+    try:
+        expected = transform(source)
+    except ValueError:  # Pillow refuses a size of zero
+        assert 0 in resized_size(transform, Size(*image))
+        return
+    assert resized_size(transform, Size(*image)) == Size(expected.height, expected.width)
+
+
+@settings(max_examples=60)
+@given(image=st.tuples(st.integers(1, 120), st.integers(1, 120)), max_size=st.integers(1, 150))
+def test_resized_size_by_the_longer_edge(image: tuple[int, int], max_size: int) -> None:
+    transform = v2.Resize(None, max_size=max_size)
+    try:
+        expected = transform(picture(*image))
+    except ValueError:
+        assert 0 in resized_size(transform, Size(*image))
+        return
+    assert resized_size(transform, Size(*image)) == Size(expected.height, expected.width)
+
+
+@pytest.mark.parametrize(
+    ("transform", "size"),
+    [(v1.Resize((9, 9), max_size=12), (30, 40)), (v1.Resize(9, max_size=9), (30, 40)),
+     (v2.Resize(9, max_size=5), (30, 40)), (v1.Resize(4, max_size=5), (1, 90))],
+)  # fmt: skip
+def test_resizes_that_raise_are_left_to_torchvision(transform: Any, size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError):
+        transform(picture(*size))
+    step = recognise(transform)
+    assert step is not None
+    assert step.geometry is not None
+    assert step.geometry((), Size(*size), "pil") is None
+
+
+# ---- CenterCrop ----------------------------------------------------------------------------
+
+
+@BOTH
+@settings(max_examples=100)
+@given(
+    image=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+)
+def test_center_crop_box(tv: Any, image: tuple[int, int], size: tuple[int, int]) -> None:
+    step = recognise(tv.CenterCrop(size))
+    assert step is not None
+    assert step.geometry is not None
+    operations = step.geometry((), Size(*image), "pil")
+    assert operations is not None
+    (crop,) = operations
+    box = crop.box  # type: ignore[union-attr]
+    source = picture(*image)
+    canvas = Image.new("RGB", (box.width, box.height))
+    canvas.paste(source, (-box.left, -box.top))
+    assert canvas.tobytes() == step.transform(source).tobytes()
+
+
+# ---- RandomResizedCrop, against the transform itself -----------------------------------------
+
+
+class Drawn:
+    """Stands in for torch.empty: its one number is uniform in what it is asked for."""
+
+    def __init__(self, numbers: Iterator[float]) -> None:
+        self.numbers = numbers
+
+    def __call__(self, size: int) -> Drawn:
+        assert size == 1
+        return self
+
+    def uniform_(self, low: Any, high: Any) -> torch.Tensor:
+        low, high = float(low), float(high)
+        return torch.tensor([low + next(self.numbers) * (high - low)], dtype=torch.float64)
+
+
+def box_by_torchvision(transform: Any, image: Any, u: list[float]) -> tuple[int, int, int, int]:
+    """torchvision's own choice of a box, drawing from ``u``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", Drawn(iter(u[:20])))
+        patch.setattr(torch, "randint", Uniforms(iter(u[20:])))
+        if isinstance(transform, v2.RandomResizedCrop):
+            made = transform.make_params([image])
+            return made["top"], made["left"], made["height"], made["width"]
+        return tuple(transform.get_params(image, transform.scale, transform.ratio))  # type: ignore[return-value]
+
+
+SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 300))
+RANGES = st.tuples(st.floats(0.05, 4), st.floats(0.05, 4)).map(sorted)
+
+
+@BOTH
+@settings(max_examples=300)
+@given(
+    shape=SHAPES,
+    scale=st.just([0.08, 1.0]) | RANGES,
+    ratio=st.just([3 / 4, 4 / 3]) | RANGES,
+    u=st.lists(st.integers(0, 2**20 - 1).map(lambda n: n / 2**20), min_size=22, max_size=22),
+)
+def test_random_resized_crop_box(
+    tv: Any, shape: tuple[int, int], scale: list[float], ratio: list[float], u: list[float]
+) -> None:
+    transform = tv.RandomResizedCrop(8, tuple(scale), tuple(ratio))
+    expected = box_by_torchvision(transform, picture(*shape), u)
+    made = random_resized_crop_box(Size(*shape), scale, ratio, u)
+    if tuple(made) != expected:
+        # torchvision's logarithm is single precision: a side exactly between two pixels may
+        # be rounded to the other one, and the position with it.
+        nudged = [
+            random_resized_crop_box(Size(*shape), scale, [ratio[0] * a, ratio[1] * b], u)
+            for a in (1 - 1e-6, 1, 1 + 1e-6)
+            for b in (1 - 1e-6, 1, 1 + 1e-6)
+        ]
+        assert expected in [tuple(box) for box in nudged]
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(10, 300), (300, 10), (1, 1), (2, 1), (40, 50)])
+def test_random_resized_crop_falls_back_to_the_centre(tv: Any, shape: tuple[int, int]) -> None:
+    u = [0.999999, 0.5] * 10 + [0.5, 0.5]
+    transform = tv.RandomResizedCrop(8, scale=(2.0, 3.0))
+    expected = box_by_torchvision(transform, picture(*shape), u)
+    assert tuple(random_resized_crop_box(Size(*shape), transform.scale, transform.ratio, u)) == expected
+
+
+@BOTH
+def test_random_resized_crop_with_its_range_upside_down(tv: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transform = tv.RandomResizedCrop(8, (1.0, 0.2), (2.0, 0.5))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        u = rng.random(22).tolist()
+        expected = box_by_torchvision(transform, picture(60, 70), u)
+        assert tuple(random_resized_crop_box(Size(60, 70), transform.scale, transform.ratio, u)) == expected
+
+
+# ---- flips -----------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_flips(tv: Any, name: str, p: float) -> None:
+    transform = getattr(tv, name)(p)
+    step = recognise(transform)
+    assert step is not None
+    image = picture(5, 7)
+    for u in (0.0, 0.25, 0.5, 0.75, 1 - 2**-53):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "rand", lambda size, u=u: torch.tensor([u], dtype=torch.float64))
+            expected = transform(image)
+        assert step.reference(image, [u]).tobytes() == expected.tobytes()
