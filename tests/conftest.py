@@ -158,7 +158,34 @@ _KEPT_DESCRIPTORS = (
 
 
 def _segments() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: S108
+    if not os.path.isdir("/dev/shm"):
+        return set()
+    found = {entry.name: str(entry.inode()) for entry in os.scandir("/dev/shm")}
+    if found.keys() - _FOREIGN_SEGMENTS:
+        others = _mapped_by_others()
+        _FOREIGN_SEGMENTS.update(name for name, inode in found.items() if inode in others)
+    return found.keys() - _FOREIGN_SEGMENTS
+
+
+# The folder is the whole machine's.  Names are random, so what was once seen in the hands of
+# another program (another test run, say) stays foreign.
+_FOREIGN_SEGMENTS: set[str] = set()
+
+
+def _mapped_by_others() -> set[str]:
+    """Inodes of segments in processes outside this run's process group, where its children stay.
+
+    Not their names: the C library maps a semaphore under another name than it then gets.
+    """
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) != os.getpgrp():
+                maps = (process / "maps").read_text().splitlines()
+                found |= {line.split(maxsplit=5)[4] for line in maps if "/dev/shm/" in line}
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+    return found
 
 
 def _temporary_files() -> set[str]:

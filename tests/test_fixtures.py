@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ def _run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
         ("thread", "threading.Thread(target=threading.Event().wait, daemon=True).start()"),
         ("child process", "globals()['kept'] = subprocess.Popen(['sleep', '20'])"),
         ("descriptor", "globals()['kept'] = open(__file__)"),
+        ("shared memory", "globals()['kept'] = multiprocessing.get_context('spawn').Semaphore()"),
         ("temporary file", "globals()['kept'] = tempfile.mkstemp(prefix='fastpipe-test-')"),
     ],
 )
@@ -36,7 +40,7 @@ def test_what_a_test_leaves_behind_is_named(pytester: pytest.Pytester, kind: str
     result = _run(
         pytester,
         f"""
-        import os, subprocess, tempfile, threading
+        import multiprocessing, os, subprocess, tempfile, threading
         import pytest
 
         @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +58,7 @@ def test_what_a_test_leaves_behind_is_named(pytester: pytest.Pytester, kind: str
         """,
     )
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines([f"*left behind by this test:*", f"*{kind}: *"])
+    result.stdout.fnmatch_lines(["*left behind by this test:*", f"*{kind}: *"])
 
 
 def test_a_tidy_test_passes(pytester: pytest.Pytester) -> None:
@@ -69,6 +73,37 @@ def test_a_tidy_test_passes(pytester: pytest.Pytester) -> None:
             thread.join()
         """,
     )
+    result.assert_outcomes(passed=1)
+
+
+def test_shared_memory_of_another_program_is_not_blamed_on_a_test(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    begin, begun = tmp_path / "begin", tmp_path / "begun"
+    os.mkfifo(begin)
+    os.mkfifo(begun)
+    code = f"""
+import multiprocessing, sys
+open({str(begin)!r}).read()
+kept = multiprocessing.get_context("spawn").Semaphore()
+open({str(begun)!r}, "w").close()
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
+    ) as other:
+        try:
+            result = _run(
+                pytester,
+                f"""
+                def test_it():
+                    open({str(begin)!r}, "w").close()
+                    open({str(begun)!r}).read()
+                """,
+            )
+            assert other.poll() is None
+        finally:
+            other.communicate()
     result.assert_outcomes(passed=1)
 
 

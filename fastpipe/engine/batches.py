@@ -15,7 +15,7 @@ from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
 from fastpipe.types import Box, EncodedImage, SamplePlan, Size, Stopwatch, UInt8Array
 
-__all__ = ["BatchMaker", "PendingBatch"]
+__all__ = ["BatchMaker", "PendingBatch", "say_where"]
 
 
 class _UnreadableError(Exception):
@@ -150,7 +150,7 @@ class PendingBatch:
                 assert self._substitute is not None
                 item = self._substitute(number, attempt)
         except BaseException as error:
-            _say_where(error, item or self.items[number])
+            say_where(error, item or self.items[number])
             self._errors[number] = error
 
     def _pass_over(self, item: Item, unreadable: _UnreadableError) -> str:
@@ -218,7 +218,7 @@ class _Watched:
             self.nanoseconds += perf_counter_ns() - start
 
 
-def _say_where(error: BaseException, item: Item) -> None:
+def say_where(error: BaseException, item: Item) -> None:
     """Add the sample to a transform's error (Python 3.11 and later show it)."""
     if not isinstance(error, BadSampleError) and hasattr(error, "add_note"):
         error.add_note(f"while making sample {item.index} from {item.path!r}")

@@ -1,19 +1,22 @@
 """What a JPEG file says of itself before any pixel is decoded.
 
 The fast decoders are trusted with a file only when its header shows that they decode it as
-Pillow does.  Marker codes and segment layouts: ITU-T T.81, annex B; the Adobe APP14 segment:
-ITU-T T.872, section 6.5.3; the EXIF orientation tag: CIPA DC-008, tag 0x0112.
+Pillow does, and when its scans are whole.  Marker codes and segment layouts: ITU-T T.81, annex
+B; the Adobe APP14 segment: ITU-T T.872, section 6.5.3; the EXIF orientation tag: CIPA DC-008,
+tag 0x0112.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from fastpipe.read.jpeg_scans import scans_are_whole
+
 __all__ = ["JpegHeader", "read_jpeg_header"]
 
 _SOF0, _SOF1, _SOF2 = 0xC0, 0xC1, 0xC2  # baseline, extended sequential, progressive; Huffman
 _ALL_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
+_SOS, _DRI, _APP0, _APP1, _APP14 = 0xDA, 0xDD, 0xE0, 0xE1, 0xEE
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _ORIENTATION_TAG = 0x0112
 
@@ -31,9 +34,10 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         height, width: in pixels, before any EXIF turn.
-        trusted: the fast decoders give Pillow's pixels for this kind of file, and the
-            data runs on to an end marker (a file cut short is left to Pillow to judge).
-        orientation: EXIF orientation 1 … 8; 1 where there is none.
+        trusted: the fast decoders give Pillow's pixels for this kind of file, and all its
+            scans are there (a file cut short or spoilt is left to Pillow to judge).
+        orientation: EXIF orientation 1 … 8; 1 where there is none; 0 where Pillow has to be
+            asked, as the tag is in XMP data or has an unusual form.
     """
 
     height: int
@@ -56,8 +60,8 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
         return None
     position, end = 2, len(blob)
     frame: tuple[int, int, int] | None = None  # where its body starts, height, width
-    structure_trusted = False
-    adobe_transform, orientation, has_jfif = -1, 1, False
+    structure_trusted, interval = False, 0
+    applications = _Applications()
     while position + 4 <= end:
         if blob[position] != 0xFF:
             return None
@@ -79,12 +83,10 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
             width = blob[body + 3] << 8 | blob[body + 4]
             frame = (body, height, width)
             structure_trusted = _frame_is_trusted(blob, body, length, code)
-        elif code == _APP1 and blob[body : body + 6] == b"Exif\0\0":
-            orientation = _orientation(blob[body + 6 : position + 2 + length])
-        elif code == 0xE0 and blob[body : body + 5] == b"JFIF\0":
-            has_jfif = True
-        elif code == _APP14 and blob[body : body + 5] == b"Adobe" and length >= 14:
-            adobe_transform = blob[body + 11]
+        elif _APP0 <= code <= _APP14:
+            applications.note(code, blob[body : position + 2 + length])
+        elif code == _DRI and length >= 4:
+            interval = blob[body] << 8 | blob[body + 1]
         elif code == _SOS:
             break
         position += 2 + length
@@ -95,11 +97,31 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
     body, height, width = frame
     trusted = (
         structure_trusted
-        and _is_grey_or_ycbcr(blob, body, has_jfif, adobe_transform)
-        # Entropy-coded data cannot contain an end marker, so one after the scan's start is real.
-        and blob.rfind(b"\xff\xd9") > position
+        and _is_grey_or_ycbcr(blob, body, applications)
+        and scans_are_whole(blob, position, body, interval)
     )
-    return JpegHeader(height, width, trusted, orientation)
+    return JpegHeader(height, width, trusted, applications.orientation)
+
+
+class _Applications:
+    """What the application segments say."""
+
+    def __init__(self) -> None:
+        self.adobe_transform = -1
+        self.has_jfif = False
+        self.orientation = 1
+
+    def note(self, code: int, segment: bytes) -> None:
+        """Take note of one segment, given its body."""
+        if code == _APP1 and segment.startswith(b"Exif\0\0"):
+            # Pillow joins several EXIF segments: 0 stands for asking it.
+            self.orientation = _orientation(segment[6:]) if self.orientation == 1 else 0
+        elif code == _APP1 and b"rientation" in segment:  # XMP, which Pillow looks at as well
+            self.orientation = 0
+        elif code == _APP0 and segment.startswith(b"JFIF\0"):
+            self.has_jfif = True
+        elif code == _APP14 and segment.startswith(b"Adobe") and len(segment) >= 12:
+            self.adobe_transform = segment[11]
 
 
 def _frame_is_trusted(blob: bytes, body: int, length: int, code: int) -> bool:
@@ -114,7 +136,7 @@ def _frame_is_trusted(blob: bytes, body: int, length: int, code: int) -> bool:
     return sampling in _TRUSTED_SAMPLING
 
 
-def _is_grey_or_ycbcr(blob: bytes, body: int, has_jfif: bool, adobe_transform: int) -> bool:
+def _is_grey_or_ycbcr(blob: bytes, body: int, applications: _Applications) -> bool:
     """Whether every decoder takes the components for what libjpeg takes them for.
 
     libjpeg takes three components for YCbCr when there is a JFIF segment, else as the Adobe
@@ -123,16 +145,16 @@ def _is_grey_or_ycbcr(blob: bytes, body: int, has_jfif: bool, adobe_transform: i
     """
     if blob[body + 5] == 1:
         return True
-    if adobe_transform >= 0:
-        return adobe_transform == 1
-    return has_jfif or blob[body + 6 : body + 15 : 3] == b"\1\2\3"
+    if applications.adobe_transform >= 0:
+        return applications.adobe_transform == 1
+    return applications.has_jfif or blob[body + 6 : body + 15 : 3] == b"\1\2\3"
 
 
 def _orientation(tiff: bytes) -> int:
-    """The orientation in the first directory of an EXIF segment; 1 where it has none."""
+    """The orientation in an EXIF segment's first directory; 1 if it has none, 0 if unclear."""
     order = {b"II*\0": "little", b"MM\0*": "big"}.get(tiff[:4])
     if order is None:
-        return 1
+        return 0
 
     def number(offset: int, size: int) -> int:
         return int.from_bytes(tiff[offset : offset + size], order)  # type: ignore[arg-type]
@@ -140,6 +162,6 @@ def _orientation(tiff: bytes) -> int:
     directory = number(4, 4)
     for entry in range(directory + 2, directory + 2 + 12 * min(number(directory, 2), 1000), 12):
         if number(entry, 2) == _ORIENTATION_TAG:
-            value = number(entry + 8, 2)
-            return value if 1 <= value <= 8 else 1
+            value, is_one_short = number(entry + 8, 2), (number(entry + 2, 2), number(entry + 4, 4)) == (3, 1)
+            return value if is_one_short and 1 <= value <= 8 else 0
     return 1

@@ -32,7 +32,15 @@ from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
-__all__ = ["BatchSource", "EpochOrder", "KeyedIndices", "LoaderView", "ThreadedIterator", "is_map_style", "stock_iterator"]
+__all__ = [
+    "BatchSource",
+    "EpochOrder",
+    "KeyedIndices",
+    "LoaderView",
+    "ThreadedIterator",
+    "is_map_style",
+    "stock_iterator",
+]
 
 
 class BatchSource(Protocol):
@@ -99,10 +107,17 @@ class _KeyedSampler:
 
     def __init__(self, order: EpochOrder, seed: int | None) -> None:
         self._order, self._seed = order, seed
+        self._begun = 0
+
+    def begin(self) -> int:
+        """The epoch of the keys: the loader's under a seed.  Without one the base seed is another
+        for each iterator, and only persistent workers have several epochs under the same."""
+        epoch, self._begun = self._order.begin(), self._begun + 1
+        return self._begun - 1 if self._seed is None else epoch
 
     def __iter__(self) -> _KeyedBatches:
         # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
-        return _KeyedBatches(self._order, self._order.batches(self._seed), self._seed)
+        return _KeyedBatches(self._order.batches(self._seed), self._seed, self.begin, self._order.is_batched)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -111,8 +126,10 @@ class _KeyedSampler:
 class _KeyedBatches:
     """One epoch of a ``_KeyedSampler``.  After an error of the sampler it asks it again."""
 
-    def __init__(self, order: EpochOrder, batches: Iterator[Any], seed: int | None) -> None:
-        self._order, self._batches, self._seed = order, batches, seed
+    def __init__(
+        self, batches: Iterator[Any], seed: int | None, begin: Callable[[], int], is_batched: bool
+    ) -> None:
+        self._batches, self._seed, self._begin, self._is_batched = batches, seed, begin, is_batched
         self._epoch: int | None = None
         self._position = 0
 
@@ -121,11 +138,11 @@ class _KeyedBatches:
 
     def __next__(self) -> KeyedIndices:
         if self._epoch is None:
-            self._epoch = self._order.begin()
+            self._epoch = self._begin()
         indices = next(self._batches)
-        if self._order.is_batched and not hasattr(indices, "__len__"):
+        if self._is_batched and not hasattr(indices, "__len__"):
             indices = list(indices)
-        several = self._order.is_batched or isinstance(indices, list)
+        several = self._is_batched or isinstance(indices, list)
         first, count = self._position, len(indices) if several else 1
         self._position += count
         return KeyedIndices(indices, self._seed, self._epoch, first, count)

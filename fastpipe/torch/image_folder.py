@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
 from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker, PendingBatch
+from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
@@ -346,11 +346,15 @@ class _Batch:
 
     def run_stock(self, value: Any, number: int) -> Any:
         """Run the user's transforms in this thread."""
-        if self._is_keyed:
-            return run_seeded(self.plan.stock, value, _seed_of(self._key, number))
-        for transform in self.plan.stock:  # as in ImageFolder: from whatever the script seeded
-            value = transform(value)
-        return value
+        try:
+            if self._is_keyed:
+                return run_seeded(self.plan.stock, value, _seed_of(self._key, number))
+            for transform in self.plan.stock:  # as in ImageFolder: from whatever the script seeded
+                value = transform(value)
+            return value
+        except Exception as error:
+            say_where(error, self.pending.items[number])
+            raise
 
 
 def _run_stock_keyed(plan: Plan, key: Key, value: Any, number: int) -> Any:

@@ -139,18 +139,22 @@ def one_code(chain: list[Any], resize: int) -> float:
     return float(value.double().diff(dim=-1).abs().max())
 
 
-def assert_same(made: Any, expected: Any, tolerance: float = 0.0) -> None:
+def assert_same(made: Any, expected: Any, absolute: float = 0.0, relative: float = 0.0) -> None:
     assert type(made) is type(expected)
     if isinstance(expected, Image.Image):
         assert (made.mode, made.size) == (expected.mode, expected.size)
         assert made.tobytes() == expected.tobytes()
         return
     assert (made.dtype, tuple(made.shape)) == (expected.dtype, tuple(expected.shape))
-    ours, theirs = (x.as_subclass(torch.Tensor).double() for x in (made, expected))
-    if tolerance:
-        assert (ours - theirs).abs().max() <= tolerance
+    ours, theirs = (value.as_subclass(torch.Tensor).double() for value in (made, expected))
+    if absolute or relative:
+        torch.testing.assert_close(ours, theirs, atol=absolute, rtol=relative, equal_nan=True)
     else:
-        assert torch.equal(ours, theirs)
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())  # NaN equals NaN
+
+
+def is_half(value: Any) -> bool:
+    return getattr(value, "dtype", None) in (torch.float16, torch.bfloat16)
 
 
 def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
@@ -170,6 +174,15 @@ def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
 
 def check(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -> set[str]:
     """Compare apply with reference, in both layouts; what happened, in words."""
+    try:
+        return compare(tv, chain, picture, seed)
+    except RuntimeError as error:
+        if "INTERNAL ASSERT" not in str(error):
+            raise
+        return {"torch fails"}  # its uint8 resize of one row or column does, with some strides
+
+
+def compare(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -> set[str]:
     happened = set()
     pixels = pixels_of(picture)
     compose = tv.Compose(chain)
@@ -179,9 +192,9 @@ def check(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -
         u = plan.draw(Key(seed, 0, np.arange(1)))[0].tolist()
         kind, expected = outcome(lambda: plan.reference(Image.fromarray(pixels), u))
         ours, made = outcome(lambda: plan.apply(ArrayImage(pixels), u))
-        if "INTERNAL ASSERT" in str(expected):  # torch's own bug with images of one row or column
-            return {"torch fails"}
         if kind == "error":
+            if "INTERNAL ASSERT" in str(expected):
+                raise expected
             assert ours == "error", f"torchvision raises {expected!r}"
             assert type(made) is type(expected)
             return {"refused"}
@@ -190,9 +203,12 @@ def check(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -
         resize = resizes_a_tensor(chain)
         rounds = resize is not None and "kernel" in repr(plan).splitlines()[1 + resize]
         tolerance = 2.001 * one_code(chain, resize) if resize is not None and rounds else 0.0
-        happened.add("within rounding" if tolerance else "equal")
-        assert_same(made, expected, tolerance)
-        if not any("torchvision" in note for note in repr(plan).splitlines()):
+        fused = "torchvision" not in repr(plan)
+        # Where torchvision goes on, its arithmetic on 16-bit floats depends on the strides.
+        loose = 0.02 if not fused and is_half(expected) else 0.0
+        happened.add("within rounding" if tolerance or loose else "equal")
+        assert_same(made, expected, tolerance, loose)
+        if fused:
             happened.add("fused completely")
         if plan.output is not None:
             happened.add("in a batch's memory")
@@ -211,7 +227,7 @@ MODERN = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHoriz
 SEED = st.integers(0, 2**32)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(chain=chains(v1), picture=PICTURES, seed=SEED)
 @example(chain=CLASSIC, picture=(50, 60, 0), seed=0)
 @example(chain=[v1.Resize(32), v1.CenterCrop(28), *CLASSIC[2:]], picture=(50, 60, 0), seed=0)
@@ -221,7 +237,7 @@ def test_chains_of_v1(chain: list[Any], picture: tuple[int, int, int], seed: int
         event(word)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(chain=chains(v2), picture=PICTURES, seed=SEED)
 @example(chain=MODERN, picture=(50, 60, 0), seed=0)
 @example(chain=[*MODERN[1:3], MODERN[0], *MODERN[3:]], picture=(50, 60, 0), seed=0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -29,8 +30,6 @@ from fastpipe.testing import photo_tree
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
-FORK = [pytest.param("fork", marks=pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="run it where processes can fork"))]  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,9 +65,17 @@ TOPOLOGIES = [
     {"num_workers": 1, "multiprocessing_context": "fork"},
     {"num_workers": 2, "multiprocessing_context": "fork"},
     {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
     {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
-]
+    {"num_workers": 2, "multiprocessing_context": "forkserver"},
+    *(
+        # Each starts interpreters that import torch, which takes minutes on a busy machine.
+        pytest.param(
+            {"num_workers": workers, "multiprocessing_context": method, "persistent_workers": persistent},
+            marks=pytest.mark.slow,
+        )
+        for workers in (1, 2) for method in ("spawn", "forkserver") for persistent in (False, True)
+    ),
+]  # fmt: skip
 
 
 def _topology(options: dict[str, Any]) -> str:
@@ -80,10 +87,9 @@ def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any
     method = topology.get("multiprocessing_context", "fork")
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"run it where processes can {method}")
+    multiprocessing.set_forkserver_preload(["fastpipe.torch"])  # so that workers start at once
     expected = list(DataLoader(ImageFolder(tree, STEADY), batch_size=4))
     for kind in (DataLoader, FastLoader):
-        if kind is FastLoader and method != "fork":
-            continue  # starting interpreters takes long; test_loader.py has one of them
         loader = kind(FastImageFolder(tree, STEADY), batch_size=4, **topology)
         for _ in range(2):
             batches = list(loader)
@@ -339,7 +345,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "iterable without batches": (_Stream, {"batch_size": None}),
     "getitems": (_Batches, {"batch_size": 4}),
     "getitems, tuples of indices": (_Batches, {"batch_sampler": [(0, 1), (2, 3, 4)]}),
-    "getitems, tensors of indices": (_Batches, {"batch_sampler": [torch.tensor([0, 1]), torch.tensor([4])]}),
+    "getitems, arrays of indices": (_Batches, {"batch_sampler": [np.array([0, 1]), np.array([4])]}),
     "strings": (_Letters, {"sampler": ["ab", "c"], "batch_size": None}),
     "batches of strings": (_Letters, {"sampler": ["ab", "c", "d"], "batch_size": 2}),
     "tensor": (lambda: torch.arange(12).reshape(6, 2), {"batch_size": 4}),

@@ -1,0 +1,113 @@
+"""Whether a JPEG's coded data is whole, as far as its markers tell.
+
+Decoders differ in what they make of a scan that stops early, of a marker in the middle of one,
+and of a progressive file whose last scans are missing (which libjpeg smooths over whole rows,
+and so not alike in a part of the image).  All of that shows without decoding: coded data holds
+no byte 0xFF but before a zero, a restart marker whose number is known, or the next segment.
+Scan headers and restart markers: ITU-T T.81, annexes B.2.3 and F.1.2.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["scans_are_whole"]
+
+_DHT, _SOF2, _EOI, _SOS, _DQT, _DRI, _COM = 0xC4, 0xC2, 0xD9, 0xDA, 0xDB, 0xDD, 0xFE
+_BETWEEN_SCANS = frozenset({_DHT, _DQT, _DRI, _COM, *range(0xE0, 0xF0)})
+_RST0 = 0xD0
+
+
+def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> bool:
+    """Walk all scans of a JPEG up to its end marker.
+
+    Args:
+        blob: the encoded file.
+        first_scan: position of the first scan's SOS marker.
+        frame: position of the frame header's body, behind its length.
+        interval: MCUs between restart markers, as said before the first scan; 0 for none.
+
+    Returns:
+        Whether every scan ends where a segment begins, has its restart markers in order, and
+        all coefficients of all components have been sent to their last bit.
+    """
+    data = np.frombuffer(blob, np.uint8)
+    at = np.flatnonzero(data[first_scan:-1] == 0xFF) + first_scan
+    following = data[at + 1]
+    at = at[(following != 0) & (following != 0xFF)]  # markers; a run of 0xFF is padding
+    coverage = _Coverage(blob, frame)
+    position = first_scan
+    while True:
+        code, length = blob[position + 1], int.from_bytes(blob[position + 2 : position + 4], "big")
+        end = position + 2 + length
+        if code == _EOI:
+            return coverage.is_complete()
+        if length < 2 or end + 2 > len(blob):
+            return False
+        if code == _DRI:
+            interval = int.from_bytes(blob[position + 4 : position + 6], "big")
+        if code == _SOS:
+            restarts = coverage.restarts_of_scan(position, length, interval)
+            later = at[np.searchsorted(at, end) :]
+            if restarts is None or len(later) <= restarts or not _are_in_order(data[later[:restarts] + 1]):
+                return False
+            position = int(later[restarts])
+        elif code in _BETWEEN_SCANS:
+            position = end
+        else:
+            return False
+        while blob[position : position + 2] == b"\xff\xff":
+            position += 1
+        if blob[position] != 0xFF or position + 2 > len(blob):
+            return False
+
+
+def _are_in_order(codes: Any) -> bool:
+    return bool(np.array_equal(codes, _RST0 + np.arange(len(codes)) % 8))
+
+
+class _Coverage:
+    """What the scans so far have sent."""
+
+    def __init__(self, blob: bytes, frame: int) -> None:
+        self._blob = blob
+        self._is_progressive = blob[frame - 3] == _SOF2
+        self._size = blob[frame + 1] << 8 | blob[frame + 2], blob[frame + 3] << 8 | blob[frame + 4]
+        # By component: sampling factors (vertical, horizontal), and the bits still to come.
+        self._factors: dict[int, tuple[int, int]] = {}
+        self._missing: dict[int, list[int]] = {}
+        for i in range(blob[frame + 5]):
+            name, factors = blob[frame + 6 + 3 * i], blob[frame + 7 + 3 * i]
+            self._factors[name] = factors & 15, factors >> 4
+            self._missing[name] = [16] * 64
+
+    def restarts_of_scan(self, position: int, length: int, interval: int) -> int | None:
+        """Take note of a scan; how many restart markers it has, or None if it is malformed."""
+        count = self._blob[position + 4]
+        names = [self._blob[position + 5 + 2 * i] for i in range(count)]
+        if length != 6 + 2 * count or not names or not set(names) <= set(self._factors):
+            return None
+        start, stop, bits = self._blob[position + 5 + 2 * count : position + 8 + 2 * count]
+        if not self._is_progressive:
+            start, stop, bits = 0, 63, 0
+        if start > stop or stop > 63:
+            return None
+        for name in names:
+            self._missing[name][start : stop + 1] = [bits & 15] * (stop + 1 - start)
+        return (self._units(names) - 1) // interval if interval else 0
+
+    def is_complete(self) -> bool:
+        return not any(any(missing) for missing in self._missing.values())
+
+    def _units(self, names: list[int]) -> int:
+        """How many MCUs a scan of these components has: a block each, where it is one alone."""
+        units = 1
+        for axis, size in enumerate(self._size):
+            most = max(factors[axis] for factors in self._factors.values())
+            if len(names) > 1:
+                units *= -(-size // (8 * most))
+            else:
+                units *= -((-size * self._factors[names[0]][axis] // most) // 8)
+        return units

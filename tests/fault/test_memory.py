@@ -1,0 +1,167 @@
+"""Nothing grows: not memory, not objects, not threads, not descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+from torchvision import transforms as v1
+
+from fastpipe import FastImageFolder, FastLoader
+from fastpipe.testing import photo_tree
+
+CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=8, sizes=(20, 24))
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    root = photo_tree(tmp_path / "tree", classes=2, per_class=8, sizes=(20, 24))
+    for number in (0, 3):
+        (root / f"class_000/{number:04d}.jpg").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def _plain(image: Any) -> Any:
+    return image
+
+
+def _first(samples: list[Any]) -> Any:
+    return samples[0][1]
+
+
+Make = Callable[[Path], Any]
+LOADERS: dict[str, Make] = {
+    "threads": lambda tree: FastLoader(FastImageFolder(tree, CROP), 3),
+    "threads, shuffled": lambda tree: FastLoader(FastImageFolder(tree, CROP), 3, shuffle=True, seed=1),
+    "through Subset": lambda tree: FastLoader(Subset(FastImageFolder(tree, CROP), range(12)), 5),
+    "stock loader": lambda tree: DataLoader(FastImageFolder(tree, CROP), 3),
+    "serial transform": lambda tree: FastLoader(FastImageFolder(tree, v1.Compose([CROP, _plain])), 3, seed=1),
+    "PIL images": lambda tree: FastLoader(FastImageFolder(tree), 3, collate_fn=_first),
+    "no batches": lambda tree: FastLoader(FastImageFolder(tree, CROP), None),
+}
+
+
+def _objects() -> Counter[str]:
+    return Counter(type(one).__name__ for one in gc.get_objects())
+
+
+def _run(loader: Any, epochs: int) -> None:
+    for _ in range(epochs):
+        for batch in loader:
+            del batch
+
+
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("name", LOADERS)
+def test_no_objects_pile_up(tree: Path, name: str) -> None:
+    loader = LOADERS[name](tree)
+    _run(loader, 3)
+    before = _objects()
+    _run(loader, 20)
+    grown = {kind: count for kind, count in (_objects() - before).items() if count >= 20}
+    assert grown == {}
+
+
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_bad_samples_leave_no_objects(broken: Path, policy: Any) -> None:
+    loader = FastLoader(FastImageFolder(broken, CROP, bad_samples=policy), 3)
+    _run(loader, 3)
+    before = _objects()
+    _run(loader, 20)
+    grown = {kind: count for kind, count in (_objects() - before).items() if count >= 20}
+    assert grown == {}
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_raised_bad_sample_does_not_keep_its_batch(broken: Path) -> None:
+    loader = FastLoader(FastImageFolder(broken, CROP), 3)
+
+    def run(epochs: int) -> None:
+        for _ in range(epochs):
+            iterator = iter(loader)
+            while True:
+                try:
+                    next(iterator)
+                except OSError:
+                    continue
+                except StopIteration:
+                    break
+
+    run(3)
+    before = _objects()
+    run(20)
+    grown = {kind: count for kind, count in (_objects() - before).items() if count >= 20}
+    assert grown == {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_iterators_that_are_broken_off_leave_nothing(tree: Path, workers: int) -> None:
+    dataset = FastImageFolder(tree, CROP, threads=2)
+    loader = FastLoader(dataset, 2, num_workers=workers)
+    next(iter(loader))
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5 if workers else 50):
+        next(iter(loader))
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
+
+
+def test_datasets_that_are_dropped_leave_no_threads(tree: Path) -> None:
+    before = set(threading.enumerate())
+    for _ in range(20):
+        next(iter(FastLoader(FastImageFolder(tree, CROP, threads=3), 2)))
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def _pss_bytes() -> int:
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss in smaps_rollup")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="run it on Linux, which tells PSS")
+@pytest.mark.parametrize("name", ["threads", "stock loader"])
+def test_twenty_thousand_batches_take_no_more_memory_than_a_thousand(tree: Path, name: str) -> None:
+    dataset = FastImageFolder(tree, CROP)
+    order = list(range(16)) * 5
+    loader: Any = (FastLoader if name == "threads" else DataLoader)(dataset, 4, sampler=order)
+    kept = torch.zeros(0)
+    batches = 0
+    while batches < 1_000:
+        for kept, _ in loader:
+            batches += 1
+    gc.collect()
+    before = _pss_bytes()
+    while batches < 20_000:
+        for kept, _ in loader:
+            batches += 1
+    gc.collect()
+    assert kept.shape == (4, 3, 16, 16)
+    assert _pss_bytes() - before < 4 * 2**20

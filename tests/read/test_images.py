@@ -1,0 +1,174 @@
+"""Opening images: which decoder gets a file, what Pillow judges, limits and EXIF turns."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from fastpipe.errors import OptionError
+from fastpipe.read.images import ImageReader
+from fastpipe.testing import OddImage, odd_images, photograph
+from fastpipe.types import Box, Decode, EncodedImage, Size
+
+BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
+PHOTO = photograph(np.random.default_rng(3), (70, 93))
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore:Palette images with Transparency")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> list[OddImage]:
+    return odd_images(tmp_path_factory.mktemp("odd"))
+
+
+def encoded(kind: str = "JPEG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(PHOTO).save(file, kind, **options)
+    return file.getvalue()
+
+
+def bytes_of(case: OddImage) -> bytes | None:
+    try:
+        return case.path.read_bytes()
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("exif", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_odd_file_is_as_pillow_has_it(
+    odd: list[OddImage], backend: Any, exif: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader = ImageReader(Decode(backend=backend, exif=exif))
+    for case in odd:
+        blob = bytes_of(case)
+        if blob is None:
+            continue
+        try:
+            opened = Image.open(io.BytesIO(blob))
+            expected = (ImageOps.exif_transpose(opened) if exif else opened).convert("RGB")
+        except Exception:
+            with pytest.raises(Exception) as raised:
+                image = reader.open(blob, str(case.path))
+                image.region(Box(0, 0, *image.size))
+            assert not isinstance(raised.value, OptionError), case
+            continue
+        image = reader.open(blob, str(case.path))
+        assert isinstance(image, EncodedImage)
+        pixels = np.asarray(expected)
+        assert image.size == pixels.shape[:2], case
+        np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), pixels, str(case))
+        height, width = image.size
+        box = Box(height // 3, width // 4, (height + 2) // 3, (width + 1) // 2)
+        part = reader.open(blob, str(case.path)).region(box)
+        assert part.flags.c_contiguous
+        np.testing.assert_array_equal(
+            part, pixels[box.top : box.top + box.height, box.left : box.left + box.width], str(case)
+        )
+        whole = reader.open(blob, str(case.path)).pil()
+        assert (whole.mode, whole.size) == (expected.mode, expected.size), case
+        assert whole.tobytes() == expected.tobytes(), case
+        assert set(whole.info) == set(expected.info), case
+    assert capfd.readouterr().err == ""
+
+
+def test_trusted_files_go_to_the_fast_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(Decode())
+    asked: list[Box] = []
+    real = reader.fast_region
+    monkeypatch.setattr(reader, "fast_region", lambda blob, box: asked.append(box) or real(blob, box))
+    box = Box(1, 2, 3, 4)
+    reader.open(encoded(), "x.jpg").region(box)
+    reader.open(encoded("PNG"), "x.png").region(box)
+    reader.open(encoded().replace(b"\xff\xd9", b""), "x.jpg")
+    assert asked == [box]
+
+
+def test_what_the_fast_decoder_declines_goes_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(Decode())
+    monkeypatch.setattr(reader, "fast_region", lambda blob, box: None)
+    data = encoded()
+    expected = np.asarray(Image.open(io.BytesIO(data)))[1:4, 2:6]
+    np.testing.assert_array_equal(reader.open(data, "x.jpg").region(Box(1, 2, 3, 4)), expected)
+
+
+def test_an_unknown_file_is_named() -> None:
+    with pytest.raises(Image.UnidentifiedImageError, match=r"/some/where/x\.jpg"):
+        ImageReader(Decode()).open(b"nothing", "/some/where/x.jpg")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_max_pixels(backend: Any, kind: str) -> None:
+    data = encoded(kind)
+    pixels = 70 * 93
+    assert ImageReader(Decode(backend=backend, max_pixels=pixels)).open(data, "x").size == Size(70, 93)
+    with pytest.raises(OptionError, match=rf"'/a/x.img' has {pixels} pixels.*max_pixels={pixels - 1}"):
+        ImageReader(Decode(backend=backend, max_pixels=pixels - 1)).open(data, "/a/x.img")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_pillow_s_policy_for_bombs_holds(backend: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(Decode(backend=backend))
+    data = encoded(kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70 * 93 // 2 - 1)
+    with pytest.raises(Image.DecompressionBombError):
+        reader.open(data, "x")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70 * 93 - 1)
+    with pytest.warns(Image.DecompressionBombWarning):
+        image = reader.open(data, "x")
+    assert image.size == Size(70, 93)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reader.open(data, "x").size == Size(70, 93)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_turns(backend: Any, orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(kind, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    image = ImageReader(Decode(backend=backend, exif=True)).open(data, "x")
+    assert image.size == (expected.height, expected.width)
+    np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
+    assert image.pil().tobytes() == expected.tobytes()
+    plain = ImageReader(Decode(backend=backend)).open(data, "x")
+    assert plain.size == Size(70, 93)
+    np.testing.assert_array_equal(
+        plain.region(Box(0, 0, 70, 93)), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    )
+
+
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_exif_turns_by_xmp_as_pillow_does(backend: Any) -> None:
+    data = encoded()
+    data = data[:2] + b"\xff\xe1" + (len(XMP) + 2).to_bytes(2, "big") + XMP + data[2:]
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert expected.size == (70, 93)
+    image = ImageReader(Decode(backend=backend, exif=True)).open(data, "x")
+    np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
+
+
+def test_a_reader_pickles_by_its_options() -> None:
+    reader = pickle.loads(pickle.dumps(ImageReader(Decode(backend="simplejpeg", max_pixels=10))))
+    assert reader.decode == Decode(backend="simplejpeg", max_pixels=10)
+    assert "simplejpeg" in reader.describe()
+
+
+def test_a_path_is_only_a_name(tmp_path: Path) -> None:
+    assert ImageReader(Decode()).open(encoded(), str(tmp_path / "no such file")).size == Size(70, 93)

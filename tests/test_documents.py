@@ -1,0 +1,64 @@
+"""What the documents say is true: README's table and its code, links between pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastpipe.bench.report import markdown
+from fastpipe.bench.results import load
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+
+
+def _readme() -> str:
+    return (_ROOT / "README.md").read_text()
+
+
+def test_the_table_is_made_from_a_committed_result() -> None:
+    block = re.search(r"<!-- table:begin (\S+) -->\n(.*?)<!-- table:end -->", _readme(), re.S)
+    assert block, "README has a table between its two markers"
+    assert block[2] == markdown(load(_ROOT / block[1]))
+
+
+def test_the_swap_and_the_snippet_run(photo_tree: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", _readme(), re.S)
+    added = re.search(r"```diff\n(.*?)```", _readme(), re.S)
+    assert added
+    swap = "\n".join(line[1:] for line in added[1].splitlines() if line.startswith("+"))
+    for code in [*blocks, f"transform = None\n{swap}"]:
+        scope: dict[str, object] = {}
+        exec(compile(code.replace('"train"', repr(str(photo_tree))), "README.md", "exec"), scope)
+        assert "dataset" in scope
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (_ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if not target.startswith("http"):
+            assert (_ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_the_example_runs(name: str, photo_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _ROOT / "examples" / "imagefolder_resnet" / f"{name}.py"
+    scope: dict[str, object] = {"__name__": name}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    scope["main"](str(photo_tree), 1)  # type: ignore[operator]
+    assert "step 1: loss" in capsys.readouterr().out
+
+
+def test_the_examples_differ_by_the_swap_alone() -> None:
+    before, after = (
+        (_ROOT / "examples" / "imagefolder_resnet" / f"{name}.py").read_text().split('"""', 2)[2].splitlines()
+        for name in ("before", "after")
+    )
+    gone = [line for line in before if line not in after]
+    new = [line for line in after if line not in before and line]
+    assert len(new) == 3
+    assert all("Fast" in line for line in new)
+    assert all("ImageFolder" in line or "DataLoader" in line for line in gone)
