@@ -39,7 +39,7 @@ class OptionError(FastpipeError, ValueError):
 
 
 class BadSampleError(FastpipeError, OSError):
-    """One sample could not be read, decoded or transformed.
+    """One sample's file could not be read or decoded.
 
     Args:
         message: the whole message; it already names path and index.

@@ -78,6 +78,9 @@ class EncodedImage(Protocol):
     def pil(self) -> Any:
         """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
 
+    def info(self) -> dict[Any, Any]:
+        """The ``info`` of that image (EXIF data, colour profile …), without decoding it."""
+
 
 class SamplePlan(Protocol):
     """What is done to one sample.  Used by any number of threads at once."""

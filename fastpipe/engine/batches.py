@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -174,7 +175,7 @@ class PendingBatch:
             maker.clock.add("read", read - start)
             image = _Watched(maker.open_image(blob, item.path))
         except Exception as error:
-            raise _UnreadableError from error
+            raise _judged(error) from error
         row = None if self._rows is None else self._rows[number]
         value = self._plan.apply(image, self._parameters[number], row)
         self.values[number] = self._finish(value, number) if self._finish else value
@@ -204,18 +205,38 @@ class _Watched:
         try:
             return self._image.region(box)
         except Exception as error:
-            raise _UnreadableError from error
+            raise _judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
+
+    def info(self) -> dict[Any, Any]:
+        try:
+            return self._image.info()
+        except Exception as error:
+            raise _judged(error) from error
 
     def pil(self) -> Any:
         start = perf_counter_ns()
         try:
             return self._image.pil()
         except Exception as error:
-            raise _UnreadableError from error
+            raise _judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
+
+
+# Errors of the machine, not of the file: the next file would fail too, or this one would not
+# the next time.
+_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+
+
+def _judged(error: Exception) -> Exception:
+    """What to raise for an error of reading or decoding: that the file is bad, or the error."""
+    if isinstance(error, (MemoryError, ImportError, NameError)):
+        return error
+    if isinstance(error, OSError) and error.errno in _RESOURCES:
+        return error
+    return _UnreadableError()
 
 
 def say_where(error: BaseException, item: Item) -> None:

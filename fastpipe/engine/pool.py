@@ -171,15 +171,18 @@ class ThreadPool:
         with self._start_lock:
             if self._running or self._queue.closed:
                 return
-            self._running = [
-                threading.Thread(
+            for number in range(self.threads):
+                thread = threading.Thread(
                     target=_work, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
                 )
-                for number in range(self.threads)
-            ]
-            _busy.update(self._running)
-            for thread in self._running:
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                    if not self._running:
+                        raise
+                    return
+                self._running.append(thread)
+                _busy.add(thread)
 
     def _after_fork(self) -> None:
         # A lock that another thread held at the fork would stay locked for ever.

@@ -52,6 +52,10 @@ class NvImageCodecDecoder:
         self._local = threading.local()
 
     def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
+        if box.left == 0 and box.width == 1:
+            # Of a first column alone libjpeg does not interpolate the colours of a 4:2:0 image,
+            # as if the image were no wider.
+            return None
         region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
         try:
             stream = self._codec.CodeStream(blob).get_sub_code_stream(region=region)

@@ -131,6 +131,10 @@ class _PillowImage:
         return self._turned
 
 
+    def info(self) -> dict[Any, Any]:
+        return dict(self.pil().info)
+
+
 class _FastImage:
     """A trusted JPEG."""
 
@@ -145,6 +149,9 @@ class _FastImage:
         if pixels is None:
             return self._pillow().region(box)
         return pixels
+
+    def info(self) -> dict[Any, Any]:
+        return dict(self._reader.open_pillow(self._blob, self._path).info)
 
     def pil(self) -> Any:
         # User code gets this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).

@@ -85,9 +85,11 @@ class _Coverage:
 
     def restarts_of_scan(self, position: int, length: int, interval: int) -> int | None:
         """Take note of a scan; how many restart markers it has, or None if it is malformed."""
-        count = self._blob[position + 4]
+        count = (length - 6) // 2
+        if count < 1 or length != 6 + 2 * count or self._blob[position + 4] != count:
+            return None
         names = [self._blob[position + 5 + 2 * i] for i in range(count)]
-        if length != 6 + 2 * count or not names or not set(names) <= set(self._factors):
+        if not set(names) <= set(self._factors):
             return None
         start, stop, bits = self._blob[position + 5 + 2 * count : position + 8 + 2 * count]
         if not self._is_progressive:

@@ -78,6 +78,9 @@ class EpochOrder(Protocol):
     def batches(self, seed: int | None) -> Iterator[Any]:
         """The index batches of the epoch that begins next."""
 
+    def shard(self) -> tuple[int, int]:
+        """The rank whose part of the order this is, and the number of ranks."""
+
     def __len__(self) -> int:
         """Number of batches."""
 
@@ -92,14 +95,19 @@ class KeyedIndices:
         epoch: number of the epoch.
         first: position of the first index in the epoch's order.
         count: number of samples.
+        step: ranks that take turns in that order; 1 without ranks.
     """
 
-    def __init__(self, indices: Any, seed: int | None, epoch: int, first: int, count: int) -> None:
-        self.indices, self.seed, self.epoch, self.first, self.count = indices, seed, epoch, first, count
+    def __init__(
+        self, indices: Any, seed: int | None, epoch: int, first: int, count: int, step: int = 1
+    ) -> None:
+        self.indices, self.seed, self.epoch = indices, seed, epoch
+        self.first, self.count, self.step = first, count, step
 
     def key(self, base_seed: int) -> Key:
         """The key of these samples."""
-        return key_for(base_seed if self.seed is None else self.seed, self.epoch, self.first, self.count)
+        seed = base_seed if self.seed is None else self.seed
+        return key_for(seed, self.epoch, self.first, self.count, self.step)
 
 
 class _KeyedSampler:
@@ -117,7 +125,7 @@ class _KeyedSampler:
 
     def __iter__(self) -> _KeyedBatches:
         # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
-        return _KeyedBatches(self._order.batches(self._seed), self._seed, self.begin, self._order.is_batched)
+        return _KeyedBatches(self._order, self._seed, self.begin)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -126,10 +134,10 @@ class _KeyedSampler:
 class _KeyedBatches:
     """One epoch of a ``_KeyedSampler``.  After an error of the sampler it asks it again."""
 
-    def __init__(
-        self, batches: Iterator[Any], seed: int | None, begin: Callable[[], int], is_batched: bool
-    ) -> None:
-        self._batches, self._seed, self._begin, self._is_batched = batches, seed, begin, is_batched
+    def __init__(self, order: EpochOrder, seed: int | None, begin: Callable[[], int]) -> None:
+        self._batches, self._is_batched = order.batches(seed), order.is_batched
+        self._rank, self._ranks = order.shard()
+        self._seed, self._begin = seed, begin
         self._epoch: int | None = None
         self._position = 0
 
@@ -143,9 +151,11 @@ class _KeyedBatches:
         if self._is_batched and not hasattr(indices, "__len__"):
             indices = list(indices)
         several = self._is_batched or isinstance(indices, list)
-        first, count = self._position, len(indices) if several else 1
+        count = len(indices) if several else 1
+        # The place in the order of all ranks: two ranks must not augment alike.
+        first = self._rank + self._ranks * self._position
         self._position += count
-        return KeyedIndices(indices, self._seed, self._epoch, first, count)
+        return KeyedIndices(indices, self._seed, self._epoch, first, count, self._ranks)
 
 
 class _KeyedDataset:

@@ -35,6 +35,8 @@ from fastpipe.types import BadSamples, Decode, Key
 
 __all__ = ["FastImageFolder"]
 
+# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
+_MOST_REPLACEMENTS = 100
 _KEPT_SLOTS = 4  # batches in flight, in the user's hands, and on their way back
 _LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
@@ -111,6 +113,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.targets: Any = self._make_targets()
         self.imgs = self.samples
         self.loader = loader
+        self._check_options()
         self.extensions = extensions
         self._runtime: _Runtime | None = None
         self._compiled: tuple[Any, Plan] | None = None
@@ -122,7 +125,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     @property
     def plan(self) -> Plan:
         """What is done to a sample and where; follows a change of ``transform``."""
-        state = (plan_state(self.transform), self.thread_safe, self.memory_format)
+        state = (
+            plan_state(self.transform), self.thread_safe, self.memory_format, torch.get_default_dtype()
+        )  # fmt: skip
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
                 self.transform, layout=_LAYOUTS[self.memory_format], stock_note=self._stock_note,
@@ -194,7 +199,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        memory, tensor = _batch_memory(plan, len(items), runtime.slots if threaded else None)
+        memory, tensor = _batch_memory(plan, len(items), runtime.slots, threaded)
         finish = None
         if plan.stock and self._stock_threads(plan):
             finish = partial(_run_stock_keyed, plan, key)
@@ -271,12 +276,21 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         item = items[number]
         same = np.flatnonzero(_targets_of(self.samples) == item.target)
         others = same[same != item.index]
-        if attempt > len(others):
+        if attempt > min(len(others), _MOST_REPLACEMENTS):
             return None
         seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
         order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
         other = int(others[order[attempt - 1]])
         return Item(other, *self._path_and_target(self.samples, other))
+
+    def _check_options(self) -> None:
+        if self.loader is default_loader:
+            return
+        if self.bad_samples != BadSamples() or self.decode != Decode():
+            raise OptionError(
+                "bad_samples= and decode= say how fastpipe reads files; with a loader of your own, which "
+                f"got {self.loader!r}, they would have no effect. Leave one or the other out."
+            )
 
     def _make_samples(
         self,
@@ -371,17 +385,19 @@ def _targets_of(samples: Any) -> Any:
     return np.array([sample[1] for sample in samples])
 
 
-def _batch_memory(plan: Plan, count: int, slots: SlotPool | None) -> tuple[Any, torch.Tensor | None]:
+def _batch_memory(
+    plan: Plan, count: int, slots: SlotPool, is_batch: bool
+) -> tuple[Any, torch.Tensor | None]:
     """Memory for a batch, as the kernels see it and as the user does; (None, None) where
     samples are separate values."""
     spec = plan.output
     if spec is None or count == 0:
         return None, None
     shape = (count, int(np.prod(spec.shape)))
-    if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
+    if is_batch and get_worker_info() is not None:  # will be sent to the parent: make it where both see it
         size = shape[0] * shape[1] * np.dtype(spec.word).itemsize
         storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
         shared = torch.empty(0, dtype=torch.uint8).set_(storage)
         return shared.numpy().view(spec.word).reshape(shape), plan.over(shared, (count, *spec.shape))
-    memory = np.empty(shape, spec.word) if slots is None else slots.take(shape, spec.word)
+    memory = slots.take(shape, spec.word) if is_batch else np.empty(shape, spec.word)
     return memory, plan.wrap(memory, (count, *spec.shape))

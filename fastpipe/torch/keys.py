@@ -54,6 +54,6 @@ def take_key(count: int) -> tuple[Key, bool]:
     return Key(seed, 0, np.arange(count, dtype=np.int64)), False
 
 
-def key_for(seed: int, epoch: int, first: int, count: int) -> Key:
-    """The key of ``count`` samples of which the first has position ``first`` in the epoch's order."""
-    return Key(seed, epoch, np.arange(first, first + count, dtype=np.int64))
+def key_for(seed: int, epoch: int, first: int, count: int, step: int = 1) -> Key:
+    """The key of ``count`` samples, every ``step``-th of the epoch's order from position ``first``."""
+    return Key(seed, epoch, first + step * np.arange(count, dtype=np.int64))

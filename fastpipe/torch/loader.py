@@ -129,7 +129,7 @@ class FastLoader(DataLoader[Any]):
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
         size = self.batch_size or 1
-        return 1 + max(1, math.ceil(4 * source.base._thread_count() / size))
+        return 1 + max(1, math.ceil(2 * source.base._thread_count() / size))
 
 
 class _Order:
@@ -153,6 +153,15 @@ class _Order:
     def begin(self) -> int:
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         return epoch
+
+    def shard(self) -> tuple[int, int]:
+        """What a ``DistributedSampler``, or one like it, says of its rank."""
+        batches = getattr(self._index_sampler, "sampler", None)
+        for sampler in (self._sampler, self._index_sampler, batches):
+            rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+            if isinstance(rank, int) and isinstance(ranks, int):
+                return rank, ranks
+        return 0, 1
 
     def batches(self, seed: int | None) -> Iterator[Any]:
         if seed is None or not self._is_ours or not isinstance(self._sampler, RandomSampler):

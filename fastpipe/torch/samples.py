@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import _utils
-from torch.utils.data._utils.collate import collate
+from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
 __all__ = ["BatchSample", "Whole", "samples_of"]
 
@@ -17,12 +17,15 @@ class Whole:
 
     Attributes:
         tensor: (N, C, H, W).
+        is_taken: whether the tensor was handed out as a collated batch; a second collation
+            of the same samples makes a copy, as any collation of torch's does.
     """
 
-    __slots__ = ("tensor",)
+    __slots__ = ("is_taken", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        self.is_taken = False
 
 
 class BatchSample(tuple[Any, ...]):
@@ -58,11 +61,12 @@ def _collate_samples(
     """What ``default_collate`` makes of ``(image, target)`` tuples, without copying the images
     when the batch is complete and in order."""
     whole = batch[0].whole
-    if len(batch) == len(whole.tensor) and all(
+    stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
+    if stacks_as_usual and not whole.is_taken and len(batch) == len(whole.tensor) and all(
         type(sample) is BatchSample and sample.whole is whole and sample.position == position
         for position, sample in enumerate(batch)
     ):
-        images = whole.tensor
+        images, whole.is_taken = whole.tensor, True
     else:
         images = collate(tuple(sample[0] for sample in batch), collate_fn_map=collate_fn_map)
     # A tuple, as ``default_collate`` makes it: it hands back strings in the sequence they came in.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.transform._jit import compiled
 from fastpipe.transform._simd import LANES, transpose_block, weighted_lanes
 from fastpipe.transform.weights import (
     BICUBIC,
@@ -32,6 +33,8 @@ from fastpipe.transform.weights import (
     NEAREST_FLOOR,
     SHARP_BICUBIC,
     SHARP_BILINEAR,
+    TORCH_BICUBIC,
+    TORCH_BILINEAR,
     axis_weights,
     max_taps,
 )
@@ -46,6 +49,8 @@ __all__ = [
     "NEAREST_FLOOR",
     "SHARP_BICUBIC",
     "SHARP_BILINEAR",
+    "TORCH_BICUBIC",
+    "TORCH_BILINEAR",
     "axis_weights",
     "grey",
     "max_taps",
@@ -55,7 +60,6 @@ __all__ = [
     "to_table",
 ]
 
-_numba = require("numba", extra="image")
 _t = require("numba.types", extra="image")
 
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
@@ -64,16 +68,12 @@ _in32, _inf32 = _t.Array(_t.int32, 1, "C", readonly=True), _t.Array(_t.float32, 
 _int, _flag = _t.int64, _t.boolean
 
 
-def _compile(*signatures: Any, **options: Any) -> Any:
-    return _numba.njit(list(signatures), nogil=True, cache=True, boundscheck=False, **options)
-
-
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _clip(total: int) -> int:
     return min(max(total >> 22, 0), 255)
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _vertical(
     src: Any, pitch: int, top: int, starts: Any, taps: Any, weights: Any, weight_pitch: int, count: int,
     mirror: bool, dst: Any,
@@ -95,7 +95,7 @@ def _vertical(
                 dst[to + x] = _clip(total)
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _horizontal_plain(
     src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
     weight_pitch: int, count: int, mirror: bool, dst: Any,
@@ -112,7 +112,7 @@ def _horizontal_plain(
                 dst[(y * channels + c) * count + to] = _clip(total)
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _horizontal(
     src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
     weight_pitch: int, count: int, mirror: bool, dst: Any, columns: Any, resampled: Any,
@@ -147,14 +147,14 @@ def _horizontal(
                 )
 
 
-@_compile(
+@compiled(
     _t.void(
         _in8, _int, _int, _int,
         _int, _in32, _in32, _in32, _int, _int, _flag,
         _int, _in32, _in32, _in32, _int, _int, _flag,
         _flag, _u8, _u8, _u8, _u8,
     )
-)  # type: ignore[untyped-decorator]  # fmt: skip
+)  # fmt: skip
 def resample(
     src: Any, height: int, width: int, channels: int,
     left: int, x_starts: Any, x_taps: Any, x_weights: Any, x_pitch: int, out_width: int, mirror_x: bool,
@@ -195,7 +195,7 @@ def resample(
         )  # fmt: skip
 
 
-@_compile(_t.void(_in8, _int, _int, _flag, _u8))  # type: ignore[untyped-decorator]
+@compiled(_t.void(_in8, _int, _int, _flag, _u8))
 def grey(src: Any, height: int, width: int, interleaved: bool, dst: Any) -> None:
     """ITU-R 601-2 luma with Pillow's integer weights, as ``convert("L")`` computes it.
 
@@ -211,10 +211,10 @@ def grey(src: Any, height: int, width: int, interleaved: bool, dst: Any) -> None
             dst[y * width + x] = np.uint8((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16)
 
 
-@_compile(
+@compiled(
     _t.void(_in8, _int, _int, _int, _flag, _inf32, _inf32, _flag, _f32),
     error_model="numpy",  # lets the division vectorise: no check for zero in the loop
-)  # type: ignore[untyped-decorator]
+)
 def to_affine(
     src: Any, height: int, width: int, channels: int, divide: bool, mean: Any, std: Any, last: bool, dst: Any
 ) -> None:
@@ -280,7 +280,7 @@ def _to_table(
                     out[x] = values[line[x]]
 
 
-to_table = _compile(
+to_table = compiled(
     *(
         _t.void(_in8, _int, _int, _int, _t.Array(word, 1, "C", readonly=True), _flag, word[::1])
         for word in (_t.uint8, _t.uint16, _t.uint32, _t.uint64)
@@ -288,7 +288,7 @@ to_table = _compile(
 )(_to_table)
 
 
-@_compile(_t.void(_in8, _int, _int, _int, _flag, _u8))  # type: ignore[untyped-decorator]
+@compiled(_t.void(_in8, _int, _int, _int, _flag, _u8))
 def to_bytes(src: Any, height: int, width: int, channels: int, last: bool, dst: Any) -> None:
     """Rows of colours to planes, or to interleaved pixels.
 

@@ -54,13 +54,18 @@ class _Axis(NamedTuple):
     pitch: int
 
 
+_LARGEST_KEPT = 1 << 23  # elements: one enormous image must not cost memory for ever
+
+
 class _Scratch(threading.local):
-    """Arrays that a thread reuses from sample to sample; they only grow."""
+    """Arrays that a thread reuses from sample to sample; they only grow, up to a limit."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Any] = {}
 
     def array(self, name: str, size: int, dtype: Any) -> Any:
+        if size > _LARGEST_KEPT:
+            return np.empty(size, dtype)
         array = self._arrays.get(name)
         if array is None or array.size < size:
             self._arrays[name] = array = np.empty(max(size, 1 << 12) * 5 // 4, dtype)

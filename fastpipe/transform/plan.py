@@ -147,6 +147,8 @@ class Plan:
         made = np.empty(count * size.height * size.width, self._how.word)
         convert(pixels, size, channels, self._how, made)
         value = self.wrap(made, (count, *size))
+        if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
+            value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
     def wrap(self, memory: Words, shape: tuple[int, ...]) -> Any:

@@ -7,6 +7,8 @@ a subclass may do anything, so it is not recognised.
 from __future__ import annotations
 
 import math
+import platform
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +25,8 @@ Domain = Literal["pil", "bytes", "other"]
 _PIL_MODES = {
     "nearest": 5, "nearest-exact": 5, "box": 0, "bilinear": 1, "hamming": 2, "bicubic": 3, "lanczos": 4,
 }  # fmt: skip
-_TENSOR_MODES = {("bilinear", True): 1, ("bicubic", True): 3, ("bilinear", False): 7, ("bicubic", False): 8}
+# On tensors: torch's own arithmetic on bytes, which torchvision's v2 uses.  (v1 resizes floats.)
+_TENSOR_MODES = {("bilinear", True): 9, ("bicubic", True): 10, ("bilinear", False): 7, ("bicubic", False): 8}
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,40 @@ class Step:
 
 
 def flatten(transform: Any) -> list[Any]:
-    """The transforms in a Compose or Sequential, nested ones included, in order."""
+    """The transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
     if transform is None:
         return []
+    if not _is_pristine(transform):
+        return [transform]
     if _is_torchvision(transform, "Compose"):
         return [inner for child in transform.transforms for inner in flatten(child)]
     kind = type(transform)
     if kind.__module__.startswith("torch.nn.") and kind.__qualname__ == "Sequential":
         return [inner for child in transform for inner in flatten(child)]
+    if kind.__module__ == "torchvision.transforms._presets" and kind.__qualname__ == "ImageClassification":
+        return _preset(transform)
     return [transform]
+
+
+_presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKeyDictionary()
+
+
+def _preset(t: Any) -> list[Any]:
+    """What the transform that belongs to a model's weights does, step by step."""
+    state = repr([t.crop_size, t.resize_size, list(t.mean), list(t.std), t.interpolation, t.antialias])
+    kept = _presets.get(t)
+    if kept is None or kept[0] != state:
+        v1 = require("torchvision.transforms", extra="torch")
+        torch = require("torch", extra="torch")
+        steps = [
+            v1.Resize(t.resize_size, t.interpolation, antialias=t.antialias),
+            v1.CenterCrop(t.crop_size),
+            v1.PILToTensor(),
+            v1.ConvertImageDtype(torch.float),
+            v1.Normalize(t.mean, t.std),
+        ]
+        _presets[t] = kept = state, steps
+    return kept[1]
 
 
 def recognise(transform: Any) -> Step | None:
@@ -86,12 +114,18 @@ def _exactly(value: Any) -> Any:
 
 def _is_known(transform: Any) -> bool:
     """Whether it is a known class of torchvision's, and still does what the class does."""
-    if not _is_torchvision(transform) or type(transform).__qualname__ not in _BUILDERS:
-        return False
-    own = vars(transform)
+    return (
+        _is_torchvision(transform)
+        and type(transform).__qualname__ in _BUILDERS
+        and _is_pristine(transform)
+    )
+
+
+def _is_pristine(transform: Any) -> bool:
+    """Whether nobody has put a hook, or a function in a method's place, on this object."""
+    own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
-    # A script may have put a function in a method's place, on this one object.
     return not any(callable(getattr(type(transform), name, None)) for name in own)
 
 
@@ -122,12 +156,19 @@ def _mode(transform: Any, domain: Domain) -> int | None:
     if domain == "pil":
         return _PIL_MODES.get(name)
     if domain == "bytes":
-        # v1 resamples tensors in float32, without the bytes that v2 (and the kernels) round to
-        # between the two passes: what a bicubic filter overshoots there is cut off or is not.
-        if name == "bicubic" and not _is_v2(transform):
-            return None
-        return _TENSOR_MODES.get((name, bool(transform.antialias)))
+        known = _TENSOR_MODES.get((name, bool(transform.antialias)))
+        return known if _resizes_bytes(transform, name) else None
     return None
+
+
+def _resizes_bytes(transform: Any, interpolation: Any) -> bool:
+    """Whether torchvision resizes uint8 tensors as they are, instead of as floats."""
+    if not _is_v2(transform):
+        return False
+    # torchvision's own condition, in its v2/functional/_geometry.py.
+    capability = require("torch", extra="torch").backends.cpu.get_cpu_capability()
+    is_fast = capability in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
+    return interpolation == "bicubic" or is_fast
 
 
 def _integer(uniform: float, count: int) -> int:
@@ -362,6 +403,8 @@ _BUILDERS: dict[str, Callable[[Any], Step | None]] = {
     "ToDtype": _pointwise,
     "ConvertImageDtype": _pointwise,
     "Normalize": _pointwise,
+    "Identity": _pointwise,
+    "RGB": _pointwise,
 }
 
 

@@ -1,7 +1,7 @@
 """Which input pixels make an output pixel, and how much each counts, along one axis.
 
 The filters and the arithmetic are those of Pillow's ``Resample.c`` (double precision, then
-22-bit fixed point), and of torch's ``interpolate`` where it does not antialias.
+22-bit fixed point), and of torch's ``interpolate`` on bytes (16-bit fixed point).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.transform._jit import compiled
 
 __all__ = [
     "BICUBIC",
@@ -23,6 +24,8 @@ __all__ = [
     "NEAREST_FLOOR",
     "SHARP_BICUBIC",
     "SHARP_BILINEAR",
+    "TORCH_BICUBIC",
+    "TORCH_BILINEAR",
     "axis_weights",
     "max_taps",
 ]
@@ -31,12 +34,13 @@ __all__ = [
 BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
 # … the nearest pixel: to the centre (Pillow, NEAREST_EXACT) or rounded down (torch's "nearest") …
 NEAREST, NEAREST_FLOOR = 5, 6
-# … and torch's filters without antialiasing, which do not widen and repeat the edge.
+# … torch's filters without antialiasing, which do not widen and repeat the edge …
 SHARP_BILINEAR, SHARP_BICUBIC = 7, 8
+# … and torch's with antialiasing: Pillow's, with weights of fewer bits.
+TORCH_BILINEAR, TORCH_BICUBIC = 9, 10
 
-_SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0)
+_SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0, 1.0, 2.0)
 
-_numba = require("numba", extra="image")
 _t = require("numba.types", extra="image")
 
 _i32, _int, _flag = _t.int32[::1], _t.int64, _t.boolean
@@ -48,11 +52,11 @@ def max_taps(mode: int, in_size: int, out_size: int) -> int:
     >>> max_taps(BILINEAR, 340, 224)
     5
     """
-    scale = max(in_size / out_size, 1.0) if mode <= LANCZOS else 1.0
+    scale = 1.0 if mode in (SHARP_BILINEAR, SHARP_BICUBIC) else max(in_size / out_size, 1.0)
     return math.ceil(_SUPPORT[mode] * scale) * 2 + 1
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _sinc(x: float) -> float:
     if x == 0.0:
         return 1.0
@@ -60,7 +64,7 @@ def _sinc(x: float) -> float:
     return math.sin(x) / x
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled()
 def _filter(mode: int, x: float) -> float:
     """A resampling filter's value at a distance of x (scaled) pixels from the centre."""
     if mode == 0:  # box
@@ -68,7 +72,7 @@ def _filter(mode: int, x: float) -> float:
     if mode == 4:  # Lanczos, three lobes
         return _sinc(x) * _sinc(x / 3) if -3.0 <= x < 3.0 else 0.0
     x = abs(x)
-    if mode in (1, 7):  # triangle
+    if mode in (1, 7, 9):  # triangle
         return 1.0 - x if x < 1.0 else 0.0
     if mode == 2:  # Hamming-windowed sinc
         if x == 0.0:
@@ -78,8 +82,8 @@ def _filter(mode: int, x: float) -> float:
         x = x * math.pi
         # Pillow's two constants are single precision.
         return math.sin(x) / x * (np.float64(np.float32(0.54)) + np.float64(np.float32(0.46)) * math.cos(x))
-    # Keys' cubic convolution: a = -0.5 in Pillow, -0.75 in torch without antialiasing.
-    a = -0.5 if mode == 3 else -0.75
+    # Keys' cubic convolution: a = -0.5, and -0.75 in torch without antialiasing.
+    a = -0.75 if mode == 8 else -0.5
     if x < 1.0:
         return ((a + 2.0) * x - (a + 3.0)) * x * x + 1
     if x < 2.0:
@@ -87,38 +91,61 @@ def _filter(mode: int, x: float) -> float:
     return 0.0
 
 
-@_numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _sharp_weights(
-    mode: int,
-    center: float,
-    support: float,
-    in_size: int,
-    i: int,
-    base: int,
-    starts: Any,
-    taps: Any,
-    weights: Any,
-    pitch: int,
-) -> None:
+@compiled()
+def _soft_taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) -> tuple[int, int]:
+    """Weights of a filter that widens with the scale; they sum to 1.  First input, and how many."""
+    support = _SUPPORT[mode] * stretch
+    start = max(int(center - support + 0.5), 0)
+    count = min(int(center + support + 0.5), in_size) - start
+    total = 0.0
+    for k in range(count):
+        exact[k] = _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
+        total += exact[k]
+    for k in range(count if total != 0.0 else 0):
+        exact[k] /= total
+    return start, count
+
+
+@compiled()
+def _sharp_taps(mode: int, center: float, in_size: int, exact: Any) -> tuple[int, int]:
     """Weights without antialiasing: pixels beyond an edge count for the pixel at the edge."""
-    left = math.floor(center - 0.5) - int(support) + 1
+    reach = int(_SUPPORT[mode])
+    left = int(math.floor(center - 0.5)) - reach + 1  # noqa: RUF046 - numba's floor gives a float
     start = min(max(left, 0), in_size - 1)
-    stop = min(left + 2 * int(support), in_size)
-    starts[i], taps[i] = start, max(stop - start, 1)
-    for k in range(taps[i]):
-        weights[base + k] = 0
-    for k in range(2 * int(support)):
-        x = left + k
-        weight = _filter(mode, x + 0.5 - center) * (1 << 22)
-        slot = min(max(x, 0), in_size - 1) - start
-        weights[base + slot] += int(weight - 0.5) if weight < 0 else int(weight + 0.5)
+    count = max(min(left + 2 * reach, in_size) - start, 1)
+    exact[:count] = 0.0
+    for x in range(left, left + 2 * reach):
+        exact[min(max(x, 0), in_size - 1) - start] += _filter(mode, x + 0.5 - center)
+    return start, count
 
 
-@_numba.njit(
-    _t.UniTuple(_int, 2)(_int, _int, _int, _int, _int, _i32, _i32, _i32, _int, _flag),
-    nogil=True,
-    cache=True,
-)  # type: ignore[untyped-decorator]
+@compiled()
+def _taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) -> tuple[int, int]:
+    if mode in (7, 8):
+        start, count = _sharp_taps(mode, center, in_size, exact)
+    else:
+        start, count = _soft_taps(mode, center, stretch, in_size, exact)
+    return start, count
+
+
+@compiled()
+def _fraction_bits(mode: int, scale: float, stretch: float, in_size: int, out_size: int, exact: Any) -> int:
+    """Bits of the fixed-point weights: 22 in Pillow; in torch as many as keep the largest weight
+    of the whole axis within 16 bits."""
+    if mode < 7:
+        return 22
+    largest = 0.0
+    for i in range(out_size):
+        _, count = _taps(mode, (i + 0.5) * scale, stretch, in_size, exact)
+        for k in range(count):
+            largest = max(largest, exact[k])
+    bits = 0
+    while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < (1 << 15):
+        bits += 1
+    return bits
+
+
+@compiled(_t.UniTuple(_int, 2)(_int, _int, _int, _int, _int, _i32, _i32, _i32, _int, _flag))
 def axis_weights(
     mode: int,
     in_size: int,
@@ -146,32 +173,25 @@ def axis_weights(
         The range of input pixels that are read, as (first, past the last).
     """
     scale = in_size / out_size
-    stretch = max(scale, 1.0) if mode <= 4 else 1.0
-    support = _SUPPORT[mode] * stretch
+    stretch = 1.0 if mode in (7, 8) else max(scale, 1.0)
+    exact = np.empty(pitch)
+    bits = _fraction_bits(mode, scale, stretch, in_size, out_size, exact)
     low, high = in_size, 0
     walked = 0.5 * scale  # Pillow walks to the nearest pixel in steps, with their rounding
     for _ in range(first if mode == 5 else 0):
         walked += scale
     for i in range(count):
-        center = (first + i + 0.5) * scale
         base = i * pitch
         if mode == 5 or mode == 6:
             position = walked if mode == 5 else (first + i) * scale
             starts[i], taps[i], weights[base] = min(int(position), in_size - 1), 1, 1 << 22
             walked += scale
-        elif mode >= 7:
-            _sharp_weights(mode, center, support, in_size, i, base, starts, taps, weights, pitch)
         else:
-            start = max(int(center - support + 0.5), 0)
-            stop = min(int(center + support + 0.5), in_size)
-            starts[i], taps[i] = start, stop - start
-            total = 0.0
-            for k in range(stop - start):
-                total += _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
-            for k in range(stop - start):
-                weight = _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
-                weight = (weight / total if total != 0.0 else weight) * (1 << 22)
-                weights[base + k] = int(weight - 0.5) if weight < 0 else int(weight + 0.5)
+            starts[i], taps[i] = _taps(mode, (first + i + 0.5) * scale, stretch, in_size, exact)
+            for k in range(taps[i]):
+                weight = exact[k] * (1 << bits)
+                rounded = int(weight - 0.5) if weight < 0 else int(weight + 0.5)
+                weights[base + k] = rounded << (22 - bits)
         if mirrored:
             starts[i] = in_size - starts[i] - taps[i]
             for k in range(taps[i] // 2):

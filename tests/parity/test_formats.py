@@ -1,0 +1,259 @@
+"""Every kind of file, good and bad, through the dataset: torchvision's sample, or an error
+that names the file, and never a word on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from fastpipe import Decode, FastImageFolder
+from fastpipe.errors import BadSampleError
+from fastpipe.read import files
+from fastpipe.testing import OddImage, odd_images, photo_tree, write_fifo
+from fastpipe.torch.keys import take_key
+
+BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
+TRANSFORM = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
+
+# Pillow warns of palettes with transparency and of truncated metadata, as it does in ImageFolder.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore:Palette images with Transparency")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, OddImage]]:
+    """A tree of one class, and its files by path."""
+    root = tmp_path_factory.mktemp("odd")
+    return root, {str(case.path): case for case in odd_images(root / "all")}
+
+
+def expected_outcomes(dataset: Any) -> dict[int, Any]:
+    """Each sample of torchvision's, or its error."""
+    found: dict[int, Any] = {}
+    for index in range(len(dataset)):
+        try:
+            found[index] = dataset[index][0]
+        except Exception as error:
+            found[index] = error
+    return found
+
+
+@pytest.mark.parametrize("transform", [None, TRANSFORM], ids=["none", "usual"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_file(
+    odd: tuple[Path, dict[str, OddImage]], backend: Any, transform: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root, cases = odd
+    fast = FastImageFolder(root, transform, decode=Decode(backend=backend), threads=2)
+    stock = ImageFolder(root, transform)
+    assert list(fast.samples) == stock.samples
+    assert len(stock) > 120
+    for index, expected in expected_outcomes(stock).items():
+        path = fast.samples[index][0]
+        if isinstance(expected, Exception):
+            assert cases[path].expect == "bad", path
+            for call in (lambda index=index: fast[index], lambda index=index: fast.__getitems__([index])):
+                with pytest.raises(BadSampleError) as raised:
+                    call()
+                assert repr(path) in str(raised.value)
+                assert f"sample {index} " in str(raised.value)
+                assert (raised.value.path, raised.value.index) == (path, index)
+                assert type(raised.value.__cause__) is type(expected), path
+            continue
+        assert cases[path].expect == "ok", path
+        ((together, _),) = fast.__getitems__([index])
+        for made in (fast[index][0], together):
+            if transform is None:
+                assert (made.mode, made.size) == (expected.mode, expected.size), path
+                assert made.tobytes() == expected.tobytes(), path
+                assert set(made.info) == set(expected.info), path
+            else:
+                assert torch.equal(made, expected), path
+    assert capfd.readouterr().err == ""
+
+
+SCRIPT = """
+import logging, sys, warnings
+warnings.simplefilter("ignore")
+from torchvision import transforms as v1
+from fastpipe import Decode, FastImageFolder
+from fastpipe.errors import BadSampleError
+transform = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+for backend in ("auto", "simplejpeg", "pillow"):
+    dataset = FastImageFolder(sys.argv[1], transform, decode=Decode(backend=backend), threads=4)
+    good = []
+    for index in range(len(dataset)):
+        try:
+            dataset[index]
+            good.append(index)
+        except BadSampleError:
+            pass
+    for _ in range(3):
+        assert len(dataset.__getitems__(good)) == len(good)
+    dataset = FastImageFolder(sys.argv[1], transform, bad_samples="skip", threads=4)
+    logging.disable(logging.CRITICAL)
+    assert len(dataset.__getitems__(range(len(dataset)))) == len(good)
+print(len(good), len(dataset))
+"""
+
+
+def test_no_file_crashes_the_process_or_makes_it_speak(odd: tuple[Path, dict[str, OddImage]]) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(odd[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    good, count = map(int, done.stdout.split())
+    assert 60 < good < count
+
+
+def spoilt(data: bytes, rng: np.random.Generator) -> bytes:
+    """A JPEG with damage somewhere in its coded data."""
+    start, made = data.index(b"\xff\xda") + 14, bytearray(data)
+    at = int(rng.integers(start, len(data) - 60))
+    kind = rng.integers(6)
+    if kind == 0:
+        made[at] ^= 1 << int(rng.integers(8))
+    elif kind == 1:
+        made[at : at + 20] = rng.integers(0, 256, 20, np.uint8).tobytes()
+    elif kind == 2:
+        made[at : at + 2] = bytes([0xFF, int(rng.integers(1, 256))])
+    elif kind == 3:
+        del made[at : at + int(rng.integers(1, 50))]
+    elif kind == 4:
+        made[at:at] = b"\xff\xd9"
+    else:
+        del made[at:]
+    return bytes(made)
+
+
+def test_damage_gives_pillow_s_pixels_or_pillow_s_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    photo = Image.open(next(photo_tree(tmp_path / "photos", classes=1, per_class=1).rglob("*.jp*g")))
+    photo = photo.convert("RGB").resize((150, 120))
+    rng = np.random.default_rng(4)
+    folder = tmp_path / "tree" / "all"
+    folder.mkdir(parents=True)
+    options: list[dict[str, Any]] = [
+        {"subsampling": sampling, "progressive": progressive, "restart_marker_blocks": restarts}
+        for sampling in ("4:4:4", "4:2:2", "4:2:0")
+        for progressive in (False, True)
+        for restarts in (0, 3)
+    ]
+    for number, option in enumerate(options):
+        whole = folder / f"{number:02}.jpg"
+        photo.save(whole, quality=85, **option)
+        for variant in range(15):
+            (folder / f"{number:02}_{variant:02}.jpg").write_bytes(spoilt(whole.read_bytes(), rng))
+    transform = v1.Compose([v1.RandomResizedCrop(32, scale=(0.05, 0.5)), v1.PILToTensor()])
+    fast, stock = FastImageFolder(tmp_path / "tree", transform), ImageFolder(tmp_path / "tree")
+    good = 0
+    for index, (path, _) in enumerate(stock.samples):
+        torch.manual_seed(index)
+        try:
+            whole_image = default_loader(path)
+        except OSError:
+            with pytest.raises(BadSampleError):
+                fast[index]
+            continue
+        good += 1
+        torch.manual_seed(index)
+        made = fast[index][0]
+        torch.manual_seed(index)
+        expected = fast.plan.reference(whole_image, parameters_of(fast))
+        assert torch.equal(made, expected), path
+    assert good > len(options)
+    assert good < len(stock)
+    assert capfd.readouterr().err == ""
+
+
+def parameters_of(dataset: FastImageFolder) -> list[float]:
+    """What the next sample draws, from torch's global generator."""
+    return dataset.plan.draw(take_key(1)[0])[0].tolist()  # type: ignore[no-any-return]
+
+
+# ---- what is no image at all -----------------------------------------------------------------------
+
+
+@pytest.mark.hang_after(30)
+def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path = write_fifo(tmp_path / "a")
+    fast = FastImageFolder(tmp_path, TRANSFORM)
+    with pytest.raises(BadSampleError, match="Not a regular file") as raised:
+        fast[0]
+    assert raised.value.path == str(path)
+
+
+def test_a_folder_with_an_image_s_name_is_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "a" / "folder.jpg").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.jpg")
+    assert list(FastImageFolder(tmp_path).samples) == ImageFolder(tmp_path).samples
+
+
+def test_a_sample_that_became_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.jpg")
+    fast = FastImageFolder(tmp_path)
+    (tmp_path / "a" / "x.jpg").unlink()
+    (tmp_path / "a" / "x.jpg").mkdir()
+    with pytest.raises(BadSampleError, match=r"IsADirectoryError.*x\.jpg"):
+        fast[0]
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.jpg")
+    fast = FastImageFolder(tmp_path)
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(files.os, "open", refuse)  # a superuser may read anything
+    with pytest.raises(BadSampleError, match=r"Permission denied.*x\.jpg") as raised:
+        fast[0]
+    assert isinstance(raised.value, OSError)
+
+
+# ---- options of Decode ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_exif_turns_the_images_of_the_dataset(odd: tuple[Path, dict[str, OddImage]], backend: Any) -> None:
+    root, cases = odd
+    fast = FastImageFolder(root, decode=Decode(backend=backend, exif=True))
+    turned = 0
+    for index, (path, _) in enumerate(fast.samples):
+        if "exif" not in cases[path].name:
+            continue
+        opened = Image.open(path)
+        expected = ImageOps.exif_transpose(opened).convert("RGB")
+        turned += expected.tobytes() != opened.convert("RGB").tobytes()
+        assert fast[index][0].size == expected.size
+        assert fast[index][0].tobytes() == expected.tobytes()
+        with_crop = FastImageFolder(root, TRANSFORM, decode=Decode(backend=backend, exif=True))
+        assert torch.equal(with_crop[index][0], TRANSFORM(expected))
+    assert turned >= 7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_too_many_pixels(tmp_path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (30, 20)).save(tmp_path / "a" / "x.jpg")
+    limited = FastImageFolder(tmp_path, TRANSFORM, decode=Decode(backend=backend, max_pixels=599))
+    with pytest.raises(BadSampleError, match=r"x\.jpg.*600 pixels.*max_pixels=599"):
+        limited[0]
+    fast = FastImageFolder(tmp_path, TRANSFORM, decode=Decode(backend=backend, max_pixels=600))
+    assert fast[0][0].shape == (3, 32, 32)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 299)
+    with pytest.raises(BadSampleError, match="DecompressionBombError"):
+        fast[0]

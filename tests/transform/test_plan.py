@@ -1,0 +1,314 @@
+"""Plans: what runs where, in which memory, and how a plan follows its transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from fastpipe.transform.keys import uniforms
+from fastpipe.transform.plan import Plan, TensorSpec, compile_plan, plan_state
+from fastpipe.types import Box, Key, Size
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
+NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+class ArrayImage:
+    """An ``EncodedImage`` over an array; counts what is asked of it."""
+
+    def __init__(self, pixels: npt.NDArray[np.uint8] = PIXELS) -> None:
+        self.pixels = pixels
+        self.size = Size(*pixels.shape[:2])
+        self.regions: list[Box] = []
+        self.wholes = 0
+
+    def region(self, box: Box) -> npt.NDArray[np.uint8]:
+        self.regions.append(box)
+        return np.ascontiguousarray(
+            self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        )
+
+    def pil(self) -> Any:
+        self.wholes += 1
+        return Image.fromarray(self.pixels)
+
+
+def parameters(plan: Plan, seed: int = 0) -> list[float]:
+    return plan.draw(Key(seed, 0, np.arange(1)))[0].tolist()  # type: ignore[no-any-return]
+
+
+def lines(plan: Plan) -> list[str]:
+    first, *notes, last = repr(plan).splitlines()
+    assert (first, last) == ("Plan(", ")")
+    return notes
+
+
+def full(plan: Plan, image: Any, u: Sequence[float]) -> Any:
+    """As the dataset does it: the plan's part, then the rest as it is."""
+    value = plan.apply(image, u)
+    for transform in plan.stock:
+        value = transform(value)
+    return value
+
+
+CLASSIC = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALIZE)]
+
+
+# ---- what runs where ---------------------------------------------------------------------------
+
+
+def test_no_transform_gives_pillow_s_own_image() -> None:
+    for transform in (None, v1.Compose([])):
+        plan = compile_plan(transform)
+        image = ArrayImage()
+        made = plan.apply(image, parameters(plan))
+        assert isinstance(made, Image.Image)
+        assert made.tobytes() == PIXELS.tobytes()
+        assert (image.wholes, image.regions) == (1, [])
+        assert plan.output is None
+        assert lines(plan) == ["  nothing to do  →  PIL images as Pillow decodes them"]
+
+
+def test_the_classic_pipeline_is_fused_and_decodes_once() -> None:
+    plan = compile_plan(v1.Compose(CLASSIC))
+    image = ArrayImage()
+    plan.apply(image, parameters(plan))
+    assert image.wholes == 0
+    assert len(image.regions) == 1
+    assert [line.split("→")[1].strip() for line in lines(plan)] == [
+        "region decode and kernel",
+        "region decode and kernel",
+        "kernel (fused normalisation)",
+        "kernel (fused normalisation)",
+    ]
+    assert plan.output == TensorSpec((3, 24, 24), "float32", np.float32, "contiguous")
+    assert plan.draws == 23
+
+
+@pytest.mark.parametrize("position", range(len(CLASSIC) + 1))
+def test_an_unknown_transform_at_each_position(position: int) -> None:
+    def unknown(value: Any) -> Any:
+        return value if isinstance(value, torch.Tensor) else value.rotate(90)
+
+    chain = [*CLASSIC[:position], unknown, *CLASSIC[position:]]
+    plan = compile_plan(v1.Compose(chain), stock_note=lambda stock: f"left alone, {len(stock)} in all")
+    assert plan.stock == tuple(chain[position:])
+    assert plan.output is None
+    notes = lines(plan)
+    assert len(notes) == len(chain)
+    assert all(note.endswith(f"left alone, {len(plan.stock)} in all") for note in notes[position:])
+    assert all("kernel" in note for note in notes[:position])
+    u = parameters(plan)
+    assert plan.draws == sum((22, 1, 0, 0)[:position])
+    torch.manual_seed(3)
+    made = full(plan, ArrayImage(), u)
+    torch.manual_seed(3)
+    expected = plan.reference(Image.fromarray(PIXELS), u)
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize(
+    ("chain", "fused"),
+    [
+        ([v1.Resize(30), v1.Resize(20), v1.ToTensor()], 1),
+        ([v1.ToTensor(), v1.Resize(20)], 1),
+        ([v1.ToTensor(), v1.Normalize(*NORMALIZE), v1.RandomResizedCrop(9), v1.RandomHorizontalFlip()], 2),
+        ([v2.ToImage(), v2.Resize(20, v2.InterpolationMode.NEAREST), v2.ToDtype(torch.float32)], 1),
+        ([v1.PILToTensor(), v1.Resize(20, v1.InterpolationMode.BICUBIC)], 1),
+        ([v1.RandomCrop(20, 4, padding_mode="reflect"), v1.ToTensor()], 0),
+        ([v2.ToImage(), v2.Grayscale()], 1),
+        ([v1.Normalize(*NORMALIZE), v1.ToTensor()], 0),
+    ],
+)
+def test_what_cannot_be_fused_is_drawn_and_says_why(chain: list[Any], fused: int) -> None:
+    plan = compile_plan(v1.Compose(chain))
+    notes = lines(plan)
+    assert all("kernel" in note for note in notes[:fused])
+    assert all("torchvision with drawn parameters, in threads" in note for note in notes[fused:])
+    assert len(notes[fused].split("in threads: ")[1]) > 10
+    assert plan.output is None
+
+
+PIECES = [*CLASSIC[:2], v2.PILToTensor()]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        nn.Sequential(*PIECES),
+        v1.Compose([v1.Compose(PIECES[:2]), nn.Sequential(PIECES[2])]),
+        v2.Compose(PIECES),
+    ],
+    ids=["Sequential", "nested", "v2.Compose of v1"],
+)
+def test_containers_are_looked_into(transform: Any) -> None:
+    plan, flat = compile_plan(transform), compile_plan(v1.Compose(PIECES))
+    u = parameters(plan)
+    assert plan.draws == flat.draws
+    assert lines(plan) == lines(flat)
+    assert torch.equal(plan.apply(ArrayImage(), u), flat.apply(ArrayImage(), u))
+
+
+@pytest.mark.parametrize("transform", [v1.Resize((20, 30)), v1.ToTensor(), v1.Grayscale(1), len], ids=str)
+def test_a_single_transform(transform: Any) -> None:
+    plan = compile_plan(transform)
+    if transform is len:
+        assert plan.stock == (len,)
+        return
+    made, expected = plan.apply(ArrayImage(), []), transform(Image.fromarray(PIXELS))
+    assert type(made) is type(expected)
+    assert np.array_equal(np.asarray(made), np.asarray(expected))
+
+
+def test_an_error_of_the_transform_is_torchvision_s() -> None:
+    plan = compile_plan(v1.Compose([v1.ToTensor(), v1.Normalize([0.5, 0.5], [0.5, 0.5])]))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        plan.apply(ArrayImage(), [])
+    crop = compile_plan(v1.Compose([v1.RandomCrop(70), v1.ToTensor()]))
+    with pytest.raises(ValueError, match="larger than input image size"):
+        crop.apply(ArrayImage(), parameters(crop))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+CONVERSIONS: list[tuple[list[Any], str]] = [
+    ([v1.ToTensor()], "float32"),
+    ([v1.ToTensor(), v1.Normalize(*NORMALIZE)], "float32"),
+    ([v1.PILToTensor()], "uint8"),
+    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], "float32"),
+    ([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], "float16"),
+    ([v2.ToImage(), v2.ToDtype(torch.bfloat16, scale=True), v2.Normalize(*NORMALIZE)], "bfloat16"),
+    ([v2.ToImage(), v2.ToDtype(torch.float64, scale=True)], "float64"),
+    ([v2.ToImage(), v2.ToDtype(torch.int64)], "int64"),
+    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)], "int16"),
+    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int8)], "int8"),
+]
+
+
+@pytest.mark.parametrize(("convert", "dtype"), CONVERSIONS, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: bool) -> None:
+    channels = 1 if grey else 3
+    if grey and any(isinstance(item, (v1.Normalize, v2.Normalize)) for item in convert):
+        convert = [*convert[:-1], type(convert[-1])([0.5], [0.25])]
+    chain = [*CLASSIC[:2], *([v1.Grayscale(1)] if grey else []), *convert]
+    plan = compile_plan(v1.Compose(chain), layout=layout)
+    spec = plan.output
+    assert spec is not None
+    assert spec.shape == (channels, 24, 24)
+    assert spec.dtype == dtype
+    count = 3
+    us = plan.draw(Key(1, 2, np.arange(count))).tolist()
+    memory = np.zeros((count, channels * 24 * 24), spec.word)
+    for row, u in zip(memory, us, strict=True):
+        assert plan.apply(ArrayImage(), u, row) is None
+    batch = plan.wrap(memory, (count, *spec.shape))
+    assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
+    wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    assert batch.is_contiguous(memory_format=wanted)
+    storage = torch.from_numpy(memory.reshape(-1).view(np.uint8))
+    over = plan.over(storage, (count, *spec.shape))
+    for row, other, u in zip(plan.rows(batch), over, us, strict=True):
+        expected = plan.reference(Image.fromarray(PIXELS), u)
+        assert type(row) is type(expected)
+        assert row.dtype == expected.dtype
+        assert str(row.dtype) == f"torch.{dtype}"
+        assert torch.equal(row, expected)
+        assert torch.equal(other, expected.as_subclass(torch.Tensor))
+        assert torch.equal(plan.apply(ArrayImage(), u), expected)
+
+
+def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
+    """Reflected padding is only needed by images that are too small."""
+    crop = v1.RandomCrop((55, 40), pad_if_needed=True, padding_mode="reflect")
+    plan = compile_plan(v1.Compose([crop, v1.ToTensor()]))
+    assert plan.output is not None
+    for pixels in (PIXELS, np.ascontiguousarray(PIXELS[:, ::-1].transpose(1, 0, 2))):
+        image = ArrayImage(pixels)
+        memory = np.zeros(3 * 55 * 40, np.float32)
+        u = parameters(plan)
+        assert plan.apply(image, u, memory) is None
+        expected = plan.reference(Image.fromarray(pixels), u)
+        assert torch.equal(plan.wrap(memory, (3, 55, 40)), expected)
+        assert image.wholes == (1 if pixels is PIXELS else 0)
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape"),
+    [
+        ([v1.Resize(20), v1.ToTensor()], None),
+        ([v1.Resize((20, 30)), v1.ToTensor()], (3, 20, 30)),
+        ([v1.Resize(40), v1.CenterCrop(30), v1.ToTensor()], (3, 30, 30)),
+        ([v1.CenterCrop((30, 40)), v1.Resize(15), v1.ToTensor()], (3, 15, 20)),
+        ([v1.ToTensor()], None),
+        ([v1.CenterCrop(30)], None),
+        ([v1.CenterCrop(30), v1.ToTensor(), v1.Resize(20)], None),
+    ],
+)
+def test_a_batch_shares_memory_only_where_all_shapes_are_the_same(chain: list[Any], shape: Any) -> None:
+    output = compile_plan(v1.Compose(chain)).output
+    assert (output and output.shape) == shape
+    if shape is not None:
+        assert compile_plan(v1.Compose(chain)).apply(ArrayImage(), []).shape == shape
+
+
+def test_types_of_samples() -> None:
+    for chain, kind in (
+        ([v2.ToImage()], tv_tensors.Image),
+        ([v2.ToImage(), v2.ToPureTensor()], torch.Tensor),
+        ([v2.ToImage(), v2.ToDtype(torch.float32)], tv_tensors.Image),
+        ([v1.ToTensor()], torch.Tensor),
+    ):
+        assert type(compile_plan(v1.Compose(chain)).apply(ArrayImage(), [])) is kind
+
+
+# ---- randomness ------------------------------------------------------------------------------------
+
+
+def test_parameters_come_from_the_key() -> None:
+    plan = compile_plan(v1.Compose(CLASSIC))
+    draws = np.array([7, 3, 7])
+    drawn = plan.draw(Key(5, 2, draws))
+    np.testing.assert_array_equal(drawn, uniforms(5, 2, draws, 23))
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+    assert not np.array_equal(drawn, plan.draw(Key(5, 3, draws)))
+    assert compile_plan(v1.CenterCrop(9)).draw(Key(0, 0, draws)).shape == (3, 0)
+
+
+# ---- following a change -----------------------------------------------------------------------------
+
+
+def follow(transform: Any, change: Callable[[], Any]) -> None:
+    u = uniforms(0, 0, np.arange(1), 60)[0].tolist()
+    was, state = compile_plan(transform).reference(Image.fromarray(PIXELS), u), plan_state(transform)
+    assert plan_state(transform) == state
+    change()
+    assert plan_state(transform) != state
+    plan = compile_plan(transform)
+    now = plan.reference(Image.fromarray(PIXELS), u)
+    assert torch.equal(full(plan, ArrayImage(), u), now)
+    assert was.shape != now.shape or not torch.equal(was, now)
+
+
+def test_a_plan_follows_changes_of_its_transform() -> None:
+    crop, flip, normalize = v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(0.0), v1.Normalize([0.5], [0.5])
+    chain = v1.Compose([crop, flip, v1.ToTensor(), normalize])
+    follow(chain, lambda: setattr(crop, "size", (20, 20)))
+    follow(chain, lambda: setattr(crop, "scale", (0.1, 0.2)))
+    follow(chain, lambda: setattr(flip, "p", 1.0))
+    follow(chain, lambda: normalize.mean.__setitem__(0, 0.25))
+    follow(chain, lambda: chain.transforms.append(v1.CenterCrop(10)))
+    follow(chain, lambda: chain.transforms.insert(0, v1.Grayscale(3)))
+    follow(chain, lambda: chain.transforms.append(lambda tensor: tensor + 1))
+    follow(chain, chain.transforms.pop)
