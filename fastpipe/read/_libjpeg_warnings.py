@@ -92,9 +92,8 @@ def _slot(elf: bytes, function: str) -> int | None:
         return None
     machine, section_offset = struct.unpack_from("<H", elf, 18)[0], struct.unpack_from("<Q", elf, 40)[0]
     entry_size, count = struct.unpack_from("<HH", elf, 58)
-    sections = [
-        struct.unpack_from("<IIQQQQIIQQ", elf, section_offset + number * entry_size) for number in range(count)
-    ]
+    starts = range(section_offset, section_offset + count * entry_size, entry_size)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, start) for start in starts]
     for section in sections:
         symbols = sections[section[6]] if section[1] == _SHT_RELA else None
         if symbols is None or symbols[1] != _SHT_DYNSYM:

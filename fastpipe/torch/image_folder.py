@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
 from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
+from fastpipe.engine.batches import BatchMaker
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
@@ -26,9 +26,10 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
+from fastpipe.torch.batches import Batch, batch_memory, run_stock_in_thread
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.stock import is_thread_safe, run_keyed, run_seeded
+from fastpipe.torch.stock import is_thread_safe
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
 from fastpipe.types import BadSamples, Decode, Key
@@ -190,7 +191,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _start_batch(
         self, indices: Sequence[int], key: Key | None = None, *, threaded: bool = True
-    ) -> _Batch:
+    ) -> Batch:
         """Begin a batch without waiting for it."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
@@ -199,19 +200,19 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        memory, tensor = _batch_memory(plan, len(items), runtime.slots, threaded)
+        memory, tensor = batch_memory(plan, len(items), runtime.slots, threaded)
         finish = None
         if plan.stock and self._stock_threads(plan):
-            finish = partial(_run_stock_keyed, plan, key)
+            finish = partial(run_stock_in_thread, plan, key)
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(self._substitute, items, key)
         pending = runtime.maker.start(
             runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
         )
-        return _Batch(pending, runtime, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
+        return Batch(pending, runtime, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
 
-    def _finish_batch(self, batch: _Batch) -> list[Any]:
+    def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
         kept = batch.pending.wait()
         targets: list[Any] = [batch.pending.items[n].target for n in kept]
@@ -225,7 +226,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         tensor = batch.tensor if len(kept) == len(batch.tensor) else batch.tensor[kept]
         return samples_of(tensor, batch.plan.rows(tensor), targets)
 
-    def _why_empty(self, batch: _Batch) -> BadSampleError | None:
+    def _why_empty(self, batch: Batch) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""
         first = batch.pending.first_left_out()
         if first is None or len(batch.pending.items) == 1:
@@ -339,65 +340,7 @@ class _Runtime:
         )
 
 
-class _Batch:
-    """A batch that is being made, and what is needed to finish it."""
-
-    def __init__(
-        self,
-        pending: PendingBatch,
-        runtime: _Runtime,
-        plan: Plan,
-        key: Key,
-        is_keyed: bool,
-        tensor: torch.Tensor | None,
-        stock_here: bool,
-    ) -> None:
-        self.pending, self.plan, self.tensor = pending, plan, tensor
-        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
-        self._runtime = runtime
-        self.stock_here = stock_here
-        self._key, self._is_keyed = key, is_keyed
-
-    def run_stock(self, value: Any, number: int) -> Any:
-        """Run the user's transforms in this thread."""
-        try:
-            if self._is_keyed:
-                return run_seeded(self.plan.stock, value, _seed_of(self._key, number))
-            for transform in self.plan.stock:  # as in ImageFolder: from whatever the script seeded
-                value = transform(value)
-            return value
-        except Exception as error:
-            say_where(error, self.pending.items[number])
-            raise
-
-
-def _run_stock_keyed(plan: Plan, key: Key, value: Any, number: int) -> Any:
-    return run_keyed(plan.stock, value, _seed_of(key, number))
-
-
-def _seed_of(key: Key, number: int) -> int:
-    return sample_seed(key.seed, key.epoch, int(key.draws[number]))
-
-
 def _targets_of(samples: Any) -> Any:
     if isinstance(samples, tables.SampleTable):
         return samples.targets_array()
     return np.array([sample[1] for sample in samples])
-
-
-def _batch_memory(
-    plan: Plan, count: int, slots: SlotPool, is_batch: bool
-) -> tuple[Any, torch.Tensor | None]:
-    """Memory for a batch, as the kernels see it and as the user does; (None, None) where
-    samples are separate values."""
-    spec = plan.output
-    if spec is None or count == 0:
-        return None, None
-    shape = (count, int(np.prod(spec.shape)))
-    if is_batch and get_worker_info() is not None:  # will be sent to the parent: make it where both see it
-        size = shape[0] * shape[1] * np.dtype(spec.word).itemsize
-        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        shared = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return shared.numpy().view(spec.word).reshape(shape), plan.over(shared, (count, *spec.shape))
-    memory = slots.take(shape, spec.word) if is_batch else np.empty(shape, spec.word)
-    return memory, plan.wrap(memory, (count, *spec.shape))

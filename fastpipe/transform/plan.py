@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
 from fastpipe.transform.pixels import Words, convert, render
@@ -31,7 +32,7 @@ from fastpipe.transform.ramp import (
     tensor_over,
     tensor_shaped,
 )
-from fastpipe.transform.steps import Domain, Step, flatten, recognise, resized_size, state_of
+from fastpipe.transform.steps import Domain, Step, recognise, resized_size, state_of
 from fastpipe.types import EncodedImage, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state"]

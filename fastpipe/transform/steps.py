@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import platform
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastpipe._extras import require
+from fastpipe.transform.containers import is_pristine, is_torchvision
 from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
 from fastpipe.types import Box, Size
 
-__all__ = ["Domain", "Step", "flatten", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
+__all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
 
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
 Domain = Literal["pil", "bytes", "other"]
@@ -53,43 +53,6 @@ class Step:
         return type(self.transform).__name__
 
 
-def flatten(transform: Any) -> list[Any]:
-    """The transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
-    if transform is None:
-        return []
-    if not _is_pristine(transform):
-        return [transform]
-    if _is_torchvision(transform, "Compose"):
-        return [inner for child in transform.transforms for inner in flatten(child)]
-    kind = type(transform)
-    if kind.__module__.startswith("torch.nn.") and kind.__qualname__ == "Sequential":
-        return [inner for child in transform for inner in flatten(child)]
-    if kind.__module__ == "torchvision.transforms._presets" and kind.__qualname__ == "ImageClassification":
-        return _preset(transform)
-    return [transform]
-
-
-_presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKeyDictionary()
-
-
-def _preset(t: Any) -> list[Any]:
-    """What the transform that belongs to a model's weights does, step by step."""
-    state = repr([t.crop_size, t.resize_size, list(t.mean), list(t.std), t.interpolation, t.antialias])
-    kept = _presets.get(t)
-    if kept is None or kept[0] != state:
-        v1 = require("torchvision.transforms", extra="torch")
-        torch = require("torch", extra="torch")
-        steps = [
-            v1.Resize(t.resize_size, t.interpolation, antialias=t.antialias),
-            v1.CenterCrop(t.crop_size),
-            v1.PILToTensor(),
-            v1.ConvertImageDtype(torch.float),
-            v1.Normalize(t.mean, t.std),
-        ]
-        _presets[t] = kept = state, steps
-    return kept[1]
-
-
 def recognise(transform: Any) -> Step | None:
     """The step for a transform, or None for one that is not known."""
     if not _is_known(transform):
@@ -115,23 +78,10 @@ def _exactly(value: Any) -> Any:
 def _is_known(transform: Any) -> bool:
     """Whether it is a known class of torchvision's, and still does what the class does."""
     return (
-        _is_torchvision(transform)
+        is_torchvision(transform)
         and type(transform).__qualname__ in _BUILDERS
-        and _is_pristine(transform)
+        and is_pristine(transform)
     )
-
-
-def _is_pristine(transform: Any) -> bool:
-    """Whether nobody has put a hook, or a function in a method's place, on this object."""
-    own = getattr(transform, "__dict__", {})
-    if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
-        return False
-    return not any(callable(getattr(type(transform), name, None)) for name in own)
-
-
-def _is_torchvision(transform: Any, name: str | None = None) -> bool:
-    kind = type(transform)
-    return kind.__module__.startswith("torchvision.transforms.") and name in (None, kind.__qualname__)
 
 
 def _is_v2(transform: Any) -> bool:

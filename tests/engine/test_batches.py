@@ -32,6 +32,9 @@ class Image:
             raise ValueError("bits end early")
         return np.full((box.height, box.width, 3), self.value, np.uint8)
 
+    def info(self) -> dict[Any, Any]:
+        return {}
+
     def pil(self) -> Any:
         if self.value % 10 == 8:
             raise ValueError("bits end early")

@@ -36,8 +36,16 @@ class ArrayImage:
         assert part.shape[:2] == (box.height, box.width)
         return np.ascontiguousarray(part)
 
+    def info(self) -> dict[Any, Any]:
+        return {}
+
+    def info(self) -> dict[Any, Any]:
+        return {"comment": b"from the file"}
+
     def pil(self) -> Any:
-        return Image.fromarray(self.pixels)
+        image = Image.fromarray(self.pixels)
+        image.info.update(self.info())
+        return image
 
 
 # ---- transforms ------------------------------------------------------------------------------
@@ -144,6 +152,7 @@ def assert_same(made: Any, expected: Any, absolute: float = 0.0, relative: float
     if isinstance(expected, Image.Image):
         assert (made.mode, made.size) == (expected.mode, expected.size)
         assert made.tobytes() == expected.tobytes()
+        assert made.info == expected.info
         return
     assert (made.dtype, tuple(made.shape)) == (expected.dtype, tuple(expected.shape))
     ours, theirs = (value.as_subclass(torch.Tensor).double() for value in (made, expected))
@@ -190,7 +199,7 @@ def compare(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int)
         plan = compile_plan(compose, layout=layout)  # type: ignore[arg-type]
         assert not plan.stock
         u = plan.draw(Key(seed, 0, np.arange(1)))[0].tolist()
-        kind, expected = outcome(lambda: plan.reference(Image.fromarray(pixels), u))
+        kind, expected = outcome(lambda: plan.reference(ArrayImage(pixels).pil(), u))
         ours, made = outcome(lambda: plan.apply(ArrayImage(pixels), u))
         if kind == "error":
             if "INTERNAL ASSERT" in str(expected):

@@ -52,6 +52,12 @@ class ArrayImage:
             self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         )
 
+    def info(self) -> dict[Any, Any]:
+        return {}
+
+    def info(self) -> dict[Any, Any]:
+        return {"comment": b"from the file"}
+
     def pil(self) -> Any:
         return Image.fromarray(self.pixels)
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
 from fastpipe.transform.keys import uniforms
@@ -38,9 +39,17 @@ class ArrayImage:
             self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         )
 
+    def info(self) -> dict[Any, Any]:
+        return {}
+
+    def info(self) -> dict[Any, Any]:
+        return {"comment": b"from the file"}
+
     def pil(self) -> Any:
         self.wholes += 1
-        return Image.fromarray(self.pixels)
+        image = Image.fromarray(self.pixels)
+        image.info.update(self.info())
+        return image
 
 
 def parameters(plan: Plan, seed: int = 0) -> list[float]:
@@ -177,6 +186,30 @@ def test_an_error_of_the_transform_is_torchvision_s() -> None:
     crop = compile_plan(v1.Compose([v1.RandomCrop(70), v1.ToTensor()]))
     with pytest.raises(ValueError, match="larger than input image size"):
         crop.apply(ArrayImage(), parameters(crop))
+
+
+def test_an_image_for_user_code_has_the_file_s_info() -> None:
+    seen: list[Any] = []
+
+    def look(image: Any) -> Any:
+        seen.append(image.info)
+        return image
+
+    plan = compile_plan(v1.Compose([v1.CenterCrop(20), look]))
+    image = ArrayImage()
+    full(plan, image, [])
+    assert image.wholes == 0
+    assert seen == [image.info()]
+
+
+@pytest.mark.parametrize("size", [(50, 60), (300, 260)], ids=str)
+def test_the_transforms_of_weights_are_fused(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(6).integers(0, 256, (*size, 3), np.uint8)
+    for weights in (ResNet18_Weights.IMAGENET1K_V1, EfficientNet_B0_Weights.IMAGENET1K_V1):
+        transform = weights.transforms()
+        plan = compile_plan(transform)
+        assert plan.output is not None
+        assert torch.equal(plan.apply(ArrayImage(pixels), []), transform(Image.fromarray(pixels)))
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastpipe.transform.steps import flatten, random_resized_crop_box, recognise, resized_size, state_of
+from fastpipe.transform.containers import flatten
+from fastpipe.transform.steps import random_resized_crop_box, recognise, resized_size, state_of
 from fastpipe.types import Size
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
@@ -68,7 +69,7 @@ def test_known_transforms_of_one_version_are_recognised(transform: Any) -> None:
 
 @pytest.mark.parametrize(
     "transform",
-    [len, lambda image: image, v1.ColorJitter(0.1), v1.Pad(2), v1.RandomRotation(3), v2.RGB(),
+    [len, lambda image: image, v1.ColorJitter(0.1), v1.Pad(2), v1.RandomRotation(3), v2.RandomInvert(),
      v1.Lambda(len), nn.Identity(), v1.RandomApply([v1.Resize(4)]), v1.RandomErasing(), v2.AutoAugment()],
 )  # fmt: skip
 def test_what_is_not_known_is_not_recognised(transform: Any) -> None:
