@@ -59,6 +59,7 @@ class Job:
             raise ClosedError("this batch was begun in the parent process, whose threads are not here")
         self._done.wait()
         if self._error is not None:
+            _stop_if_ending()
             raise self._error
 
     def done(self) -> bool:
@@ -147,11 +148,13 @@ class ThreadPool:
         job = Job(task, count)
         self._start()
         with self._queue.changed:
-            if self._queue.closed:
-                raise ClosedError("this thread pool has been closed")
-            if count:
+            closed = self._queue.closed
+            if count and not closed:
                 self._queue.jobs.append(job)
                 self._queue.changed.notify_all()
+        if closed:
+            _stop_if_ending()
+            raise ClosedError("this thread pool has been closed")
         return job
 
     def close(self) -> None:
@@ -175,14 +178,15 @@ class ThreadPool:
                 thread = threading.Thread(
                     target=_work, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
                 )
+                _busy.add(thread)  # before it starts: it may end at once
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                    _busy.discard(thread)
                     if not self._running:
                         raise
                     return
                 self._running.append(thread)
-                _busy.add(thread)
 
     def _after_fork(self) -> None:
         # A lock that another thread held at the fork would stay locked for ever.
@@ -230,7 +234,19 @@ def _forget_threads_in_child() -> None:
         pool._after_fork()
 
 
+_is_ending = False
+
+
+def _stop_if_ending() -> None:
+    """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
+    error would be printed as the thread's last words."""
+    if _is_ending and threading.current_thread().daemon:
+        threading.Event().wait()
+
+
 def _close_all() -> None:
+    global _is_ending
+    _is_ending = True
     for pool in list(_pools):
         pool.close()
     for thread in list(_busy):

@@ -29,6 +29,7 @@ from fastpipe.transform.ramp import (
     domain_of,
     first_ramp,
     is_pil,
+    layout_of,
     tensor_over,
     tensor_shaped,
 )
@@ -88,8 +89,10 @@ class Plan:
         self.draws = int(ends[-1])
         self._ramp_type = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
-        self._layout: Layout = layout
-        self._how = conversion_of(ramp, layout)
+        # Where torchvision or user code goes on, with the strides it would have found: the last
+        # bit of torch's arithmetic depends on them.
+        self._layout: Layout = layout_of(ramp) if drawn or stock else layout
+        self._how = conversion_of(ramp, self._layout)
         self.output = self._fixed_output()
 
     def __repr__(self) -> str:

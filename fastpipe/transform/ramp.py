@@ -17,7 +17,16 @@ from fastpipe._extras import require
 from fastpipe.transform.pixels import Conversion, Words
 from fastpipe.transform.steps import Domain
 
-__all__ = ["Layout", "conversion_of", "domain_of", "first_ramp", "is_pil", "tensor_over", "tensor_shaped"]
+__all__ = [
+    "Layout",
+    "conversion_of",
+    "domain_of",
+    "first_ramp",
+    "is_pil",
+    "layout_of",
+    "tensor_over",
+    "tensor_shaped",
+]
 
 Layout = Literal["contiguous", "channels_last"]
 
@@ -26,7 +35,6 @@ _WORDS: dict[str, Any] = {
     "uint8": np.uint8, "int8": np.uint8, "float16": np.uint16, "bfloat16": np.uint16, "int16": np.uint16,
     "float32": np.float32, "int32": np.uint32, "float64": np.uint64, "int64": np.uint64,
 }  # fmt: skip
-
 
 
 def first_ramp() -> Any:
@@ -43,6 +51,11 @@ def domain_of(ramp: Any) -> Domain:
     if is_pil(ramp):
         return "pil"
     return "bytes" if conversion_of(ramp, "contiguous").kind == "bytes" else "other"
+
+
+def layout_of(ramp: Any) -> Layout:
+    """The memory order that the user's own objects gave the ramp; ``ToImage`` leaves Pillow's."""
+    return "contiguous" if is_pil(ramp) or ramp.stride()[0] != 1 else "channels_last"
 
 
 def conversion_of(ramp: Any, layout: Layout) -> Conversion:

@@ -40,9 +40,6 @@ class ArrayImage:
         )
 
     def info(self) -> dict[Any, Any]:
-        return {}
-
-    def info(self) -> dict[Any, Any]:
         return {"comment": b"from the file"}
 
     def pil(self) -> Any:

@@ -43,7 +43,7 @@ KNOWN: list[Callable[[Any], Any]] = [
     lambda tv: tv.ConvertImageDtype(torch.float32),
     lambda tv: tv.Normalize([0.5], [0.5]),
 ]
-V2_ONLY: list[Any] = [v2.ToImage(), v2.ToPureTensor(), v2.ToDtype(torch.float32, scale=True)]
+V2_ONLY: list[Any] = [v2.ToImage(), v2.ToPureTensor(), v2.ToDtype(torch.float32, scale=True), v2.RGB()]
 
 
 @BOTH
