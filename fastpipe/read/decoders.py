@@ -79,8 +79,9 @@ class NvImageCodecDecoder:
                     max_num_cpu_threads=1,
                     backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
                 )
-            if not _silenced:  # the library that is meant is loaded with the first decoder
-                _silenced.append(silence("libjpeg_turbo_ext"))
+            if not _silenced:  # the libraries that are meant are loaded with the first decoder
+                # What libjpeg-turbo gives up on, OpenCV's own copy of libjpeg is asked to decode.
+                _silenced.extend(silence(library) for library in ("libjpeg_turbo_ext", "libopencv_ext"))
         return self._local.decoder
 
 
@@ -97,9 +98,7 @@ class SimpleJpegDecoder:
             return None
         if box.height > whole.shape[0] or box.width > whole.shape[1]:
             return None
-        return np.ascontiguousarray(
-            whole[box.top : box.top + box.height, box.left : box.left + box.width]
-        )
+        return np.ascontiguousarray(whole[box.top : box.top + box.height, box.left : box.left + box.width])
 
     def describe(self) -> str:
         return "simplejpeg, the whole image"

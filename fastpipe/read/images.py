@@ -130,7 +130,6 @@ class _PillowImage:
             self._turned = self._reader.convert(self._opened)
         return self._turned
 
-
     def info(self) -> dict[Any, Any]:
         return dict(self.pil().info)
 

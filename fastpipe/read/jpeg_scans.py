@@ -18,6 +18,7 @@ __all__ = ["scans_are_whole"]
 _DHT, _SOF2, _EOI, _SOS, _DQT, _DRI, _COM = 0xC4, 0xC2, 0xD9, 0xDA, 0xDB, 0xDD, 0xFE
 _BETWEEN_SCANS = frozenset({_DHT, _DQT, _DRI, _COM, *range(0xE0, 0xF0)})
 _RST0 = 0xD0
+_NOTHING_SENT = 16  # more bits than a coefficient can have
 
 
 def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> bool:
@@ -81,7 +82,7 @@ class _Coverage:
         for i in range(blob[frame + 5]):
             name, factors = blob[frame + 6 + 3 * i], blob[frame + 7 + 3 * i]
             self._factors[name] = factors & 15, factors >> 4
-            self._missing[name] = [16] * 64
+            self._missing[name] = [_NOTHING_SENT] * 64
 
     def restarts_of_scan(self, position: int, length: int, interval: int) -> int | None:
         """Take note of a scan; how many restart markers it has, or None if it is malformed."""
@@ -92,12 +93,14 @@ class _Coverage:
         if not set(names) <= set(self._factors):
             return None
         start, stop, bits = self._blob[position + 5 + 2 * count : position + 8 + 2 * count]
-        if not self._is_progressive:
-            start, stop, bits = 0, 63, 0
-        if start > stop or stop > 63:
+        if not (self._is_progressive or (start, stop, bits) == (0, 63, 0)) or start > stop or stop > 63:
             return None
+        before, after = bits >> 4 or _NOTHING_SENT, bits & 15
         for name in names:
-            self._missing[name][start : stop + 1] = [bits & 15] * (stop + 1 - start)
+            missing = self._missing[name]
+            if missing[start : stop + 1] != [before] * (stop + 1 - start):
+                return None  # sent already, or another bit is next
+            missing[start : stop + 1] = [after] * (stop + 1 - start)
         return (self._units(names) - 1) // interval if interval else 0
 
     def is_complete(self) -> bool:

@@ -69,9 +69,7 @@ def _seed_of(key: Key, number: int) -> int:
     return sample_seed(key.seed, key.epoch, int(key.draws[number]))
 
 
-def batch_memory(
-    plan: Plan, count: int, slots: SlotPool, is_batch: bool
-) -> tuple[Any, torch.Tensor | None]:
+def batch_memory(plan: Plan, count: int, slots: SlotPool, is_batch: bool) -> tuple[Any, torch.Tensor | None]:
     """Memory for a batch, as the kernels see it and as the user does; (None, None) where
     samples are separate values."""
     spec = plan.output

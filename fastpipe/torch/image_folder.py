@@ -189,9 +189,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     # ---- how a batch is made; FastLoader calls the first two --------------------------------
 
-    def _start_batch(
-        self, indices: Sequence[int], key: Key | None = None, *, threaded: bool = True
-    ) -> Batch:
+    def _start_batch(self, indices: Sequence[int], key: Key | None = None, *, threaded: bool = True) -> Batch:
         """Begin a batch without waiting for it."""
         positions = [self._position(index) for index in indices]
         samples = self.samples

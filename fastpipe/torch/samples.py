@@ -62,9 +62,14 @@ def _collate_samples(
     when the batch is complete and in order."""
     whole = batch[0].whole
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
-    if stacks_as_usual and not whole.is_taken and len(batch) == len(whole.tensor) and all(
-        type(sample) is BatchSample and sample.whole is whole and sample.position == position
-        for position, sample in enumerate(batch)
+    if (
+        stacks_as_usual
+        and not whole.is_taken
+        and len(batch) == len(whole.tensor)
+        and all(
+            type(sample) is BatchSample and sample.whole is whole and sample.position == position
+            for position, sample in enumerate(batch)
+        )
     ):
         images, whole.is_taken = whole.tensor, True
     else:

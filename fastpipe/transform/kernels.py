@@ -255,9 +255,7 @@ def to_affine(
                     out[x] = (np.float32(line[x]) * factor - m) / s
 
 
-def _to_table(
-    src: Any, height: int, width: int, channels: int, table: Any, last: bool, dst: Any
-) -> None:
+def _to_table(src: Any, height: int, width: int, channels: int, table: Any, last: bool, dst: Any) -> None:
     """Bytes to anything, through a table of 256 values for each channel.
 
     Args:

@@ -140,9 +140,7 @@ def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out:
         kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
 
 
-def _axis(
-    name: str, mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool
-) -> _Axis:
+def _axis(name: str, mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool) -> _Axis:
     """Weights of one axis; for a mirrored input, as if the input had been mirrored first."""
     pitch = kernels.max_taps(mode, in_size, out_size)
     starts = _scratch.array(f"{name} starts", count, np.int32)

@@ -77,11 +77,7 @@ def _exactly(value: Any) -> Any:
 
 def _is_known(transform: Any) -> bool:
     """Whether it is a known class of torchvision's, and still does what the class does."""
-    return (
-        is_torchvision(transform)
-        and type(transform).__qualname__ in _BUILDERS
-        and is_pristine(transform)
-    )
+    return is_torchvision(transform) and type(transform).__qualname__ in _BUILDERS and is_pristine(transform)
 
 
 def _is_v2(transform: Any) -> bool:
@@ -173,9 +169,7 @@ def _random_resized_crop(t: Any) -> Step:
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
-        return _functional(t).resized_crop(
-            value, *box, list(target), t.interpolation, antialias=t.antialias
-        )
+        return _functional(t).resized_crop(value, *box, list(target), t.interpolation, antialias=t.antialias)
 
     return Step(t, 22, geometry, reference, target)
 

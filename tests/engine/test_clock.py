@@ -72,7 +72,9 @@ def test_totals_may_be_asked_for_while_threads_add() -> None:
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda clock: pickle.loads(pickle.dumps(clock))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda clock: pickle.loads(pickle.dumps(clock))]
+)
 def test_a_copy_starts_from_zero(duplicate: object) -> None:
     clock = StageClock()
     clock.add("read", 3)

@@ -65,7 +65,9 @@ def test_no_cgroup_is_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 8), (3, 3), (100, 8), (1, 1)])
-def test_the_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, quota: int | None, expected: int) -> None:
+def test_the_quota_bounds_the_cores(
+    monkeypatch: pytest.MonkeyPatch, quota: int | None, expected: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(cpus, "_cgroup_quota", lambda root: quota)
     assert available_cpus() == expected

@@ -20,7 +20,9 @@ from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import ClosedError
 
 WAIT_S = 60.0
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="only systems with fork can lose threads in one")
+needs_fork = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="only systems with fork can lose threads in one"
+)
 
 
 @pytest.fixture
@@ -425,7 +427,7 @@ def test_a_finalizer_may_close_the_queue_inside_a_thread_of_the_pool(monkeypatch
         # Where no thread closes it in time (past the last line that runs before it waits), this one does.
         late = threading.Timer(2.0, queue.close)
         late.start()
-        _run_with_interruption(lambda: pool_module._work(queue), queue.close, line)  # noqa: B023
+        _run_with_interruption(lambda: pool_module._work(queue), queue.close, line)
         late.cancel()
         late.join()
         assert job.done()

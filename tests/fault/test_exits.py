@@ -26,7 +26,8 @@ import fastpipe
 from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="run it on Linux, where a process can be watched without being its parent"
+    not hasattr(os, "pidfd_open"),
+    reason="run it on Linux, where a process can be watched without being its parent",
 )
 
 PATIENCE_MS = 60_000
@@ -168,9 +169,22 @@ _FOREVER = """
 """
 
 
-@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_killed_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Path, loader: str, number: int) -> None:
+# Orphaned workers of torch look for their parent every five seconds: one case of each is enough
+# for every day.
+_SELDOM = {(signal.SIGTERM, "persistent workers"), (signal.SIGTERM, "stock loader with workers"), (signal.SIGKILL, "workers"),
+           (signal.SIGKILL, "stock loader with workers"), (signal.SIGKILL, "threads, far ahead")}  # fmt: skip
+_KILLS = [
+    pytest.param(
+        number, loader, id=f"{number.name}-{name}", marks=[pytest.mark.slow] if (number, name) in _SELDOM else []
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL) for name, loader in LOADERS.items()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "loader"), _KILLS)
+def test_killed_in_the_middle_of_an_epoch(
+    server: Any, tree: Path, tmp_path: Path, loader: str, number: int
+) -> None:
     scenario = _start(server, tmp_path, tree, _FOREVER.format(loader=loader))
     os.kill(scenario.pid, number)
     assert scenario.end() == -number
@@ -197,8 +211,8 @@ def test_ctrl_c_that_the_script_catches(server: Any, tree: Path, tmp_path: Path,
         work = loader({loader})
         batches = iter(work)
         next(batches)
-        ready()
         try:
+            ready()
             for batch in batches:
                 pass
         except KeyboardInterrupt:
@@ -227,8 +241,15 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("loader", ["FastLoader, 0", "FastLoader, 1, persistent_workers=True", "DataLoader, 0"])
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+_WITH_WORKERS = ("the script ends", "everything in a cycle", "a fork in between")
+_ENDS = [
+    *(pytest.param("FastLoader, 0", end, id=name) for name, end in ENDS.items()),
+    *(pytest.param("FastLoader, 1, persistent_workers=True", ENDS[name], id=f"{name}-workers") for name in _WITH_WORKERS),
+    *(pytest.param("DataLoader, 0", end, id=f"{name}-stock", marks=pytest.mark.slow) for name, end in ENDS.items()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loader", "end"), _ENDS)
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(
     server: Any, tree: Path, tmp_path: Path, loader: str, end: str
 ) -> None:

@@ -157,12 +157,14 @@ def test_twenty_thousand_batches_take_no_more_memory_than_a_thousand(tree: Path,
     kept = torch.zeros(0)
     batches = 0
     while batches < 1_000:
-        for kept, _ in loader:
+        for batch in loader:
+            kept = batch[0]
             batches += 1
     gc.collect()
     before = _pss_bytes()
     while batches < 20_000:
-        for kept, _ in loader:
+        for batch in loader:
+            kept = batch[0]
             batches += 1
     gc.collect()
     assert kept.shape == (4, 3, 16, 16)

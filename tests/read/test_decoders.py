@@ -157,6 +157,18 @@ def test_damaged_data_is_declined(decoder: Decoder, damage: str, capfd: pytest.C
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="messages are kept back on Linux only: run it there")
+def test_libjpeg_does_not_talk_about_damage(decoder: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither the first library that tries nor the one that is asked next."""
+    data = encoded((120, 150), "4:2:0 progressive")
+    start, declined = data.index(b"\xff\xda") + 14, 0
+    for at in range(start, len(data) - 40, 37):
+        spoilt = data[:at] + bytes(20) + data[at + 20 :]
+        declined += decoder.decode(spoilt, Box(10, 10, 50, 60)) is None
+    assert capfd.readouterr().err == ""
+    assert declined
+
+
 def test_a_box_larger_than_the_image_is_declined(decoder: Decoder) -> None:
     assert decoder.decode(encoded((10, 12), "4:2:0"), Box(0, 0, 11, 12)) is None
 

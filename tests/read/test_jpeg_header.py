@@ -135,6 +135,21 @@ def test_restart_markers_out_of_order_or_missing_are_not_trusted() -> None:
         assert not header.trusted
 
 
+def test_scans_that_do_not_fit_the_frame_are_not_trusted() -> None:
+    progressive = encoded(progressive=True)
+    frame, first = progressive.index(b"\xff\xc2"), progressive.index(b"\xff\xda")
+    second = progressive.index(b"\xff\xda", first + 2)
+    third = progressive.index(b"\xff\xda", second + 2)
+    for spoilt in (
+        progressive[:frame] + b"\xff\xc0" + progressive[frame + 2 :],  # said to be sequential
+        progressive[:second] + progressive[first:second] + progressive[second:],  # a scan twice
+        progressive[:second] + progressive[third:],  # a scan missing
+    ):
+        header = read_jpeg_header(spoilt)
+        assert header is not None
+        assert not header.trusted
+
+
 def test_fill_bytes_are_allowed() -> None:
     data = encoded()
     for filled in (data[:2] + b"\xff\xff" + data[2:], data[:-2] + b"\xff\xff\xff\xd9"):

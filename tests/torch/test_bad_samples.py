@@ -36,15 +36,15 @@ TRANSFORMS = {
     "stock": v1.Compose([v1.Lambda(_identity), FUSED]),
     "pil": None,
 }
-BAD: dict[str, Callable[[Path], None]] = {
-    "empty": lambda path: path.write_bytes(b"") and None,
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 3]) and None,
-    "header only": lambda path: path.write_bytes(path.read_bytes()[:40]) and None,
-    "garbage": lambda path: path.write_bytes(b"\xff\xd8 this is no picture" * 30) and None,
-    "text": lambda path: path.write_text("hello") and None,
-    "directory": lambda path: (path.unlink(), path.mkdir()) and None,
+BAD: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 3]),
+    "header only": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "garbage": lambda path: path.write_bytes(b"\xff\xd8 this is no picture" * 30),
+    "text": lambda path: path.write_text("hello"),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
     "missing": lambda path: path.unlink(),
-    "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere.jpg")) and None,
+    "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere.jpg")),
 }
 
 
@@ -316,7 +316,9 @@ def test_an_error_between_filled_batches_loses_no_sample(tree: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_log_has_a_json_line_for_each_bad_sample(tree: Path, tmp_path: Path, policy: Any, workers: int) -> None:
+def test_the_log_has_a_json_line_for_each_bad_sample(
+    tree: Path, tmp_path: Path, policy: Any, workers: int
+) -> None:
     log = tmp_path / "bad.jsonl"
     dataset = _broken(tree, [0, 5, 6], bad_samples=BadSamples(policy, log=log))
     loader = FastLoader(dataset, 3, num_workers=workers)

@@ -91,7 +91,9 @@ def test_repr_shows_options_that_change_something(tree: Path) -> None:
 # ---- samples -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [None, STEADY, v1.ToTensor(), v1.Resize(20), v2.Compose([v2.ToImage()])], ids=str)
+@pytest.mark.parametrize(
+    "transform", [None, STEADY, v1.ToTensor(), v1.Resize(20), v2.Compose([v2.ToImage()])], ids=str
+)
 def test_samples_are_image_folders(tree: Path, transform: Any) -> None:
     ours, theirs = FastImageFolder(tree, transform), ImageFolder(tree, transform)
     indices = [0, 7, 7, -1, 14, 3]
@@ -122,7 +124,8 @@ def test_random_transforms_follow_manual_seed(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4), torch.tensor(4, dtype=torch.int32), True, -3]
+    "index",
+    [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4), torch.tensor(4, dtype=torch.int32), True, -3],
 )
 def test_any_integer_is_an_index(tree: Path, index: Any) -> None:
     ours, theirs = FastImageFolder(tree, STEADY), ImageFolder(tree, STEADY)
@@ -212,7 +215,9 @@ def test_a_new_transform_is_used_at_once(tree: Path) -> None:
 
 
 def test_a_transform_changed_in_place_is_followed(tree: Path) -> None:
-    transform = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)])
+    transform = v1.Compose(
+        [v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)]
+    )
     ours, theirs = FastImageFolder(tree, transform), ImageFolder(tree, transform)
     assert _equal(_both(ours, 1), theirs[1])
     for edit in (
@@ -281,7 +286,13 @@ def test_find_classes_of_a_subclass_wins(tree: Path) -> None:
 
 
 def test_make_dataset_of_a_subclass_wins(tree: Path) -> None:
-    def make(directory: Any, class_to_idx: Any, extensions: Any = None, is_valid_file: Any = None, allow_empty: Any = 0) -> Any:
+    def make(
+        directory: Any,
+        class_to_idx: Any,
+        extensions: Any = None,
+        is_valid_file: Any = None,
+        allow_empty: Any = 0,
+    ) -> Any:
         assert extensions
         return [(str(path), 5) for path in sorted(Path(directory).rglob("*0001.jpg"))]
 
@@ -375,7 +386,9 @@ def test_errors_are_image_folders(tmp_path: Path, kind: str) -> None:
         (root / "full/a.JPG").write_bytes(b"x")
         (root / "wrong/a.txt").write_bytes(b"x")
     for arguments in ({}, {"is_valid_file": lambda path: path.endswith(".none")}):
-        assert _error(lambda: FastImageFolder(root, **arguments)) == _error(lambda: ImageFolder(root, **arguments))
+        assert _error(lambda: FastImageFolder(root, **arguments)) == _error(
+            lambda: ImageFolder(root, **arguments)
+        )
 
 
 def test_allow_empty(tmp_path: Path) -> None:
@@ -417,11 +430,16 @@ def test_any_number_of_threads_gives_the_same(tree: Path, threads: int) -> None:
     torch.manual_seed(0)
     several = [image.sum().item() for image, _ in dataset.__getitems__(list(range(15)))]
     torch.manual_seed(0)
-    assert several == [image.sum().item() for image, _ in FastImageFolder(tree, RANDOM, threads=1).__getitems__(range(15))]
+    assert several == [
+        image.sum().item() for image, _ in FastImageFolder(tree, RANDOM, threads=1).__getitems__(range(15))
+    ]
 
 
 def test_memory_format(tree: Path) -> None:
-    plain, last = FastImageFolder(tree, STEADY), FastImageFolder(tree, STEADY, memory_format=torch.channels_last)
+    plain, last = (
+        FastImageFolder(tree, STEADY),
+        FastImageFolder(tree, STEADY, memory_format=torch.channels_last),
+    )
     images, _ = torch.utils.data.default_collate(last.__getitems__([0, 1]))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, torch.utils.data.default_collate(plain.__getitems__([0, 1]))[0])
@@ -432,7 +450,9 @@ def test_memory_format(tree: Path) -> None:
 
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))], ids=["copy", "deepcopy", "pickle"]
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))],
+    ids=["copy", "deepcopy", "pickle"],
 )
 def test_copies_work_on_their_own(tree: Path, duplicate: Callable[[Any], Any], used: bool) -> None:
     dataset = FastImageFolder(tree, STEADY, seed=3, bad_samples="skip", threads=2)
@@ -440,7 +460,11 @@ def test_copies_work_on_their_own(tree: Path, duplicate: Callable[[Any], Any], u
         dataset.__getitems__([0, 1])
     copied = duplicate(dataset)
     assert copied.imgs is copied.samples
-    assert (copied.samples, copied.targets, copied.classes) == (dataset.samples, dataset.targets, dataset.classes)
+    assert (copied.samples, copied.targets, copied.classes) == (
+        dataset.samples,
+        dataset.targets,
+        dataset.classes,
+    )
     assert (copied.seed, copied.bad_samples, copied.threads) == (3, BadSamples("skip"), 2)
     assert _equal([tuple(one) for one in copied.__getitems__([3, 4])], [dataset[3], dataset[4]])
     if duplicate is not copy.copy:
@@ -491,7 +515,7 @@ def test_a_dataset_may_be_used_by_many_threads_from_the_first_moment(tree: Path)
                 try:
                     if not _equal(tuple(dataset.__getitems__([1, 3])[1]), expected):
                         wrong.append("another sample")
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     wrong.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(6)]
@@ -510,7 +534,9 @@ def same_generators() -> Iterator[None]:
     torch.set_rng_state(state)
 
 
-def test_nothing_is_left_in_the_working_folder(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_working_folder(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     FastImageFolder(tree, STEADY).__getitems__([0, 1])
     assert os.listdir(tmp_path) == []

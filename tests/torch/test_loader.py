@@ -114,7 +114,9 @@ class _Generators:
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ORDERS)
-def test_order_and_generator_state_are_torchs(tree: Path, name: str, workers: int, own_generator: bool) -> None:
+def test_order_and_generator_state_are_torchs(
+    tree: Path, name: str, workers: int, own_generator: bool
+) -> None:
     if workers and name in ("generators", "arrays"):
         workers = 0  # what cannot be, or is not well, sent to another process
     results = []
@@ -184,7 +186,9 @@ def _lambda_transform() -> Any:
 
 def _noise(image: torch.Tensor) -> torch.Tensor:
     """A transform that nobody knows, which draws from all the global generators."""
-    return image.float() + random.random() + np.random.rand() + torch.rand(()) + torch.randn_like(image.float())
+    return (
+        image.float() + random.random() + np.random.rand() + torch.rand(()) + torch.randn_like(image.float())
+    )
 
 
 class _Subclass(FastImageFolder):
@@ -220,7 +224,9 @@ def _load(path: str) -> Any:
 
 @pytest.mark.parametrize("through", [lambda dataset: dataset, _wrapped], ids=["itself", "through Subset"])
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_seed_gives_one_stream_on_any_topology(tree: Path, name: str, through: Callable[[Any], Any]) -> None:
+def test_a_seed_gives_one_stream_on_any_topology(
+    tree: Path, name: str, through: Callable[[Any], Any]
+) -> None:
     streams = set()
     for threads, workers, options in [
         (1, 0, {}), (2, 0, {"prefetch_batches": 0}), (4, 0, {"prefetch_batches": 5}), (1, 1, {}), (2, 2, {}),
@@ -280,7 +286,12 @@ def test_the_seed_of_the_loader_wins_over_the_datasets(tree: Path) -> None:
 def test_epochs_are_numbered_and_may_be_set(tree: Path) -> None:
     def loader(workers: int = 0) -> FastLoader:
         return FastLoader(
-            FastImageFolder(tree, RANDOM), 4, shuffle=True, seed=3, num_workers=workers, persistent_workers=workers > 0
+            FastImageFolder(tree, RANDOM),
+            4,
+            shuffle=True,
+            seed=3,
+            num_workers=workers,
+            persistent_workers=workers > 0,
         )
 
     epochs = [digest(one) for one in [loader()] * 4]
@@ -370,8 +381,12 @@ def test_an_unknown_transform_draws_as_in_image_folder_without_a_seed(tree: Path
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("thread_safe", [False, True])
-def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(tree: Path, thread_safe: bool, workers: int) -> None:
-    dataset = FastImageFolder(tree, v1.Compose([v1.PILToTensor(), _fail]), bad_samples="skip", thread_safe=thread_safe)
+def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(
+    tree: Path, thread_safe: bool, workers: int
+) -> None:
+    dataset = FastImageFolder(
+        tree, v1.Compose([v1.PILToTensor(), _fail]), bad_samples="skip", thread_safe=thread_safe
+    )
     loader, text = FastLoader(dataset, 4, num_workers=workers), "no error"
     try:
         list(loader)
@@ -450,7 +465,8 @@ def test_collate_fn_runs_in_the_consumers_thread(tree: Path) -> None:
         assert all(isinstance(sample, tuple) for sample in samples)
         return [target for _, target in samples]
 
-    assert sum(FastLoader(FastImageFolder(tree, STEADY), 4, collate_fn=collate), []) == [0] * 5 + [1] * 5 + [2] * 5
+    loader = FastLoader(FastImageFolder(tree, STEADY), 4, collate_fn=collate)
+    assert list(itertools.chain.from_iterable(loader)) == [0] * 5 + [1] * 5 + [2] * 5
     assert threads == [threading.current_thread()] * 4
 
 
@@ -480,7 +496,9 @@ def test_worker_init_fn_sees_the_users_dataset(tree: Path, seed: int | None) -> 
     assert [names[0] for _, (_, names) in loader] == ["FastImageFolder"] * 3
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("used", [False, True])
 def test_copies_of_a_loader(tree: Path, duplicate: Any, used: bool) -> None:
     loader = FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, seed=3)
@@ -550,9 +568,13 @@ def test_a_sampler_that_goes_on_after_its_error_is_gone_on_with(tree: Path) -> N
         assert seen == [2, "error", 2, 2]
 
 
-@pytest.mark.parametrize(("index", "error"), [(99, IndexError), (-99, IndexError), ("x", TypeError), (1.5, TypeError)])
+@pytest.mark.parametrize(
+    ("index", "error"), [(99, IndexError), (-99, IndexError), ("x", TypeError), (1.5, TypeError)]
+)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_index_spoils_its_batch_alone(tree: Path, index: Any, error: type[Exception], workers: int) -> None:
+def test_a_bad_index_spoils_its_batch_alone(
+    tree: Path, index: Any, error: type[Exception], workers: int
+) -> None:
     for kind in (DataLoader, FastLoader):
         loader = kind(FastImageFolder(tree, TINY), batch_sampler=[[0], [1, index], [2]], num_workers=workers)
         iterator = iter(loader)
@@ -674,7 +696,9 @@ def _content(value: Any) -> bytes:
     st.lists(st.tuples(st.sampled_from(sorted(KEEPERS)), st.integers(0, 3)), min_size=1, max_size=15),
     st.sampled_from([0, 1, 4]), st.booleans(),
 )  # fmt: skip
-def test_what_is_kept_is_never_overwritten(tree: Path, choices: list[tuple[str, int]], ahead: int, fast: bool) -> None:
+def test_what_is_kept_is_never_overwritten(
+    tree: Path, choices: list[tuple[str, int]], ahead: int, fast: bool
+) -> None:
     dataset = FastImageFolder(tree, RANDOM, threads=2)
     loader = FastLoader(dataset, 3, prefetch_batches=ahead) if fast else DataLoader(dataset, 3)
     held: list[tuple[Any, bytes]] = []

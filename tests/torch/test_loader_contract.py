@@ -31,6 +31,7 @@ from fastpipe.testing import photo_tree
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(52, 64))
@@ -98,7 +99,9 @@ def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any
         del loader, batches
 
 
-@pytest.mark.parametrize("transform", [STEADY, v1.PILToTensor(), v2.Compose([v2.ToImage(), v2.CenterCrop(32)])], ids=str)
+@pytest.mark.parametrize(
+    "transform", [STEADY, v1.PILToTensor(), v2.Compose([v2.ToImage(), v2.CenterCrop(32)])], ids=str
+)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_kind_of_tensor_collates_as_from_image_folder(tree: Path, transform: Any, workers: int) -> None:
     for kind in (DataLoader, FastLoader):
@@ -175,7 +178,7 @@ def test_batches_that_are_kept_are_never_overwritten(tree: Path, kind: Any, work
 
 def _look(samples: list[Any]) -> tuple[Any, bool, bool, bool]:
     row = samples[0][0]
-    images, targets = default_collate(samples)
+    images, _ = default_collate(samples)
     same_memory = images.untyped_storage().data_ptr() == row.untyped_storage().data_ptr()
     return images, row.is_shared(), images.is_shared(), same_memory
 
@@ -265,10 +268,14 @@ def test_errors_of_construction_are_data_loaders(tree: Path, arguments: dict[str
     assert str(ours.value) == str(theirs.value)
 
 
-@pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"])
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
 def test_what_must_not_be_set_later(tree: Path, name: str) -> None:
     loader = FastLoader(FastImageFolder(tree, STEADY))
-    with pytest.raises(ValueError, match=f"{name} attribute should not be set after FastLoader is initialized"):
+    with pytest.raises(
+        ValueError, match=f"{name} attribute should not be set after FastLoader is initialized"
+    ):
         setattr(loader, name, getattr(loader, name))
 
 

@@ -65,7 +65,9 @@ def test_anything_else_collates_as_plain_tuples_do(change: Any) -> None:
     tensor, samples = _batch()
     changed = change(samples)
     images, targets = default_collate(changed)
-    expected_images, expected_targets = default_collate([type(one)(one) if type(one) is list else tuple(one) for one in changed])
+    expected_images, expected_targets = default_collate(
+        [type(one)(one) if type(one) is list else tuple(one) for one in changed]
+    )
     assert images.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
     assert torch.equal(images, expected_images)
     assert torch.equal(targets, expected_targets)
@@ -82,7 +84,8 @@ def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize(
-    "targets", [[1.5, 2.5], ["a", "b"], [{"x": 1}, {"x": 2}], [(1, 2), (3, 4)], [torch.ones(2), torch.zeros(2)]]
+    "targets",
+    [[1.5, 2.5], ["a", "b"], [{"x": 1}, {"x": 2}], [(1, 2), (3, 4)], [torch.ones(2), torch.zeros(2)]],
 )
 def test_targets_of_any_kind(targets: list[Any]) -> None:
     tensor = torch.zeros(2, 3, 4, 4)
