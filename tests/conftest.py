@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -34,6 +35,7 @@ settings.load_profile(os.environ.get("FASTPIPE_HYPOTHESIS", "default"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run a temporary folder of its own, in which nobody else leaves files."""
+    multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
     folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
     before = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
