@@ -182,7 +182,7 @@ def _grey(pixels: UInt8Array, height: int, width: int, *, interleaved: bool) -> 
 # ---- the order of Pillow's two passes -------------------------------------------------------
 
 _order_lock = threading.Lock()
-_adaptive: bool | None = None
+_rules: tuple[bool, bool] | None = None
 
 
 def _passes_vertical_first(region: Region) -> bool:
@@ -194,16 +194,21 @@ def _passes_vertical_first(region: Region) -> bool:
 def vertical_first(size: Size, to: Size) -> bool:
     """Whether the installed Pillow resamples columns before rows.
 
-    Each pass rounds, so the order shows in the last bit.  Pillow up to 12 always begins with
-    the rows; Pillow 13 begins with the columns where that leaves less to do.  Which of the two
-    is installed is found by resizing a small image both ways once.
+    Each pass rounds, so the order shows in the last bit.  Pillow begins with the rows, but 13
+    begins with the columns where that leaves less to do, and some versions before it where the
+    image is more than a hundred times as tall as wide.  Which rules hold is found by resizing
+    two small images both ways once.
     """
-    global _adaptive
-    if _adaptive is None:
+    global _rules
+    if _rules is None:
         with _order_lock:
-            if _adaptive is None:
-                _adaptive = _pillow_is_adaptive()
-    return _adaptive and _columns_pay(size, to)
+            if _rules is None:
+                # A tall image for the first rule, an extremely tall one for the second.
+                _rules = _begins_with_columns((192, 24), (36, 30)), _begins_with_columns((404, 4), (5, 3))
+    by_size, by_shape = _rules
+    if by_size:
+        return _columns_pay(size, to)
+    return by_shape and size.height > 100 * size.width and to.height < size.height
 
 
 def _columns_pay(size: Size, to: Size) -> bool:
@@ -211,11 +216,11 @@ def _columns_pay(size: Size, to: Size) -> bool:
     return size.height - to.height > 2 * max(size.width - to.width, 0)
 
 
-def _pillow_is_adaptive() -> bool:
-    """Whether Pillow resizes a tall image as if its columns and then its rows were resized."""
+def _begins_with_columns(size: tuple[int, int], to: tuple[int, int]) -> bool:
+    """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
     pillow = require("PIL.Image", extra="image")
-    noise = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (192, 24, 3), np.uint8)
+    noise = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
     image, bilinear = pillow.fromarray(noise), pillow.Resampling.BILINEAR
-    at_once = image.resize((30, 36), bilinear)
-    columns_first = image.resize((24, 36), bilinear).resize((30, 36), bilinear)
+    at_once = image.resize((to[1], to[0]), bilinear)
+    columns_first = image.resize((size[1], to[0]), bilinear).resize((to[1], to[0]), bilinear)
     return bool(np.array_equal(at_once, columns_first))
