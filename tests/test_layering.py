@@ -16,13 +16,17 @@ _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
 _BASE = {"errors", "types", "_extras"}
+_COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "read", "transform", "engine"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "types"},
     "errors": set(),
     "types": {"errors"},
     "_extras": {"errors"},
+    "_jit": {"_extras"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
+    "read": _COMPILED | {"read"},
+    "transform": _COMPILED | {"transform"},
     "torch": _BASE | _MIDDLE | {"torch"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},

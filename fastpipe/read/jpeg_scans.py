@@ -13,12 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._extras import require
+from fastpipe._jit import compiled
+
 __all__ = ["scans_are_whole"]
 
 _DHT, _SOF2, _EOI, _SOS, _DQT, _DRI, _COM = 0xC4, 0xC2, 0xD9, 0xDA, 0xDB, 0xDD, 0xFE
 _BETWEEN_SCANS = frozenset({_DHT, _DQT, _DRI, _COM, *range(0xE0, 0xF0)})
 _RST0 = 0xD0
 _NOTHING_SENT = 16  # more bits than a coefficient can have
+_BLOCK = 32  # bytes that are looked at together
+
+_t = require("numba.types", extra="image")
 
 
 def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> bool:
@@ -35,9 +41,6 @@ def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> 
         all coefficients of all components have been sent to their last bit.
     """
     data = np.frombuffer(blob, np.uint8)
-    at = np.flatnonzero(data[first_scan:-1] == 0xFF) + first_scan
-    following = data[at + 1]
-    at = at[(following != 0) & (following != 0xFF)]  # markers; a run of 0xFF is padding
     coverage = _Coverage(blob, frame)
     position = first_scan
     while True:
@@ -51,10 +54,9 @@ def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> 
             interval = int.from_bytes(blob[position + 4 : position + 6], "big")
         if code == _SOS:
             restarts = coverage.restarts_of_scan(position, length, interval)
-            later = at[np.searchsorted(at, end) :]
-            if restarts is None or len(later) <= restarts or not _are_in_order(data[later[:restarts] + 1]):
+            position = -1 if restarts is None else _end_of_scan(data, end, restarts)
+            if position < 0:
                 return False
-            position = int(later[restarts])
         elif code in _BETWEEN_SCANS:
             position = end
         else:
@@ -65,8 +67,39 @@ def scans_are_whole(blob: bytes, first_scan: int, frame: int, interval: int) -> 
             return False
 
 
-def _are_in_order(codes: Any) -> bool:
-    return bool(np.array_equal(codes, _RST0 + np.arange(len(codes)) % 8))
+@compiled(_t.int64(_t.Array(_t.uint8, 1, "C", readonly=True), _t.int64, _t.int64))
+def _end_of_scan(data: Any, position: int, restarts: int) -> int:
+    """Walk coded data, whose bytes 0xFF are each followed by a zero, or padding.
+
+    Args:
+        data: uint8 (N,), the file.
+        position: where the coded data begins.
+        restarts: how many restart markers it has.
+
+    Returns:
+        Position of the marker behind it; -1 where there is none or a restart marker is missing.
+    """
+    last, passed = len(data) - 1, 0
+    while position < last:
+        stop = min(position + _BLOCK, last)
+        if position + _BLOCK <= last:
+            # One byte in 256 is 0xFF: most blocks need no look at their bytes one by one.
+            largest = np.uint8(0)
+            for value in data[position:stop]:
+                largest = max(largest, value)
+            if largest != 0xFF:
+                position = stop
+                continue
+        while position < stop:
+            code = data[position + 1]
+            if data[position] == 0xFF and code != 0 and code != 0xFF:
+                if passed == restarts:
+                    return position
+                if code != _RST0 + passed % 8:
+                    return -1
+                passed += 1
+            position += 1
+    return -1
 
 
 class _Coverage:
@@ -76,13 +109,14 @@ class _Coverage:
         self._blob = blob
         self._is_progressive = blob[frame - 3] == _SOF2
         self._size = blob[frame + 1] << 8 | blob[frame + 2], blob[frame + 3] << 8 | blob[frame + 4]
-        # By component: sampling factors (vertical, horizontal), and the bits still to come.
+        # By component: sampling factors (vertical, horizontal), and the bits still to come of each
+        # coefficient; of all together where a scan always sends all.
         self._factors: dict[int, tuple[int, int]] = {}
         self._missing: dict[int, list[int]] = {}
         for i in range(blob[frame + 5]):
             name, factors = blob[frame + 6 + 3 * i], blob[frame + 7 + 3 * i]
             self._factors[name] = factors & 15, factors >> 4
-            self._missing[name] = [_NOTHING_SENT] * 64
+            self._missing[name] = [_NOTHING_SENT] * (64 if self._is_progressive else 1)
 
     def restarts_of_scan(self, position: int, length: int, interval: int) -> int | None:
         """Take note of a scan; how many restart markers it has, or None if it is malformed."""
@@ -93,7 +127,11 @@ class _Coverage:
         if not set(names) <= set(self._factors):
             return None
         start, stop, bits = self._blob[position + 5 + 2 * count : position + 8 + 2 * count]
-        if not (self._is_progressive or (start, stop, bits) == (0, 63, 0)) or start > stop or stop > 63:
+        if not self._is_progressive:
+            if (start, stop, bits) != (0, 63, 0):
+                return None
+            stop = 0
+        if start > stop or stop > 63:
             return None
         before, after = bits >> 4 or _NOTHING_SENT, bits & 15
         for name in names:

@@ -8,7 +8,6 @@ chain step by step instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from fastpipe.types import Box, Size
@@ -48,8 +47,7 @@ class Grey(NamedTuple):
 Operation = Crop | Resize | Flip | Grey
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """What to decode and how to get from there to the output.
 
     Attributes:
@@ -118,21 +116,21 @@ def _resize(region: Region, operation: Resize) -> Region | None:
     if region.mode is not None:
         return None
     size = operation.size
-    return replace(region, size=size, mode=operation.mode, window=Box(0, 0, *size))
+    return region._replace(size=size, mode=operation.mode, window=Box(0, 0, *size))
 
 
 def _flip(region: Region, operation: Flip) -> Region:
     name = "flip_before" if region.mode is None else "flip_after"
     old: Flip = getattr(region, name)
     new = Flip(old.horizontal != operation.horizontal, old.vertical != operation.vertical)
-    return replace(region, **{name: new})  # type: ignore[arg-type]
+    return region._replace(**{name: new})  # type: ignore[arg-type]
 
 
 def _grey(region: Region, operation: Grey) -> Region | None:
     if region.grey is not None:
         return None
     when: Literal["before", "after"] = "before" if region.mode is None else "after"
-    return replace(region, grey=when, grey_channels=operation.channels)
+    return region._replace(grey=when, grey_channels=operation.channels)
 
 
 def _crop_canvas(region: Region, operation: Crop) -> Region | None:
@@ -153,8 +151,7 @@ def _crop_canvas(region: Region, operation: Crop) -> Region | None:
         return None
     height, width = bottom - top, right - left
     size = Size(box.height, box.width)
-    return replace(
-        region,
+    return region._replace(
         source=Box(
             region.source.top + top - placed.top, region.source.left + left - placed.left, height, width
         ),
@@ -172,7 +169,7 @@ def _crop_window(region: Region, operation: Crop) -> Region | None:
     box = _mirrored(operation.box, Size(window.height, window.width), region.flip_after)
     if box.top < 0 or box.left < 0 or _bottom(box) > window.height or _right(box) > window.width:
         return None
-    return replace(region, window=Box(window.top + box.top, window.left + box.left, box.height, box.width))
+    return region._replace(window=Box(window.top + box.top, window.left + box.left, box.height, box.width))
 
 
 def _mirrored(box: Box, size: Size, flip: Flip) -> Box:

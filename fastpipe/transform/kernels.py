@@ -16,56 +16,47 @@ numba's cache), so that no thread ever waits for a compiler.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.transform._jit import compiled
+from fastpipe._jit import compiled
 from fastpipe.transform._simd import LANES, transpose_block, weighted_lanes
-from fastpipe.transform.weights import (
-    BICUBIC,
-    BILINEAR,
-    BOX,
-    HAMMING,
-    LANCZOS,
-    NEAREST,
-    NEAREST_FLOOR,
-    SHARP_BICUBIC,
-    SHARP_BILINEAR,
-    TORCH_BICUBIC,
-    TORCH_BILINEAR,
-    axis_weights,
-    max_taps,
-)
+from fastpipe.transform.weights import axis_weights
 
-__all__ = [
-    "BICUBIC",
-    "BILINEAR",
-    "BOX",
-    "HAMMING",
-    "LANCZOS",
-    "NEAREST",
-    "NEAREST_FLOOR",
-    "SHARP_BICUBIC",
-    "SHARP_BILINEAR",
-    "TORCH_BICUBIC",
-    "TORCH_BILINEAR",
-    "axis_weights",
-    "grey",
-    "max_taps",
-    "resample",
-    "to_affine",
-    "to_bytes",
-    "to_table",
-]
+__all__ = ["Axis", "grey", "resample", "scratch_sizes", "to_affine", "to_bytes", "to_table"]
+
+
+class Axis(NamedTuple):
+    """One axis of a resize, as ``resample`` takes it.
+
+    Attributes:
+        in_size, out_size: pixels before and after.
+        first, length: the part of the output that is wanted.
+        turned: 1 to resample the input as if it had been mirrored before, else 0.
+        mirrored: 1 to mirror the output, else 0.
+        low: the first input pixel that is there.
+        pitch: weights kept for each output pixel; with ``low`` from ``weights.span``.
+    """
+
+    in_size: int
+    out_size: int
+    first: int
+    length: int
+    turned: int
+    mirrored: int
+    low: int
+    pitch: int
+
 
 _t = require("numba.types", extra="image")
 
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _u8, _i32, _f32 = _t.uint8[::1], _t.int32[::1], _t.float32[::1]
-_in32, _inf32 = _t.Array(_t.int32, 1, "C", readonly=True), _t.Array(_t.float32, 1, "C", readonly=True)
+_inf32 = _t.Array(_t.float32, 1, "C", readonly=True)
 _int, _flag = _t.int64, _t.boolean
+_axis = _t.UniTuple(_int, len(Axis._fields))
 
 
 @compiled()
@@ -147,51 +138,60 @@ def _horizontal(
                 )
 
 
-@compiled(
-    _t.void(
-        _in8, _int, _int, _int,
-        _int, _in32, _in32, _in32, _int, _int, _flag,
-        _int, _in32, _in32, _in32, _int, _int, _flag,
-        _flag, _u8, _u8, _u8, _u8,
-    )
-)  # fmt: skip
+def scratch_sizes(height: int, width: int, channels: int, x: Axis, y: Axis) -> tuple[int, int]:
+    """Scratch that ``resample`` needs: int32 elements, bytes."""
+    between = max(height * x.length, y.length * width) * channels
+    return x.length * (x.pitch + 2) + y.length * (y.pitch + 2), between + (width + x.length) * channels * LANES
+
+
+@compiled()
+def _weights_of(mode: int, axis: Any, memory: Any) -> tuple[Any, Any, Any]:
+    """Starts, taps and weights of an axis, in this memory."""
+    in_size, out_size, first, count, turned, _, _, pitch = axis
+    starts, taps, weights = memory[:count], memory[count : 2 * count], memory[2 * count :]
+    axis_weights(mode, in_size, out_size, first, count, starts, taps, weights, pitch, turned != 0)
+    return starts, taps, weights
+
+
+@compiled(_t.void(_in8, _int, _int, _int, _int, _axis, _axis, _flag, _i32, _u8, _u8))
 def resample(
-    src: Any, height: int, width: int, channels: int,
-    left: int, x_starts: Any, x_taps: Any, x_weights: Any, x_pitch: int, out_width: int, mirror_x: bool,
-    top: int, y_starts: Any, y_taps: Any, y_weights: Any, y_pitch: int, out_height: int, mirror_y: bool,
-    vertical_first: bool, between: Any, columns: Any, resampled: Any, dst: Any,
+    src: Any, height: int, width: int, channels: int, mode: int, x: Any, y: Any, vertical_first: bool,
+    numbers: Any, scratch: Any, dst: Any,
 ) -> None:  # fmt: skip
-    """Resample an interleaved image into rows of colours, mirrored on request.
+    """Resample an interleaved image into rows of colours.
 
     Args:
-        src: uint8 (height * width * channels,): the part of the image that the weights
-            refer to; its first pixel is pixel (top, left) of the axes' weights.
-        left, x_starts, x_taps, x_weights, x_pitch, out_width: the horizontal axis, as
-            ``axis_weights`` filled it; likewise top, y_…, out_height.
-        mirror_x, mirror_y: turn the result left to right, upside down.
+        src: uint8 (height * width * channels,): the pixels from (y.low, x.low) on.
+        mode: the filter, a constant of ``weights``.
+        x, y: the axes, an ``Axis`` each.
         vertical_first: the order of the two passes, each of which rounds.
-        between: uint8 scratch, the first pass's result: ``height * out_width * channels``
-            bytes, or ``out_height * width * channels`` where the vertical pass is first.
-        columns, resampled: uint8 scratch of at least ``width * channels * LANES`` and
-            ``out_width * channels * LANES`` bytes.
-        dst: uint8 (out_height * channels * out_width,), the result.
+        numbers, scratch: int32 and uint8 memory of at least ``scratch_sizes``.
+        dst: uint8 (y.length * channels * x.length,), the result.
     """
+    _, _, _, out_width, _, mirror_x, left, x_pitch = x
+    _, _, _, out_height, _, mirror_y, top, y_pitch = y
+    x_starts, x_taps, x_weights = _weights_of(mode, x, numbers[: out_width * (x_pitch + 2)])
+    y_starts, y_taps, y_weights = _weights_of(mode, y, numbers[out_width * (x_pitch + 2) :])
+    columns = scratch[: width * channels * LANES]
+    resampled = scratch[len(columns) : len(columns) + out_width * channels * LANES]
+    between = scratch[len(columns) + len(resampled) :]
     if vertical_first:
         _vertical(
-            src, width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y, between
-        )
+            src, width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y != 0,
+            between,
+        )  # fmt: skip
         _horizontal(
             between, out_height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
-            mirror_x, dst, columns, resampled,
+            mirror_x != 0, dst, columns, resampled,
         )  # fmt: skip
     else:
         _horizontal(
             src, height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
-            mirror_x, between, columns, resampled,
+            mirror_x != 0, between, columns, resampled,
         )  # fmt: skip
         _vertical(
-            between, out_width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y,
-            dst,
+            between, out_width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height,
+            mirror_y != 0, dst,
         )  # fmt: skip
 
 

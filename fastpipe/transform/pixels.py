@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.transform import kernels
-from fastpipe.transform._simd import LANES
+from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
+from fastpipe.transform.kernels import Axis
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
 
 __all__ = ["Conversion", "convert", "render", "vertical_first"]
@@ -41,17 +41,6 @@ class Conversion:
     mean: npt.NDArray[np.float32] | None = None
     std: npt.NDArray[np.float32] | None = None
     table: Words | None = None
-
-
-class _Axis(NamedTuple):
-    """One axis's weights and the input pixels that they touch."""
-
-    low: int
-    high: int
-    starts: npt.NDArray[np.int32]
-    taps: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.int32]
-    pitch: int
 
 
 _LARGEST_KEPT = 1 << 23  # elements: one enormous image must not cost memory for ever
@@ -86,30 +75,25 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
         The pixels as rows of colours, uint8 (height * channels * width,), in memory that the
         thread's next call overwrites; their size; the number of channels (1 or 3).
     """
-    window = region.window
-    mode = kernels.NEAREST_FLOOR if region.mode is None else region.mode
-    x = _axis("x", mode, region.canvas.width, region.size.width, window.left, window.width,
-              region.flip_before.horizontal)  # fmt: skip
-    y = _axis("y", mode, region.canvas.height, region.size.height, window.top, window.height,
-              region.flip_before.vertical)  # fmt: skip
-    needed = Box(y.low, x.low, y.high - y.low, x.high - x.low)
-    source = _decode(image, region, needed)
+    window, mode = region.window, region.mode
+    if mode is None:
+        mode = weights.NEAREST_FLOOR
+    x, right = _axis(mode, region.canvas.width, region.size.width, window.left, window.width,
+                     region.flip_before.horizontal, region.flip_after.horizontal)  # fmt: skip
+    y, bottom = _axis(mode, region.canvas.height, region.size.height, window.top, window.height,
+                      region.flip_before.vertical, region.flip_after.vertical)  # fmt: skip
+    height, width = bottom - y.low, right - x.low
+    source = _decode(image, region, Box(y.low, x.low, height, width))
     channels = 3
     if region.grey == "before":
-        source, channels = _grey(source, needed.height, needed.width, interleaved=True), 1
-    first = _passes_vertical_first(region)
-    between = needed.width * window.height if first else window.width * needed.height
+        source, channels = _grey(source, height, width, interleaved=True), 1
+    numbers, scratch = kernels.scratch_sizes(height, width, channels, x, y)
     size = Size(window.height, window.width)
     pixels = _scratch.array("pixels", channels * size.height * size.width, np.uint8)
     kernels.resample(
-        source.reshape(-1), needed.height, needed.width, channels,
-        x.low, x.starts, x.taps, x.weights, x.pitch, size.width, region.flip_after.horizontal,
-        y.low, y.starts, y.taps, y.weights, y.pitch, size.height, region.flip_after.vertical,
-        first,
-        _scratch.array("between", between * channels, np.uint8),
-        _scratch.array("columns", needed.width * channels * LANES, np.uint8),
-        _scratch.array("resampled", size.width * channels * LANES, np.uint8),
-        pixels,
+        source.reshape(-1), height, width, channels, mode, tuple(x), tuple(y),
+        _passes_vertical_first(region), _scratch.array("numbers", numbers, np.int32),
+        _scratch.array("bytes", scratch, np.uint8), pixels,
     )  # fmt: skip
     if region.grey == "after":
         pixels, channels = _grey(pixels, size.height, size.width, interleaved=False), 1
@@ -140,16 +124,12 @@ def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out:
         kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
 
 
-def _axis(name: str, mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool) -> _Axis:
-    """Weights of one axis; for a mirrored input, as if the input had been mirrored first."""
-    pitch = kernels.max_taps(mode, in_size, out_size)
-    starts = _scratch.array(f"{name} starts", count, np.int32)
-    taps = _scratch.array(f"{name} taps", count, np.int32)
-    weights = _scratch.array(f"{name} weights", count * pitch, np.int32)
-    low, high = kernels.axis_weights(
-        mode, in_size, out_size, first, count, starts, taps, weights, pitch, mirrored
-    )
-    return _Axis(low, high, starts, taps, weights, pitch)
+def _axis(
+    mode: int, in_size: int, out_size: int, first: int, count: int, turned: bool, mirrored: bool
+) -> tuple[Axis, int]:
+    """An axis, and where the input that it needs ends."""
+    low, high, pitch = weights.span(mode, in_size, out_size, first, count, turned)
+    return Axis(in_size, out_size, first, count, int(turned), int(mirrored), low, pitch), high
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
@@ -186,7 +166,7 @@ _rules: tuple[bool, bool] | None = None
 
 
 def _passes_vertical_first(region: Region) -> bool:
-    if region.mode is None or region.mode > kernels.LANCZOS:
+    if region.mode is None or region.mode > weights.LANCZOS:
         return False
     return vertical_first(region.canvas, region.size)
 

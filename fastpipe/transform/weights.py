@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.transform._jit import compiled
+from fastpipe._jit import compiled
 
 __all__ = [
     "BICUBIC",
@@ -27,7 +27,7 @@ __all__ = [
     "TORCH_BICUBIC",
     "TORCH_BILINEAR",
     "axis_weights",
-    "max_taps",
+    "span",
 ]
 
 # Pillow's filters, which widen when they shrink an image (antialiasing) …
@@ -44,16 +44,6 @@ _SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0, 1.0, 2.0)
 _t = require("numba.types", extra="image")
 
 _i32, _int, _flag = _t.int32[::1], _t.int64, _t.boolean
-
-
-def max_taps(mode: int, in_size: int, out_size: int) -> int:
-    """Upper bound of the number of input pixels that make one output pixel.
-
-    >>> max_taps(BILINEAR, 340, 224)
-    5
-    """
-    scale = 1.0 if mode in (SHARP_BILINEAR, SHARP_BICUBIC) else max(in_size / out_size, 1.0)
-    return math.ceil(_SUPPORT[mode] * scale) * 2 + 1
 
 
 @compiled()
@@ -92,39 +82,50 @@ def _filter(mode: int, x: float) -> float:
 
 
 @compiled()
-def _soft_taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) -> tuple[int, int]:
-    """Weights of a filter that widens with the scale; they sum to 1.  First input, and how many."""
-    support = _SUPPORT[mode] * stretch
-    start = max(int(center - support + 0.5), 0)
-    count = min(int(center + support + 0.5), in_size) - start
-    total = 0.0
-    for k in range(count):
-        exact[k] = _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
-        total += exact[k]
-    for k in range(count if total != 0.0 else 0):
-        exact[k] /= total
-    return start, count
+def _is_sharp(mode: int) -> bool:
+    """Whether the filter keeps its width when it shrinks an image."""
+    return mode == 7 or mode == 8
 
 
 @compiled()
-def _sharp_taps(mode: int, center: float, in_size: int, exact: Any) -> tuple[int, int]:
-    """Weights without antialiasing: pixels beyond an edge count for the pixel at the edge."""
-    reach = int(_SUPPORT[mode])
-    left = int(math.floor(center - 0.5)) - reach + 1  # noqa: RUF046 - numba's floor gives a float
-    start = min(max(left, 0), in_size - 1)
-    count = max(min(left + 2 * reach, in_size) - start, 1)
-    exact[:count] = 0.0
-    for x in range(left, left + 2 * reach):
-        exact[min(max(x, 0), in_size - 1) - start] += _filter(mode, x + 0.5 - center)
-    return start, count
+def _stretch(mode: int, in_size: int, out_size: int) -> float:
+    return 1.0 if _is_sharp(mode) else max(in_size / out_size, 1.0)
+
+
+@compiled()
+def _inputs(mode: int, center: float, stretch: float, in_size: int) -> tuple[int, int]:
+    """The input pixels under a filter: the first, and past the last."""
+    if _is_sharp(mode):
+        left = _sharp_left(mode, center)
+        start = min(max(left, 0), in_size - 1)
+        return start, max(min(left + 2 * int(_SUPPORT[mode]), in_size), start + 1)
+    support = _SUPPORT[mode] * stretch
+    return max(int(center - support + 0.5), 0), min(int(center + support + 0.5), in_size)
+
+
+@compiled()
+def _sharp_left(mode: int, center: float) -> int:
+    """The first pixel under a filter, which may lie before the edge."""
+    return int(math.floor(center - 0.5)) - int(_SUPPORT[mode]) + 1  # noqa: RUF046 - a float in numba
 
 
 @compiled()
 def _taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) -> tuple[int, int]:
-    if mode in (7, 8):
-        start, count = _sharp_taps(mode, center, in_size, exact)
-    else:
-        start, count = _soft_taps(mode, center, stretch, in_size, exact)
+    """Weights of one output pixel: the first input, and how many there are."""
+    start, stop = _inputs(mode, center, stretch, in_size)
+    count = stop - start
+    if _is_sharp(mode):  # pixels beyond an edge count for the pixel at the edge
+        exact[:count] = 0.0
+        left = _sharp_left(mode, center)
+        for x in range(left, left + 2 * int(_SUPPORT[mode])):
+            exact[min(max(x, 0), in_size - 1) - start] += _filter(mode, x + 0.5 - center)
+        return start, count
+    total = 0.0
+    for k in range(count):
+        exact[k] = _filter(mode, (k + start - center + 0.5) * (1.0 / stretch))
+        total += exact[k]
+    for k in range(count if total != 0.0 else 0):  # they sum to 1
+        exact[k] /= total
     return start, count
 
 
@@ -145,7 +146,46 @@ def _fraction_bits(mode: int, scale: float, stretch: float, in_size: int, out_si
     return bits
 
 
-@compiled(_t.UniTuple(_int, 2)(_int, _int, _int, _int, _int, _i32, _i32, _i32, _int, _flag))
+@compiled()
+def _nearest(mode: int, in_size: int, scale: float, i: int, walked: float) -> int:
+    """Pillow walks to the nearest pixel in steps of the scale, with their rounding."""
+    return min(int(walked if mode == 5 else i * scale), in_size - 1)
+
+
+# So short that letting go of the GIL would cost more than it gives.
+@compiled(_t.UniTuple(_int, 3)(_int, _int, _int, _int, _int, _flag), nogil=False)
+def span(
+    mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool
+) -> tuple[int, int, int]:
+    """What a part of the output reads along one axis.
+
+    Args:
+        mode, in_size, out_size, first, count, mirrored: as in ``axis_weights``.
+
+    Returns:
+        The range of input pixels as (first, past the last), and the ``pitch`` of their weights.
+
+    >>> span(BILINEAR, 340, 224, 0, 224, False)
+    (0, 340, 5)
+    """
+    scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
+    last = first + count - 1
+    if mode == 5 or mode == 6:
+        walked = 0.5 * scale
+        for _ in range(first):
+            walked += scale
+        low = _nearest(mode, in_size, scale, first, walked)
+        for _ in range(count - 1):
+            walked += scale
+        high = _nearest(mode, in_size, scale, last, walked) + 1
+    else:
+        low, _ = _inputs(mode, (first + 0.5) * scale, stretch, in_size)
+        _, high = _inputs(mode, (last + 0.5) * scale, stretch, in_size)
+    pitch = int(math.ceil(_SUPPORT[mode] * stretch)) * 2 + 1  # noqa: RUF046 - a float in numba
+    return (in_size - high, in_size - low, pitch) if mirrored else (low, high, pitch)
+
+
+@compiled()
 def axis_weights(
     mode: int,
     in_size: int,
@@ -157,7 +197,7 @@ def axis_weights(
     weights: Any,
     pitch: int,
     mirrored: bool,
-) -> tuple[int, int]:
+) -> None:
     """Weights of one axis, for output pixels ``first … first + count - 1`` of ``out_size``.
 
     Args:
@@ -166,25 +206,20 @@ def axis_weights(
         first, count: the part of the output that is wanted.
         starts, taps: int32 (count,): each output's first input pixel and number of inputs.
         weights: int32 (count * pitch,): fixed-point weights, scaled by 2**22.
-        pitch: weights kept for each output; at least ``max_taps``.
+        pitch: weights kept for each output; see ``span``.
         mirrored: the weights for resampling the mirrored input, on the input as it is.
-
-    Returns:
-        The range of input pixels that are read, as (first, past the last).
     """
-    scale = in_size / out_size
-    stretch = 1.0 if mode in (7, 8) else max(scale, 1.0)
+    scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
     exact = np.empty(pitch)
     bits = _fraction_bits(mode, scale, stretch, in_size, out_size, exact)
-    low, high = in_size, 0
-    walked = 0.5 * scale  # Pillow walks to the nearest pixel in steps, with their rounding
+    walked = 0.5 * scale
     for _ in range(first if mode == 5 else 0):
         walked += scale
     for i in range(count):
         base = i * pitch
         if mode == 5 or mode == 6:
-            position = walked if mode == 5 else (first + i) * scale
-            starts[i], taps[i], weights[base] = min(int(position), in_size - 1), 1, 1 << 22
+            starts[i] = _nearest(mode, in_size, scale, first + i, walked)
+            taps[i], weights[base] = 1, 1 << 22
             walked += scale
         else:
             starts[i], taps[i] = _taps(mode, (first + i + 0.5) * scale, stretch, in_size, exact)
@@ -197,6 +232,3 @@ def axis_weights(
             for k in range(taps[i] // 2):
                 other = base + taps[i] - 1 - k
                 weights[base + k], weights[other] = weights[other], weights[base + k]
-        low = min(low, starts[i])
-        high = max(high, starts[i] + taps[i])
-    return low, high

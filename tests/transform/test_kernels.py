@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
-from fastpipe.transform import kernels
+from fastpipe.transform import kernels, weights
 from fastpipe.transform._simd import LANES
 from fastpipe.transform.pixels import vertical_first
 from fastpipe.types import Size
@@ -24,12 +24,12 @@ from fastpipe.types import Size
 UInt8Array = npt.NDArray[np.uint8]
 
 PILLOW = {
-    kernels.BOX: Image.Resampling.BOX,
-    kernels.BILINEAR: Image.Resampling.BILINEAR,
-    kernels.HAMMING: Image.Resampling.HAMMING,
-    kernels.BICUBIC: Image.Resampling.BICUBIC,
-    kernels.LANCZOS: Image.Resampling.LANCZOS,
-    kernels.NEAREST: Image.Resampling.NEAREST,
+    weights.BOX: Image.Resampling.BOX,
+    weights.BILINEAR: Image.Resampling.BILINEAR,
+    weights.HAMMING: Image.Resampling.HAMMING,
+    weights.BICUBIC: Image.Resampling.BICUBIC,
+    weights.LANCZOS: Image.Resampling.LANCZOS,
+    weights.NEAREST: Image.Resampling.NEAREST,
 }
 # Around the sizes at which the vector path begins and its blocks end.
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
@@ -62,31 +62,23 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> UInt8Arr
 
 
 def by_kernel(image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: bool) -> UInt8Array:
-    """(H, W, C) in, (H, W, C) out, through ``axis_weights``, ``resample`` and ``to_bytes``."""
+    """(H, W, C) in, (H, W, C) out, through ``span``, ``resample`` and ``to_bytes``."""
     channels = image.shape[2]
-    arguments = []
-    spans = []
-    for axis in (x, y):
-        pitch = kernels.max_taps(mode, axis.size, axis.to)
-        starts, taps = np.zeros(axis.count, np.int32), np.zeros(axis.count, np.int32)
-        weights = np.full(axis.count * pitch, -(1 << 20), np.int32)  # what is not set must not count
-        low, high = kernels.axis_weights(
-            mode, axis.size, axis.to, axis.first, axis.count, starts, taps, weights, pitch, axis.before
-        )
-        assert low >= 0
-        assert high <= axis.size
-        assert (taps <= pitch).all()
-        spans.append((low, high))
-        arguments.append((low, starts, taps, weights, pitch, axis.count, axis.after))
-    (left, right), (top, bottom) = spans
+    (left, right, x_pitch), (top, bottom, y_pitch) = (
+        weights.span(mode, axis.size, axis.to, axis.first, axis.count, axis.before) for axis in (x, y)
+    )
+    assert 0 <= left < right <= x.size
+    assert 0 <= top < bottom <= y.size
     part = np.ascontiguousarray(image[top:bottom, left:right])
     height, width = part.shape[:2]
-    between = y.count * width if columns_first else height * x.count
+    x_axis = kernels.Axis(x.size, x.to, x.first, x.count, int(x.before), int(x.after), left, x_pitch)
+    y_axis = kernels.Axis(y.size, y.to, y.first, y.count, int(y.before), int(y.after), top, y_pitch)
+    numbers, scratch = kernels.scratch_sizes(height, width, channels, x_axis, y_axis)
     rows = np.zeros(y.count * channels * x.count, np.uint8)
     kernels.resample(
-        part.reshape(-1), height, width, channels, *arguments[0], *arguments[1], columns_first,
-        np.zeros(between * channels, np.uint8), np.zeros(width * channels * LANES, np.uint8),
-        np.zeros(x.count * channels * LANES, np.uint8), rows,
+        part.reshape(-1), height, width, channels, mode, tuple(x_axis), tuple(y_axis), columns_first,
+        np.full(numbers, -(1 << 20), np.int32),  # what is not set must not count
+        np.zeros(scratch, np.uint8), rows,
     )  # fmt: skip
     made = np.zeros(rows.size, np.uint8)
     kernels.to_bytes(rows, y.count, x.count, channels, True, made)
@@ -136,7 +128,7 @@ def halved(axis: Axis) -> Axis:
 def assert_equals_pillow(y: Axis, x: Axis, mode: int, channels: int, seed: int = 0) -> None:
     y, x = bounded(y, x)
     image = noise(y.size, x.size, channels, seed)
-    columns_first = mode <= kernels.LANCZOS and vertical_first(Size(y.size, x.size), Size(y.to, x.to))
+    columns_first = mode <= weights.LANCZOS and vertical_first(Size(y.size, x.size), Size(y.to, x.to))
     made = by_kernel(image, y, x, mode, columns_first)
     np.testing.assert_array_equal(made, by_pillow(image, y, x, mode))
 
@@ -146,9 +138,9 @@ MODES = st.sampled_from(sorted(PILLOW))
 
 @settings(max_examples=400)
 @given(y=axes(), x=axes(), mode=MODES, channels=st.sampled_from([1, 3]), seed=st.integers(0, 2**32))
-@example(y=whole(1, 2000), x=whole(1, 1), mode=kernels.LANCZOS, channels=3, seed=0)
-@example(y=whole(2000, 1), x=whole(120, 1), mode=kernels.LANCZOS, channels=3, seed=0)
-@example(y=whole(500, 224), x=whole(375, 224, after=True), mode=kernels.BILINEAR, channels=3, seed=0)
+@example(y=whole(1, 2000), x=whole(1, 1), mode=weights.LANCZOS, channels=3, seed=0)
+@example(y=whole(2000, 1), x=whole(120, 1), mode=weights.LANCZOS, channels=3, seed=0)
+@example(y=whole(500, 224), x=whole(375, 224, after=True), mode=weights.BILINEAR, channels=3, seed=0)
 def test_resize_equals_pillow(y: Axis, x: Axis, mode: int, channels: int, seed: int) -> None:
     assert_equals_pillow(y, x, mode, channels, seed)
 
@@ -169,7 +161,7 @@ def test_sizes_where_vectors_begin(mode: int, channels: int) -> None:
             assert_equals_pillow(whole(33, 17), whole(size, to, after=True), mode, channels)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= kernels.LANCZOS])
+@pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= weights.LANCZOS])
 @pytest.mark.parametrize("size", [(64, 48), (300, 20), (20, 300)])
 @pytest.mark.parametrize("columns_first", [False, True])
 def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_first: bool) -> None:
@@ -180,7 +172,7 @@ def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_fi
     np.testing.assert_array_equal(by_kernel(image, y, x, mode, columns_first), np.asarray(expected))
 
 
-@pytest.mark.parametrize("mode", [*sorted(PILLOW), kernels.SHARP_BILINEAR, kernels.SHARP_BICUBIC])
+@pytest.mark.parametrize("mode", [*sorted(PILLOW), weights.SHARP_BILINEAR, weights.SHARP_BICUBIC])
 @pytest.mark.parametrize("to", [(20, 90), (90, 20), (70, 61)])
 def test_mirrored_weights_are_those_of_the_mirrored_image(mode: int, to: tuple[int, int]) -> None:
     image = noise(70, 61)
@@ -195,23 +187,37 @@ def _four(axis: Axis) -> tuple[int, int, int, int]:
     return axis.size, axis.to, axis.first, axis.count
 
 
+@pytest.mark.parametrize("mode", range(weights.TORCH_BICUBIC + 1))
+@given(axis=axes())
+def test_span_is_what_the_weights_touch(mode: int, axis: Axis) -> None:
+    low, high, pitch = weights.span(mode, axis.size, axis.to, axis.first, axis.count, axis.before)
+    starts, taps = np.zeros(axis.count, np.int32), np.zeros(axis.count, np.int32)
+    values = np.zeros(axis.count * pitch, np.int32)
+    weights.axis_weights(
+        mode, axis.size, axis.to, axis.first, axis.count, starts, taps, values, pitch, axis.before
+    )
+    assert (low, high) == (starts.min(), (starts + taps).max())
+    assert taps.min() >= 1
+    assert taps.max() <= pitch
+
+
 def test_the_vector_path_equals_the_plain_path() -> None:
     """One row too few for vectors, and the same rows with one more below."""
     for width in EDGES:
         image = noise(LANES, width)
-        by_vectors = by_kernel(image, whole(LANES, LANES), whole(width, 29), kernels.BICUBIC, False)
+        by_vectors = by_kernel(image, whole(LANES, LANES), whole(width, 29), weights.BICUBIC, False)
         for height in (1, 15, 16, 17, 31):
-            plain = by_kernel(image[:height], whole(height, height), whole(width, 29), kernels.BICUBIC, False)
+            plain = by_kernel(image[:height], whole(height, height), whole(width, 29), weights.BICUBIC, False)
             np.testing.assert_array_equal(plain, by_vectors[:height])
 
 
 # ---- torch's tensor modes -----------------------------------------------------------------
 
 TENSOR_MODES = {
-    kernels.BILINEAR: (InterpolationMode.BILINEAR, True),
-    kernels.BICUBIC: (InterpolationMode.BICUBIC, True),
-    kernels.SHARP_BILINEAR: (InterpolationMode.BILINEAR, False),
-    kernels.SHARP_BICUBIC: (InterpolationMode.BICUBIC, False),
+    weights.BILINEAR: (InterpolationMode.BILINEAR, True),
+    weights.BICUBIC: (InterpolationMode.BICUBIC, True),
+    weights.SHARP_BILINEAR: (InterpolationMode.BILINEAR, False),
+    weights.SHARP_BICUBIC: (InterpolationMode.BICUBIC, False),
 }
 
 
@@ -254,7 +260,7 @@ def test_nearest_rounded_down_equals_torch(height: int, width: int, to: tuple[in
     expected = torch.nn.functional.interpolate(
         torch.from_numpy(image).permute(2, 0, 1)[None], size=to, mode="nearest"
     )
-    made = by_kernel(image, whole(height, to[0]), whole(width, to[1]), kernels.NEAREST_FLOOR, False)
+    made = by_kernel(image, whole(height, to[0]), whole(width, to[1]), weights.NEAREST_FLOOR, False)
     np.testing.assert_array_equal(made.transpose(2, 0, 1), expected[0].numpy())
 
 
@@ -338,5 +344,5 @@ def test_read_only_input_is_accepted() -> None:
     image.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = by_kernel(image, whole(40, 20), whole(40, 20), kernels.BILINEAR, False)
+        made = by_kernel(image, whole(40, 20), whole(40, 20), weights.BILINEAR, False)
     assert made.shape == (20, 20, 3)

@@ -10,7 +10,7 @@ from fastpipe._extras import require
 
 __all__ = ["compiled"]
 
-_log = logging.getLogger("fastpipe.transform")
+_log = logging.getLogger("fastpipe")
 _said: set[str] = set()
 
 
@@ -25,10 +25,11 @@ def compiled(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]],
     """
     njit = require("numba", extra="image").njit
     given = [list(signatures)] if signatures else []
+    options = {"nogil": True, **options}
 
     def wrap(function: Callable[..., Any]) -> Any:
         try:
-            return njit(*given, nogil=True, cache=True, **options)(function)
+            return njit(*given, cache=True, **options)(function)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
@@ -39,6 +40,6 @@ def compiled(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]],
                     "be written: set NUMBA_CACHE_DIR to one (%s)",
                     error,
                 )
-            return njit(*given, nogil=True, **options)(function)
+            return njit(*given, **options)(function)
 
     return wrap
