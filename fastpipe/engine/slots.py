@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 __all__ = ["SlotPool"]
 
+_PATIENCE = 16  # smaller batches in a row until the larger slots are given up
+
 
 class _Lease:
     """Owns a slot's memory while any array or tensor over it lives.
@@ -30,19 +32,21 @@ class _Lease:
 class SlotPool:
     """Hands out arrays and takes their memory back when their last view is gone.
 
-    Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of
-    the size last asked for.
+    Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of the
+    largest size asked for of late: a short last batch finds room in them, and once only smaller
+    batches have come for a while they are dropped.
 
     Args:
-        keep: how many free slots are kept for reuse.
+        keep: how many free slots are kept for reuse; may be changed at any time.
     """
 
     def __init__(self, keep: int) -> None:
         # No lock: a finalizer may run inside any of these methods, and a fork at any time.
         # Appending to and popping from a deque are atomic, and a slot too many does no harm.
-        self._keep = keep
+        self.keep = keep
         self._free: deque[npt.NDArray[np.uint8]] = deque()
-        self._size = -1
+        self._size = 0
+        self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array that is nobody else's while any view of it lives.
@@ -51,9 +55,6 @@ class SlotPool:
             shape, dtype: of the array.
         """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if size != self._size:
-            self.clear()
-            self._size = size
         memory = self._pop(max(size, 1))
         lease = _Lease(memory)
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
@@ -61,26 +62,38 @@ class SlotPool:
         return array
 
     def _pop(self, size: int) -> npt.NDArray[np.uint8]:
+        self._adapt(size)
         while True:
             try:
                 memory = self._free.pop()
             except IndexError:
                 return np.empty(size, np.uint8)
             # Another thread may have put a slot back just as the size changed: drop it.
-            if memory.size == size:
+            if memory.size == self._size >= size:
                 return memory
+
+    def _adapt(self, size: int) -> None:
+        """Choose the size of the slots that are kept."""
+        if size < self._size:
+            self._smaller, self._largest = self._smaller + 1, max(self._largest, size)
+            if self._smaller < _PATIENCE:
+                return
+            size = self._largest
+        self._smaller, self._largest = 0, 0
+        if size != self._size:
+            self._free.clear()
+            self._size = size
 
     def clear(self) -> None:
         """Drop the free slots; those handed out are dropped when their views are gone."""
         self._free.clear()
-        self._size = -1
 
     def _put(self, memory: npt.NDArray[np.uint8]) -> None:
-        if memory.size == max(self._size, 1) and len(self._free) < self._keep:
+        if memory.size == self._size and len(self._free) < self.keep:
             self._free.append(memory)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (SlotPool, (self._keep,))
+        return (SlotPool, (self.keep,))
 
 
 def _give_back(pool: weakref.ref[SlotPool], memory: npt.NDArray[np.uint8]) -> None:

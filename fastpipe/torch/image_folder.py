@@ -38,7 +38,8 @@ __all__ = ["FastImageFolder"]
 
 # Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
 _MOST_REPLACEMENTS = 100
-_KEPT_SLOTS = 4  # batches in flight, in the user's hands, and on their way back
+# Batches in the user's hands, on their way there and, under a FastLoader, begun ahead.
+_KEPT_SLOTS = 3
 _LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
     torch.channels_last: "channels_last",
@@ -235,6 +236,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             path=first.path,
             index=first.index,
         )
+
+    def _expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that a loader begins ahead of the one that is due."""
+        slots = self._running().slots
+        slots.keep = max(slots.keep, _KEPT_SLOTS + batches)
 
     def _thread_count(self) -> int:
         pool = self._running().pool

@@ -115,7 +115,9 @@ class FastLoader(DataLoader[Any]):
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
         refill = self.batch_size if source.base.bad_samples.policy == "skip" else None
-        return ThreadedIterator(view, source, self._depth(source), refill)
+        depth = self._depth(source)
+        source.base._expect_ahead(depth)
+        return ThreadedIterator(view, source, depth, refill)
 
     def _effective_seed(self) -> int | None:
         if self.seed is not None:
