@@ -126,11 +126,14 @@ class ThreadPool:
     Args:
         threads: how many.
         name: begins the threads' names.
+        prepare: called in each thread before its first task.
     """
 
-    def __init__(self, threads: int, name: str = "fastpipe") -> None:
+    def __init__(
+        self, threads: int, name: str = "fastpipe", prepare: Callable[[], None] | None = None
+    ) -> None:
         self.threads = threads
-        self._name = name
+        self._name, self._prepare = name, prepare
         self._start_lock = threading.Lock()
         self._reset()
         _pools.add(self)
@@ -176,8 +179,9 @@ class ThreadPool:
                 return
             for number in range(self.threads):
                 thread = threading.Thread(
-                    target=_work, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
-                )
+                    target=_work, args=(self._queue, self._prepare), name=f"{self._name}-{number}",
+                    daemon=True,
+                )  # fmt: skip
                 _busy.add(thread)  # before it starts: it may end at once
                 try:
                     thread.start()
@@ -197,8 +201,10 @@ class ThreadPool:
         self._queue.closed = closed
 
 
-def _work(queue: _Queue) -> None:
+def _work(queue: _Queue, prepare: Callable[[], None] | None) -> None:
     try:
+        if prepare is not None:
+            prepare()
         _work_until_closed(queue)
     finally:
         _busy.discard(threading.current_thread())

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import SlotPool
+from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.transform.keys import sample_seed
 from fastpipe.transform.plan import Plan
 from fastpipe.types import Key
 
-__all__ = ["Batch", "batch_memory", "run_stock_in_thread"]
+__all__ = ["Batch", "InThread", "batch_memory", "batch_memory_like"]
+
+
+class InThread:
+    """What is left to do in a decoding thread to what the engine made of a sample.
+
+    Runs the plan's stock part, where that may run in threads, and puts the outcome into the
+    batch's memory, where there is some and it fits.
+
+    Args:
+        plan: the plan.
+        key: the key of the batch's random parameters.
+        like: what the samples are expected to be, or None.
+        tensor: (N, …), for such samples; None without.
+    """
+
+    def __init__(self, plan: Plan, key: Key, like: Like | None, tensor: torch.Tensor | None) -> None:
+        self._plan, self._key = plan, key
+        self._like, self._tensor = like, tensor
+
+    def __call__(self, value: Any, number: int) -> Any:
+        """The sample's value; ``PLACED`` if it is in the tensor instead."""
+        if self._plan.stock:
+            value = run_keyed(self._plan.stock, value, _seed_of(self._key, number))
+        if self._tensor is None or self._like is None or not fits(value, self._like):
+            return value
+        self._tensor[number].copy_(value.as_subclass(torch.Tensor))
+        return PLACED
+
+
+PLACED = object()
 
 
 class Batch:
@@ -27,7 +61,9 @@ class Batch:
         plan: the plan it is made by.
         key: the key of its random parameters.
         is_keyed: whether a loader set the key.
-        tensor: (N, C, H, W) over the batch's memory; None where samples are separate values.
+        tensor: (N, …) over the batch's memory; None where samples are separate values.
+        like: what samples must have been for ``tensor`` to hold them; None where the plan
+            writes all of them there.
         stock_here: whether the plan's stock part is left to the consuming thread.
     """
 
@@ -39,15 +75,38 @@ class Batch:
         key: Key,
         is_keyed: bool,
         tensor: torch.Tensor | None,
+        like: Like | None,
         stock_here: bool,
     ) -> None:
-        self.pending, self.plan, self.tensor = pending, plan, tensor
+        self.pending, self.plan = pending, plan
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
         self._runtime = runtime
         self.stock_here = stock_here
         self._key, self._is_keyed = key, is_keyed
+        self._tensor, self._like = tensor, like
 
-    def run_stock(self, value: Any, number: int) -> Any:
+    def whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, list[Any]] | None:
+        """The tensor of these samples, and its rows as a dataset gives them; None where some of
+        the samples are separate values."""
+        if self._tensor is None:
+            return None
+        if self._like is not None and any(self.pending.values[n] is not PLACED for n in kept):
+            return None
+        tensor = self._tensor if len(kept) == len(self._tensor) else self._tensor[kept]
+        rows = self.plan.rows(tensor) if self._like is None else self._like.rows(tensor)
+        return tensor, rows
+
+    def values(self, kept: Sequence[int]) -> list[Any]:
+        """These samples as separate values."""
+        values = [self.pending.values[n] for n in kept]
+        if self._tensor is not None and self._like is not None:
+            rows = self._like.rows(self._tensor)
+            values = [rows[n] if value is PLACED else value for n, value in zip(kept, values, strict=True)]
+        if self.stock_here:
+            values = [self._run_stock(value, n) for n, value in zip(kept, values, strict=True)]
+        return values
+
+    def _run_stock(self, value: Any, number: int) -> Any:
         """Run the user's transforms in this thread."""
         try:
             if self._is_keyed:
@@ -60,26 +119,32 @@ class Batch:
             raise
 
 
-def run_stock_in_thread(plan: Plan, key: Key, value: Any, number: int) -> Any:
-    """Run the user's transforms in a decoding thread, on sample ``number`` of a batch."""
-    return run_keyed(plan.stock, value, _seed_of(key, number))
-
-
 def _seed_of(key: Key, number: int) -> int:
     return sample_seed(key.seed, key.epoch, int(key.draws[number]))
 
 
-def batch_memory(plan: Plan, count: int, slots: SlotPool, is_batch: bool) -> tuple[Any, torch.Tensor | None]:
-    """Memory for a batch, as the kernels see it and as the user does; (None, None) where
-    samples are separate values."""
+def batch_memory(
+    plan: Plan, count: int, slots: SlotPool, is_batch: bool
+) -> tuple[npt.NDArray[Any] | None, torch.Tensor | None]:
+    """Memory for a batch that the plan writes, as the kernels see it and as the user does;
+    (None, None) where samples are separate values."""
     spec = plan.output
     if spec is None or count == 0:
         return None, None
-    shape = (count, int(np.prod(spec.shape)))
+    shape = (count, math.prod(spec.shape))
+    flat = _flat(math.prod(shape) * np.dtype(spec.word).itemsize, slots, is_batch)
+    return flat.numpy().view(spec.word).reshape(shape), plan.over(flat, (count, *spec.shape))
+
+
+def batch_memory_like(like: Like, count: int, slots: SlotPool) -> torch.Tensor:
+    """Memory for a batch of such samples."""
+    flat = _flat(count * like.nbytes, slots, is_batch=True)
+    return flat.view(like.dtype).view(count, *like.shape)
+
+
+def _flat(size: int, slots: SlotPool, is_batch: bool) -> torch.Tensor:
+    """A flat uint8 tensor."""
     if is_batch and get_worker_info() is not None:  # will be sent to the parent: make it where both see it
-        size = shape[0] * shape[1] * np.dtype(spec.word).itemsize
         storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        shared = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return shared.numpy().view(spec.word).reshape(shape), plan.over(shared, (count, *spec.shape))
-    memory = slots.take(shape, spec.word) if is_batch else np.empty(shape, spec.word)
-    return memory, plan.wrap(memory, (count, *spec.shape))
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.from_numpy(slots.take((size,), np.uint8) if is_batch else np.empty(size, np.uint8))

@@ -26,8 +26,10 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
-from fastpipe.torch.batches import Batch, batch_memory, run_stock_in_thread
+from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
+from fastpipe.torch.intraop import do_without_helpers
 from fastpipe.torch.keys import take_key
+from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.transform.keys import sample_seed, uniforms
@@ -200,16 +202,19 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if key is None:
             key, is_keyed = take_key(len(items))
         memory, tensor = batch_memory(plan, len(items), runtime.slots, threaded)
-        finish = None
-        if plan.stock and self._stock_threads(plan):
-            finish = partial(run_stock_in_thread, plan, key)
+        finish, like, stock_here = None, None, bool(plan.stock)
+        if plan.output is None and self._stock_threads(plan):
+            like, stock_here = runtime.likeness.of(plan) if threaded else None, False
+            if like is not None and items:
+                tensor = batch_memory_like(like, len(items), runtime.slots)
+            finish = InThread(plan, key, like, tensor)
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(self._substitute, items, key)
         pending = runtime.maker.start(
             runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
         )
-        return Batch(pending, runtime, plan, key, is_keyed, tensor, finish is None and bool(plan.stock))
+        return Batch(pending, runtime, plan, key, is_keyed, tensor, like, stock_here)
 
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
@@ -217,13 +222,13 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         targets: list[Any] = [batch.pending.items[n].target for n in kept]
         if self.target_transform is not None:
             targets = [self.target_transform(target) for target in targets]
-        if batch.tensor is None:
-            values = [batch.pending.values[n] for n in kept]
-            if batch.stock_here:
-                values = [batch.run_stock(value, n) for n, value in zip(kept, values, strict=True)]
-            return list(zip(values, targets, strict=True))
-        tensor = batch.tensor if len(kept) == len(batch.tensor) else batch.tensor[kept]
-        return samples_of(tensor, batch.plan.rows(tensor), targets)
+        whole = batch.whole(kept)
+        if whole is not None:
+            return samples_of(*whole, targets)
+        values = batch.values(kept)
+        if values and not batch.stock_here:
+            self._running().likeness.learn(batch.plan, values)
+        return list(zip(values, targets, strict=True))
 
     def _why_empty(self, batch: Batch) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""
@@ -334,9 +339,12 @@ class _Runtime:
         worker = get_worker_info()
         count = default_threads(worker.num_workers if worker else 1) if threads == "auto" else int(threads)
         # One thread beside an idle worker process would only add a hand-over.
-        self.pool = None if worker and count == 1 else ThreadPool(count, "fastpipe-decode")
+        self.pool = (
+            None if worker and count == 1 else ThreadPool(count, "fastpipe-decode", do_without_helpers)
+        )
         self.slots = SlotPool(_KEPT_SLOTS)
         self.clock = StageClock()
+        self.likeness = Likeness()
         reader = ImageReader(decode)
         self.decoders = reader.describe()
         self.maker = BatchMaker(

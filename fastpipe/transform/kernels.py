@@ -141,7 +141,9 @@ def _horizontal(
 def scratch_sizes(height: int, width: int, channels: int, x: Axis, y: Axis) -> tuple[int, int]:
     """Scratch that ``resample`` needs: int32 elements, bytes."""
     between = max(height * x.length, y.length * width) * channels
-    return x.length * (x.pitch + 2) + y.length * (y.pitch + 2), between + (width + x.length) * channels * LANES
+    return x.length * (x.pitch + 2) + y.length * (y.pitch + 2), between + (
+        width + x.length
+    ) * channels * LANES
 
 
 @compiled()

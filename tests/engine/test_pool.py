@@ -60,6 +60,25 @@ class Gate:
 # ---- threads --------------------------------------------------------------------------------
 
 
+def test_each_thread_is_prepared_before_its_first_task() -> None:
+    prepared: list[str] = []
+    unprepared: list[str] = []
+    meet = threading.Barrier(2)
+
+    def task(number: int) -> None:
+        name = threading.current_thread().name
+        if name not in prepared:
+            unprepared.append(name)
+        meet.wait(WAIT_S)  # so that both threads have a task
+
+    pool = ThreadPool(2, "test", lambda: prepared.append(threading.current_thread().name))
+    assert prepared == []
+    for _ in range(2):
+        pool.submit(task, 2).wait()
+    pool.close()
+    assert (sorted(prepared), unprepared) == (["test-0", "test-1"], [])
+
+
 def test_threads_start_with_the_first_job_and_bear_the_name() -> None:
     before = set(threading.enumerate())
     pool = ThreadPool(3, "named")
@@ -427,7 +446,7 @@ def test_a_finalizer_may_close_the_queue_inside_a_thread_of_the_pool(monkeypatch
         # Where no thread closes it in time (past the last line that runs before it waits), this one does.
         late = threading.Timer(2.0, queue.close)
         late.start()
-        _run_with_interruption(lambda: pool_module._work(queue), queue.close, line)
+        _run_with_interruption(lambda: pool_module._work(queue, None), queue.close, line)
         late.cancel()
         late.join()
         assert job.done()
