@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
 
-__all__ = ["compiled"]
+__all__ = ["KERNEL_MODULES", "compiled"]
+
+# Every module whose code may be part of a kernel.
+KERNEL_MODULES = (
+    "_jit.py",
+    "read/jpeg_scans.py",
+    "transform/_simd.py",
+    "transform/kernels.py",
+    "transform/weights.py",
+)
 
 _log = logging.getLogger("fastpipe")
 _said: set[str] = set()
@@ -24,22 +36,54 @@ def compiled(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]],
         options: further options of ``njit``.
     """
     njit = require("numba", extra="image").njit
-    given = [list(signatures)] if signatures else []
-    options = {"nogil": True, **options}
 
     def wrap(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(**{"nogil": True, **options})(function)
         try:
-            return njit(*given, cache=True, **options)(function)
+            dispatcher._cache = _cache_class()(function)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
-            if not _said:
-                _said.add("cache")
-                _log.warning(
-                    "kernels are compiled in every process, which takes seconds, as no folder for them can "
-                    "be written: set NUMBA_CACHE_DIR to one (%s)",
-                    error,
-                )
-            return njit(*given, **options)(function)
+            _say_once(error)
+        for signature in signatures:
+            dispatcher.compile(signature)
+        if signatures:
+            dispatcher.disable_compile()
+        return dispatcher
 
     return wrap
+
+
+@cache
+def _cache_class() -> Any:
+    base = require("numba.core.caching", extra="image").FunctionCache
+
+    class KernelCache(base):  # type: ignore[valid-type, misc]  # numba ships no types
+        """numba's cache, which takes a function for unchanged when the file it is in is.
+
+        But the machine code of a kernel holds that of functions in other files as well.
+        """
+
+        def _index_key(self, signature: Any, codegen: Any) -> Any:
+            return *super()._index_key(signature, codegen), _sources_digest()
+
+    return KernelCache
+
+
+@cache
+def _sources_digest() -> str:
+    """A digest of the source of all kernels."""
+    digest = hashlib.sha256()
+    for name in KERNEL_MODULES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _say_once(error: RuntimeError) -> None:
+    if not _said:
+        _said.add("cache")
+        _log.warning(
+            "kernels are compiled in every process, which takes seconds, as no folder for them can "
+            "be written: set NUMBA_CACHE_DIR to one (%s)",
+            error,
+        )

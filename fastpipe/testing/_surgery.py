@@ -12,6 +12,7 @@ import numpy.typing as npt
 __all__ = [
     "bmp_rle8",
     "exif_block",
+    "icc_profile",
     "jpeg_edit_frame",
     "jpeg_insert",
     "jpeg_payload",
@@ -145,3 +146,12 @@ def bmp_rle8(indices: npt.NDArray[np.uint8]) -> bytes:
     offset = 14 + 40 + len(palette)
     info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(coded), 2835, 2835, 256, 0)
     return b"BM" + struct.pack("<IHHI", offset + len(coded), 0, 0, offset) + info + palette + coded
+
+
+def icc_profile() -> bytes:
+    """An ICC profile's header (ICC.1, section 7.2), of an RGB display, with no tags behind it."""
+    header = bytearray(132)
+    header[0:4] = len(header).to_bytes(4, "big")
+    header[8:24] = b"\x04\x30\0\0mntrRGB XYZ "
+    header[36:40] = b"acsp"
+    return bytes(header)

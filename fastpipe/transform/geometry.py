@@ -25,10 +25,11 @@ class Crop(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Resample to a size; ``mode`` is a constant of ``kernels``."""
+    """Resample to a size; ``mode`` is a constant of ``weights``.  Each of the two passes rounds."""
 
     size: Size
     mode: int
+    vertical_first: bool = False
 
 
 class Flip(NamedTuple):
@@ -56,7 +57,8 @@ class Region(NamedTuple):
         canvas: size of the canvas; where ``source`` does not cover it, it is filled.
         fill: the colour of that.
         size: the size to which the canvas is resampled.
-        mode: the filter, a constant of ``kernels``; None where nothing is resampled.
+        mode: the filter, a constant of ``weights``; None where nothing is resampled.
+        vertical_first: the order of the passes.
         window: the part of the resampled canvas that is the output.
         flip_before, flip_after: mirror before and after resampling (rounding differs).
         grey: when to turn the colours to grey, if at all.
@@ -69,6 +71,7 @@ class Region(NamedTuple):
     fill: Fill
     size: Size
     mode: int | None
+    vertical_first: bool
     window: Box
     flip_before: Flip
     flip_after: Flip
@@ -93,7 +96,7 @@ def fold(operations: Sequence[Operation], image: Size) -> Region | None:
     """
     whole = Box(0, 0, *image)
     still = Flip(False, False)
-    region: Region | None = Region(whole, whole, image, (0, 0, 0), image, None, whole, still, still)
+    region: Region | None = Region(whole, whole, image, (0, 0, 0), image, None, False, whole, still, still)
     for operation in operations:
         if region is None:
             return None
@@ -115,8 +118,8 @@ def _resize(region: Region, operation: Resize) -> Region | None:
         return region
     if region.mode is not None:
         return None
-    size = operation.size
-    return region._replace(size=size, mode=operation.mode, window=Box(0, 0, *size))
+    size, mode, vertical_first = operation
+    return region._replace(size=size, mode=mode, vertical_first=vertical_first, window=Box(0, 0, *size))
 
 
 def _flip(region: Region, operation: Flip) -> Region:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
 from fastpipe.transform.kernels import Axis
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
 
-__all__ = ["Conversion", "convert", "render", "vertical_first"]
+__all__ = ["Conversion", "convert", "render"]
 
 Words = npt.NDArray[Any]
 
@@ -92,7 +91,7 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
     pixels = _scratch.array("pixels", channels * size.height * size.width, np.uint8)
     kernels.resample(
         source.reshape(-1), height, width, channels, mode, tuple(x), tuple(y),
-        _passes_vertical_first(region), _scratch.array("numbers", numbers, np.int32),
+        region.vertical_first, _scratch.array("numbers", numbers, np.int32),
         _scratch.array("bytes", scratch, np.uint8), pixels,
     )  # fmt: skip
     if region.grey == "after":
@@ -157,50 +156,3 @@ def _grey(pixels: UInt8Array, height: int, width: int, *, interleaved: bool) -> 
     grey = _scratch.array(f"grey {interleaved}", height * width, np.uint8)
     kernels.grey(pixels.reshape(-1), height, width, interleaved, grey)
     return grey  # type: ignore[no-any-return]
-
-
-# ---- the order of Pillow's two passes -------------------------------------------------------
-
-_order_lock = threading.Lock()
-_rules: tuple[bool, bool] | None = None
-
-
-def _passes_vertical_first(region: Region) -> bool:
-    if region.mode is None or region.mode > weights.LANCZOS:
-        return False
-    return vertical_first(region.canvas, region.size)
-
-
-def vertical_first(size: Size, to: Size) -> bool:
-    """Whether the installed Pillow resamples columns before rows.
-
-    Each pass rounds, so the order shows in the last bit.  Pillow begins with the rows, but 13
-    begins with the columns where that leaves less to do, and some versions before it where the
-    image is more than a hundred times as tall as wide.  Which rules hold is found by resizing
-    two small images both ways once.
-    """
-    global _rules
-    if _rules is None:
-        with _order_lock:
-            if _rules is None:
-                # A tall image for the first rule, an extremely tall one for the second.
-                _rules = _begins_with_columns((192, 24), (36, 30)), _begins_with_columns((404, 4), (5, 3))
-    by_size, by_shape = _rules
-    if by_size:
-        return _columns_pay(size, to)
-    return by_shape and size.height > 100 * size.width and to.height < size.height
-
-
-def _columns_pay(size: Size, to: Size) -> bool:
-    """Pillow 13's rule: rows that go count once, columns that go count twice."""
-    return size.height - to.height > 2 * max(size.width - to.width, 0)
-
-
-def _begins_with_columns(size: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
-    pillow = require("PIL.Image", extra="image")
-    noise = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
-    image, bilinear = pillow.fromarray(noise), pillow.Resampling.BILINEAR
-    at_once = image.resize((to[1], to[0]), bilinear)
-    columns_first = image.resize((size[1], to[0]), bilinear).resize((to[1], to[0]), bilinear)
-    return bool(np.array_equal(at_once, columns_first))

@@ -284,14 +284,22 @@ def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[
     except ValueError:
         made = ()
     if made is None:
-        return ramp, f"not on a value that is {_DOMAIN_WORDS[domain]} at that point", resized
+        return ramp, _why_not(step, domain), resized
     resizes = any(isinstance(operation, Resize) for operation in made)
     if resizes and resized:
         return ramp, "a second resize rounds a second time", resized
     return ramp_after, "", resized or resizes
 
 
-_DOMAIN_WORDS = {"pil": "a PIL image", "bytes": "a uint8 tensor", "other": "a float tensor"}
+def _why_not(step: Step, domain: Domain) -> str:
+    if domain != "pil":
+        return f"not on a value that is {_DOMAIN_WORDS[domain]} at that point"
+    if step.name == "RandomCrop":
+        return "this padding is not a colour"
+    return "the installed Pillow has an arithmetic of its own here"
+
+
+_DOMAIN_WORDS = {"bytes": "a uint8 tensor", "other": "a float tensor"}
 
 
 def _operations(step: Step, u: Any, size: Size, domain: Domain) -> Sequence[Operation] | None:

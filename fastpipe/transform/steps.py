@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastpipe._extras import require
+from fastpipe.transform import weights
 from fastpipe.transform.containers import is_pristine, is_torchvision
 from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
+from fastpipe.transform.pillow import grey_is_known, pillow_resize
 from fastpipe.types import Box, Size
 
 __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
@@ -23,10 +25,15 @@ __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_si
 Domain = Literal["pil", "bytes", "other"]
 
 _PIL_MODES = {
-    "nearest": 5, "nearest-exact": 5, "box": 0, "bilinear": 1, "hamming": 2, "bicubic": 3, "lanczos": 4,
+    "nearest": weights.NEAREST, "nearest-exact": weights.NEAREST, "box": weights.BOX,
+    "bilinear": weights.BILINEAR, "hamming": weights.HAMMING, "bicubic": weights.BICUBIC,
+    "lanczos": weights.LANCZOS,
 }  # fmt: skip
 # On tensors: torch's own arithmetic on bytes, which torchvision's v2 uses.  (v1 resizes floats.)
-_TENSOR_MODES = {("bilinear", True): 9, ("bicubic", True): 10, ("bilinear", False): 7, ("bicubic", False): 8}
+_TENSOR_MODES = {
+    ("bilinear", True): weights.TORCH_BILINEAR, ("bicubic", True): weights.TORCH_BICUBIC,
+    ("bilinear", False): weights.SHARP_BILINEAR, ("bicubic", False): weights.SHARP_BICUBIC,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,14 +104,16 @@ def _pair(size: Any) -> Size | None:
     return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
 
 
-def _mode(transform: Any, domain: Domain) -> int | None:
+def _resize_of(transform: Any, domain: Domain, size: Size, to: Size) -> Resize | None:
+    """The operation that a transform's interpolation is; None for what only torchvision does."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
-        return _PIL_MODES.get(name)
-    if domain == "bytes":
-        known = _TENSOR_MODES.get((name, bool(transform.antialias)))
-        return known if _resizes_bytes(transform, name) else None
-    return None
+        mode = _PIL_MODES.get(name)
+        return None if mode is None else pillow_resize(mode, size, to)
+    mode = _TENSOR_MODES.get((name, bool(transform.antialias)))
+    if domain != "bytes" or mode is None or not _resizes_bytes(transform, name):
+        return None
+    return Resize(to, mode)
 
 
 def _resizes_bytes(transform: Any, interpolation: Any) -> bool:
@@ -162,10 +171,9 @@ def _random_resized_crop(t: Any) -> Step:
     assert target is not None  # torchvision makes a pair of whatever it accepts
 
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        mode = _mode(t, domain)
-        if mode is None:
-            return None
-        return Crop(random_resized_crop_box(size, t.scale, t.ratio, u)), Resize(target, mode)
+        box = random_resized_crop_box(size, t.scale, t.ratio, u)
+        resize = _resize_of(t, domain, Size(box.height, box.width), target)
+        return None if resize is None else (Crop(box), resize)
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
@@ -179,10 +187,11 @@ def _random_resized_crop(t: Any) -> Step:
 
 def _resize(t: Any) -> Step:
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        mode, wanted = _mode(t, domain), resized_size(t, size)
-        if mode is None or 0 in wanted or not _max_size_is_valid(t):
-            return None  # torchvision does it, or raises its own error
-        return (Resize(wanted, mode),)
+        wanted = resized_size(t, size)
+        if 0 in wanted or not _max_size_is_valid(t):
+            return None  # torchvision raises its own error
+        resize = _resize_of(t, domain, size, wanted)
+        return None if resize is None else (resize,)
 
     return Step(t, 0, geometry, lambda value, u: t(value), _pair(t.size))
 
@@ -323,7 +332,7 @@ def _flip(horizontal: bool) -> Callable[[Any], Step]:
 
 def _grayscale(t: Any) -> Step:
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        return (Grey(t.num_output_channels),) if domain == "pil" else None
+        return (Grey(t.num_output_channels),) if domain == "pil" and grey_is_known() else None
 
     return Step(t, 0, geometry, lambda value, u: t(value))
 

@@ -20,6 +20,7 @@ __all__ = [
     "BOX",
     "HAMMING",
     "LANCZOS",
+    "NARROW",
     "NEAREST",
     "NEAREST_FLOOR",
     "SHARP_BICUBIC",
@@ -30,16 +31,18 @@ __all__ = [
     "span",
 ]
 
+# A flag: weights of 16 bits, as torch and Pillow-SIMD have them, instead of Pillow's 22.
+NARROW = 16
 # Pillow's filters, which widen when they shrink an image (antialiasing) …
 BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
+# … which torch has as well …
+TORCH_BILINEAR, TORCH_BICUBIC = BILINEAR | NARROW, BICUBIC | NARROW
 # … the nearest pixel: to the centre (Pillow, NEAREST_EXACT) or rounded down (torch's "nearest") …
 NEAREST, NEAREST_FLOOR = 5, 6
-# … torch's filters without antialiasing, which do not widen and repeat the edge …
-SHARP_BILINEAR, SHARP_BICUBIC = 7, 8
-# … and torch's with antialiasing: Pillow's, with weights of fewer bits.
-TORCH_BILINEAR, TORCH_BICUBIC = 9, 10
+# … and torch's filters without antialiasing, which do not widen and repeat the edge.
+SHARP_BILINEAR, SHARP_BICUBIC = 7 | NARROW, 8 | NARROW
 
-_SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0, 1.0, 2.0)
+_SUPPORT = (0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0)
 
 _t = require("numba.types", extra="image")
 
@@ -62,7 +65,7 @@ def _filter(mode: int, x: float) -> float:
     if mode == 4:  # Lanczos, three lobes
         return _sinc(x) * _sinc(x / 3) if -3.0 <= x < 3.0 else 0.0
     x = abs(x)
-    if mode in (1, 7, 9):  # triangle
+    if mode == 1 or mode == 7:  # triangle
         return 1.0 - x if x < 1.0 else 0.0
     if mode == 2:  # Hamming-windowed sinc
         if x == 0.0:
@@ -130,10 +133,12 @@ def _taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) ->
 
 
 @compiled()
-def _fraction_bits(mode: int, scale: float, stretch: float, in_size: int, out_size: int, exact: Any) -> int:
-    """Bits of the fixed-point weights: 22 in Pillow; in torch as many as keep the largest weight
-    of the whole axis within 16 bits."""
-    if mode < 7:
+def _fraction_bits(
+    mode: int, narrow: bool, scale: float, stretch: float, in_size: int, out_size: int, exact: Any
+) -> int:
+    """Bits of the fixed-point weights: 22, or as many as keep the largest weight of the whole axis
+    within 16 bits."""
+    if not narrow:
         return 22
     largest = 0.0
     for i in range(out_size):
@@ -168,6 +173,7 @@ def span(
     >>> span(BILINEAR, 340, 224, 0, 224, False)
     (0, 340, 5)
     """
+    mode &= 15
     scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
     last = first + count - 1
     if mode == 5 or mode == 6:
@@ -209,9 +215,10 @@ def axis_weights(
         pitch: weights kept for each output; see ``span``.
         mirrored: the weights for resampling the mirrored input, on the input as it is.
     """
+    narrow, mode = mode >= NARROW, mode & 15
     scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
     exact = np.empty(pitch)
-    bits = _fraction_bits(mode, scale, stretch, in_size, out_size, exact)
+    bits = _fraction_bits(mode, narrow, scale, stretch, in_size, out_size, exact)
     walked = 0.5 * scale
     for _ in range(first if mode == 5 else 0):
         walked += scale

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fastpipe.transform import weights
 from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
+from fastpipe.transform.pillow import pillow_resize
 from fastpipe.transform.pixels import Conversion, convert, render
 from fastpipe.types import Box, Size
 
@@ -70,9 +71,17 @@ def naively(image: Any, operations: Sequence[Operation]) -> Any:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if operation.horizontal else image
             image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if operation.vertical else image
         else:
-            image = image.convert("L")
+            image = luma(image)
             image = image if operation.channels == 1 else Image.merge("RGB", [image] * 3)
     return image
+
+
+def luma(image: Any) -> Any:
+    """What ``convert("L")`` does, but in Pillow-SIMD; ``plan`` leaves grey to that."""
+    if image.mode == "L":
+        return image
+    red, green, blue = np.moveaxis(np.asarray(image).astype(np.int64), 2, 0)
+    return Image.fromarray(((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8))
 
 
 def cropped(image: Any, operation: Crop) -> Any:
@@ -87,9 +96,23 @@ def cropped(image: Any, operation: Crop) -> Any:
     return canvas
 
 
+def as_installed(operations: Sequence[Operation], size: Size) -> list[Operation]:
+    """The operations, resizing as the installed Pillow does."""
+    made: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Crop):
+            size = Size(operation.box.height, operation.box.width)
+        elif isinstance(operation, Resize):
+            resize = pillow_resize(operation.mode, size, operation.size)
+            assert resize is not None
+            operation, size = resize, operation.size
+        made.append(operation)
+    return made
+
+
 def by_fold(pixels: npt.NDArray[np.uint8], operations: Sequence[Operation]) -> npt.NDArray[np.uint8] | None:
     image = ArrayImage(pixels)
-    region = fold(operations, image.size)
+    region = fold(as_installed(operations, image.size), image.size)
     if region is None:
         return None
     rows, size, channels = render(image, region)

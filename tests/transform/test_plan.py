@@ -17,6 +17,7 @@ from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
 from fastpipe.transform.keys import uniforms
+from fastpipe.transform.pillow import grey_is_known
 from fastpipe.transform.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.types import Box, Key, Size
 
@@ -229,6 +230,8 @@ CONVERSIONS: list[tuple[list[Any], str]] = [
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("grey", [False, True])
 def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: bool) -> None:
+    if grey and not grey_is_known():
+        pytest.skip("the installed Pillow turns grey in a way of its own: install Pillow itself")
     channels = 1 if grey else 3
     if grey and any(isinstance(item, (v1.Normalize, v2.Normalize)) for item in convert):
         convert = [*convert[:-1], type(convert[-1])([0.5], [0.25])]

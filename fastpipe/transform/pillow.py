@@ -1,0 +1,130 @@
+"""What the installed Pillow does when it resizes or turns grey, found by asking it.
+
+Its versions and relatives (Pillow-SIMD) differ in ways that show in the last bit:
+
+* The weights have 22 bits; Pillow-SIMD's have as many as fit into 16, as torch's.
+* Each of the two passes rounds.  The rows come first, but Pillow 13 begins with the columns
+  where that leaves less to do, and some versions before it where the image is more than a
+  hundred times as tall as wide.
+* Pillow-SIMD rounds some grey values down that are rounded up elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.transform import kernels, weights
+from fastpipe.transform.geometry import Resize
+from fastpipe.types import Size, UInt8Array
+
+__all__ = ["grey_is_known", "pillow_resize"]
+
+
+class _Rules(NamedTuple):
+    flag: int | None  # what is added to a filter's constant; None for arithmetic not known here
+    by_size: bool
+    by_shape: bool
+    grey: bool
+
+
+_lock = threading.Lock()
+_found: _Rules | None = None
+
+
+def pillow_resize(mode: int, size: Size, to: Size) -> Resize | None:
+    """The operation that equals what the installed Pillow does.
+
+    Args:
+        mode: a filter of Pillow's, a constant of ``weights``.
+        size, to: of the image, and of the result.
+
+    Returns:
+        The operation; None where no kernel does the same, and Pillow has to be asked.
+    """
+    rules = _rules()
+    if mode == weights.NEAREST:
+        return Resize(to, mode)
+    if rules.flag is None:
+        return None
+    return Resize(to, mode | rules.flag, _begins_with_columns(rules, size, to))
+
+
+def grey_is_known() -> bool:
+    """Whether ``kernels.grey`` equals what the installed Pillow does."""
+    return _rules().grey
+
+
+def _begins_with_columns(rules: _Rules, size: Size, to: Size) -> bool:
+    if rules.by_size:  # rows that go count once, columns that go count twice
+        return size.height - to.height > 2 * max(size.width - to.width, 0)
+    return rules.by_shape and size.height > 100 * size.width and to.height < size.height
+
+
+def _rules() -> _Rules:
+    global _found
+    if _found is None:
+        with _lock:
+            if _found is None:
+                # A tall image for the first rule, an extremely tall one for the second.
+                by_size, by_shape = _columns_first((192, 24), (36, 30)), _columns_first((404, 4), (5, 3))
+                _found = _Rules(_flag(), by_size, by_shape, _grey_is_equal())
+    return _found
+
+
+def _columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
+    """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
+    noise, mode = _noise(size), weights.BILINEAR
+    at_once = _by_pillow(noise, to, mode)
+    return np.array_equal(at_once, _by_pillow(_by_pillow(noise, (to[0], size[1]), mode), to, mode))
+
+
+def _flag() -> int | None:
+    """How to get the weights of all filters."""
+    filters = (weights.BOX, weights.BILINEAR, weights.HAMMING, weights.BICUBIC, weights.LANCZOS)
+    noise, to = _noise((48, 52)), (37, 31)
+    expected = [_by_pillow(noise, to, mode) for mode in filters]
+    for flag in (0, weights.NARROW):
+        made = [_by_kernel(noise, to, mode | flag) for mode in filters]
+        if all(map(np.array_equal, made, expected)):
+            return flag
+    return None
+
+
+def _grey_is_equal() -> bool:
+    noise = _noise((256, 256))
+    made = np.empty(256 * 256, np.uint8)
+    kernels.grey(noise.reshape(-1), 256, 256, True, made)
+    expected = np.asarray(require("PIL.Image", extra="image").fromarray(noise).convert("L"))
+    return np.array_equal(made, expected.reshape(-1))
+
+
+def _noise(size: tuple[int, int]) -> UInt8Array:
+    return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
+
+
+def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+    pillow = require("PIL.Image", extra="image")
+    filters = pillow.Resampling
+    names = [filters.BOX, filters.BILINEAR, filters.HAMMING, filters.BICUBIC, filters.LANCZOS]
+    return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), names[mode]))
+
+
+def _by_kernel(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+    """A resize of the whole image, rows first."""
+    (height, width, channels), (out_height, out_width) = image.shape, to
+    axes = [
+        kernels.Axis(size, new, 0, new, 0, 0, 0, weights.span(mode, size, new, 0, new, False)[2])
+        for size, new in ((width, out_width), (height, out_height))
+    ]
+    numbers, scratch = kernels.scratch_sizes(height, width, channels, *axes)
+    rows: Any = np.empty(out_height * channels * out_width, np.uint8)
+    kernels.resample(
+        image.reshape(-1), height, width, channels, mode, *map(tuple, axes), False,
+        np.empty(numbers, np.int32), np.empty(scratch, np.uint8), rows,
+    )  # fmt: skip
+    made: UInt8Array = rows.reshape(out_height, channels, out_width).transpose(0, 2, 1)
+    return made
