@@ -79,6 +79,15 @@ def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """What a test frees must go without the help of the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def photo_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of photograph-like JPEGs in class folders, made once."""

@@ -4,7 +4,6 @@ import gc
 import itertools
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.engine.slots import SlotPool
-
-
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    """What a test frees must go without the help of the garbage collector."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def _address(array: Any) -> int:

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,6 @@ def broken(tmp_path: Path) -> Path:
     for number in (0, 3):
         (root / f"class_000/{number:04d}.jpg").write_bytes(b"no picture")
     return root
-
-
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def _plain(image: Any) -> Any:
@@ -72,26 +64,26 @@ def _run(loader: Any, epochs: int) -> None:
             del batch
 
 
+def _grown_in_epochs(loader: Any) -> dict[str, int]:
+    """Kinds of objects of which every epoch leaves one or more."""
+    _run(loader, 3)
+    before = _objects(), _objects()  # the first call itself leaves something in caches
+    _run(loader, 20)
+    return {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20}
+
+
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("name", LOADERS)
 def test_no_objects_pile_up(tree: Path, name: str) -> None:
     loader = LOADERS[name](tree)
-    _run(loader, 3)
-    before = _objects(), _objects()  # the first call itself leaves something in caches
-    _run(loader, 20)
-    grown = {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20}
-    assert grown == {}
+    assert _grown_in_epochs(loader) == {}
 
 
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_bad_samples_leave_no_objects(broken: Path, policy: Any) -> None:
     loader = FastLoader(FastImageFolder(broken, CROP, bad_samples=policy), 3)
-    _run(loader, 3)
-    before = _objects(), _objects()  # the first call itself leaves something in caches
-    _run(loader, 20)
-    grown = {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20}
-    assert grown == {}
+    assert _grown_in_epochs(loader) == {}
 
 
 @pytest.mark.usefixtures("no_gc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,33 +16,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as by_hand
 
+from fastpipe.testing import ArrayImage
 from fastpipe.transform.plan import Plan, compile_plan
-from fastpipe.types import Box, Key, Size
-
-
-@dataclass
-class ArrayImage:
-    """An ``EncodedImage`` over an array."""
-
-    pixels: npt.NDArray[np.uint8]
-
-    @property
-    def size(self) -> Size:
-        return Size(*self.pixels.shape[:2])
-
-    def region(self, box: Box) -> npt.NDArray[np.uint8]:
-        part = self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-        assert part.shape[:2] == (box.height, box.width)
-        return np.ascontiguousarray(part)
-
-    def info(self) -> dict[Any, Any]:
-        return {"comment": b"from the file"}
-
-    def pil(self) -> Any:
-        image = Image.fromarray(self.pixels)
-        image.info.update(self.info())
-        return image
-
+from fastpipe.types import Key
 
 # ---- transforms ------------------------------------------------------------------------------
 

@@ -601,14 +601,6 @@ def test_an_empty_epoch(tree: Path) -> None:
 # ---- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("seed", [None, 3])
 def test_batches_that_nobody_keeps_use_the_same_memory(tree: Path, seed: int | None) -> None:

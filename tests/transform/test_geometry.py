@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fastpipe.testing import ArrayImage
 from fastpipe.transform import weights
 from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
 from fastpipe.transform.pillow import pillow_resize
@@ -27,37 +27,6 @@ MODES = {
     weights.LANCZOS: Image.Resampling.LANCZOS,
     weights.NEAREST: Image.Resampling.NEAREST,
 }
-
-
-@dataclass
-class ArrayImage:
-    """An ``EncodedImage`` over an array; remembers what was decoded."""
-
-    pixels: npt.NDArray[np.uint8]
-    decoded: Box | None = None
-
-    @property
-    def size(self) -> Size:
-        return Size(*self.pixels.shape[:2])
-
-    def region(self, box: Box) -> npt.NDArray[np.uint8]:
-        assert box.top >= 0
-        assert box.left >= 0
-        assert box.height > 0
-        assert box.width > 0
-        assert box.top + box.height <= self.size.height
-        assert box.left + box.width <= self.size.width
-        assert self.decoded is None, "one region is decoded, once"
-        self.decoded = box
-        return np.ascontiguousarray(
-            self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-        )
-
-    def info(self) -> dict[Any, Any]:
-        return {"comment": b"from the file"}
-
-    def pil(self) -> Any:
-        return Image.fromarray(self.pixels)
 
 
 def naively(image: Any, operations: Sequence[Operation]) -> Any:
@@ -116,6 +85,7 @@ def by_fold(pixels: npt.NDArray[np.uint8], operations: Sequence[Operation]) -> n
     if region is None:
         return None
     rows, size, channels = render(image, region)
+    assert len(image.regions) <= 1, "one region is decoded, once"
     count = region.grey_channels if region.grey else 3
     made = np.zeros(count * size.height * size.width, np.uint8)
     convert(rows, size, channels, Conversion("bytes", count, interleaved=True), made)
@@ -226,7 +196,7 @@ def test_only_what_is_needed_is_decoded() -> None:
     region = fold([Flip(True, False), Crop(Box(10, 20, 100, 50))], image.size)
     assert region is not None
     render(image, region)
-    assert image.decoded == Box(10, 400 - 20 - 50, 100, 50)
+    assert image.regions == [Box(10, 400 - 20 - 50, 100, 50)]
 
 
 def test_a_crop_after_the_resize_decodes_the_filter_s_reach_only() -> None:
@@ -234,4 +204,4 @@ def test_a_crop_after_the_resize_decodes_the_filter_s_reach_only() -> None:
     region = fold([Resize(Size(200, 200), weights.BILINEAR), Crop(Box(50, 60, 10, 20))], image.size)
     assert region is not None
     render(image, region)
-    assert image.decoded == Box(99, 119, 22, 42)  # twice the window, and a pixel on each side
+    assert image.regions == [Box(99, 119, 22, 42)]  # twice the window, and a pixel on each side

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
@@ -16,38 +15,14 @@ from torchvision import tv_tensors
 from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
+from fastpipe.testing import ArrayImage
 from fastpipe.transform.keys import uniforms
 from fastpipe.transform.pillow import grey_is_known
 from fastpipe.transform.plan import Plan, TensorSpec, compile_plan, plan_state
-from fastpipe.types import Box, Key, Size
+from fastpipe.types import Key
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-
-
-class ArrayImage:
-    """An ``EncodedImage`` over an array; counts what is asked of it."""
-
-    def __init__(self, pixels: npt.NDArray[np.uint8] = PIXELS) -> None:
-        self.pixels = pixels
-        self.size = Size(*pixels.shape[:2])
-        self.regions: list[Box] = []
-        self.wholes = 0
-
-    def region(self, box: Box) -> npt.NDArray[np.uint8]:
-        self.regions.append(box)
-        return np.ascontiguousarray(
-            self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-        )
-
-    def info(self) -> dict[Any, Any]:
-        return {"comment": b"from the file"}
-
-    def pil(self) -> Any:
-        self.wholes += 1
-        image = Image.fromarray(self.pixels)
-        image.info.update(self.info())
-        return image
 
 
 def parameters(plan: Plan, seed: int = 0) -> list[float]:
@@ -77,7 +52,7 @@ CLASSIC = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v
 def test_no_transform_gives_pillow_s_own_image() -> None:
     for transform in (None, v1.Compose([])):
         plan = compile_plan(transform)
-        image = ArrayImage()
+        image = ArrayImage(PIXELS)
         made = plan.apply(image, parameters(plan))
         assert isinstance(made, Image.Image)
         assert made.tobytes() == PIXELS.tobytes()
@@ -88,7 +63,7 @@ def test_no_transform_gives_pillow_s_own_image() -> None:
 
 def test_the_classic_pipeline_is_fused_and_decodes_once() -> None:
     plan = compile_plan(v1.Compose(CLASSIC))
-    image = ArrayImage()
+    image = ArrayImage(PIXELS)
     plan.apply(image, parameters(plan))
     assert image.wholes == 0
     assert len(image.regions) == 1
@@ -118,7 +93,7 @@ def test_an_unknown_transform_at_each_position(position: int) -> None:
     u = parameters(plan)
     assert plan.draws == sum((22, 1, 0, 0)[:position])
     torch.manual_seed(3)
-    made = full(plan, ArrayImage(), u)
+    made = full(plan, ArrayImage(PIXELS), u)
     torch.manual_seed(3)
     expected = plan.reference(Image.fromarray(PIXELS), u)
     assert torch.equal(made, expected)
@@ -163,7 +138,7 @@ def test_containers_are_looked_into(transform: Any) -> None:
     u = parameters(plan)
     assert plan.draws == flat.draws
     assert lines(plan) == lines(flat)
-    assert torch.equal(plan.apply(ArrayImage(), u), flat.apply(ArrayImage(), u))
+    assert torch.equal(plan.apply(ArrayImage(PIXELS), u), flat.apply(ArrayImage(PIXELS), u))
 
 
 @pytest.mark.parametrize("transform", [v1.Resize((20, 30)), v1.ToTensor(), v1.Grayscale(1), len], ids=str)
@@ -172,7 +147,7 @@ def test_a_single_transform(transform: Any) -> None:
     if transform is len:
         assert plan.stock == (len,)
         return
-    made, expected = plan.apply(ArrayImage(), []), transform(Image.fromarray(PIXELS))
+    made, expected = plan.apply(ArrayImage(PIXELS), []), transform(Image.fromarray(PIXELS))
     assert type(made) is type(expected)
     assert np.array_equal(np.asarray(made), np.asarray(expected))
 
@@ -180,10 +155,10 @@ def test_a_single_transform(transform: Any) -> None:
 def test_an_error_of_the_transform_is_torchvision_s() -> None:
     plan = compile_plan(v1.Compose([v1.ToTensor(), v1.Normalize([0.5, 0.5], [0.5, 0.5])]))
     with pytest.raises(RuntimeError, match="size of tensor"):
-        plan.apply(ArrayImage(), [])
+        plan.apply(ArrayImage(PIXELS), [])
     crop = compile_plan(v1.Compose([v1.RandomCrop(70), v1.ToTensor()]))
     with pytest.raises(ValueError, match="larger than input image size"):
-        crop.apply(ArrayImage(), parameters(crop))
+        crop.apply(ArrayImage(PIXELS), parameters(crop))
 
 
 def test_an_image_for_user_code_has_the_file_s_info() -> None:
@@ -194,7 +169,7 @@ def test_an_image_for_user_code_has_the_file_s_info() -> None:
         return image
 
     plan = compile_plan(v1.Compose([v1.CenterCrop(20), look]))
-    image = ArrayImage()
+    image = ArrayImage(PIXELS)
     full(plan, image, [])
     assert image.wholes == 0
     assert seen == [image.info()]
@@ -245,7 +220,7 @@ def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: boo
     us = plan.draw(Key(1, 2, np.arange(count))).tolist()
     memory = np.zeros((count, channels * 24 * 24), spec.word)
     for row, u in zip(memory, us, strict=True):
-        assert plan.apply(ArrayImage(), u, row) is None
+        assert plan.apply(ArrayImage(PIXELS), u, row) is None
     batch = plan.wrap(memory, (count, *spec.shape))
     assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
     wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
@@ -259,7 +234,7 @@ def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: boo
         assert str(row.dtype) == f"torch.{dtype}"
         assert torch.equal(row, expected)
         assert torch.equal(other, expected.as_subclass(torch.Tensor))
-        assert torch.equal(plan.apply(ArrayImage(), u), expected)
+        assert torch.equal(plan.apply(ArrayImage(PIXELS), u), expected)
 
 
 def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
@@ -293,7 +268,7 @@ def test_a_batch_shares_memory_only_where_all_shapes_are_the_same(chain: list[An
     output = compile_plan(v1.Compose(chain)).output
     assert (output and output.shape) == shape
     if shape is not None:
-        assert compile_plan(v1.Compose(chain)).apply(ArrayImage(), []).shape == shape
+        assert compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), []).shape == shape
 
 
 def test_types_of_samples() -> None:
@@ -303,7 +278,7 @@ def test_types_of_samples() -> None:
         ([v2.ToImage(), v2.ToDtype(torch.float32)], tv_tensors.Image),
         ([v1.ToTensor()], torch.Tensor),
     ):
-        assert type(compile_plan(v1.Compose(chain)).apply(ArrayImage(), [])) is kind
+        assert type(compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), [])) is kind
 
 
 # ---- randomness ------------------------------------------------------------------------------------
@@ -330,7 +305,7 @@ def follow(transform: Any, change: Callable[[], Any]) -> None:
     assert plan_state(transform) != state
     plan = compile_plan(transform)
     now = plan.reference(Image.fromarray(PIXELS), u)
-    assert torch.equal(full(plan, ArrayImage(), u), now)
+    assert torch.equal(full(plan, ArrayImage(PIXELS), u), now)
     assert was.shape != now.shape or not torch.equal(was, now)
 
 

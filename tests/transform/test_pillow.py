@@ -1,0 +1,97 @@
+"""What the installed Pillow does is asked for once, and what it does otherwise is left to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+
+from fastpipe.testing import ArrayImage
+from fastpipe.transform import pillow, weights
+from fastpipe.transform.geometry import Resize
+from fastpipe.transform.plan import Plan, compile_plan
+from fastpipe.types import Size, UInt8Array
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
+CHAIN = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.Grayscale(3), v1.ToTensor()]
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what Pillow is found to do."""
+    return lambda *found: monkeypatch.setattr(pillow, "_found", pillow._Rules(*found))
+
+
+def _is_equal(plan: Plan, seed: int) -> bool:
+    u = np.random.default_rng(seed).random(plan.draws).tolist()
+    made, expected = plan.apply(ArrayImage(PIXELS), u), plan.reference(Image.fromarray(PIXELS), u)
+    return torch.equal(made, expected)
+
+
+def test_a_pillow_that_resizes_in_its_own_way_does_it_itself(rules: Any) -> None:
+    rules(None, False, False, True)
+    plan = compile_plan(v1.Compose(CHAIN))
+    lines = [line for line in repr(plan).splitlines() if "RandomResizedCrop" in line]
+    assert lines[0].endswith(
+        "torchvision with drawn parameters, in threads: the installed Pillow has an arithmetic of its own here"
+    )
+    assert all(_is_equal(plan, seed) for seed in range(5))
+    assert pillow.pillow_resize(weights.BILINEAR, Size(9, 9), Size(4, 4)) is None
+    assert pillow.pillow_resize(weights.NEAREST, Size(9, 9), Size(4, 4)) == Resize(
+        Size(4, 4), weights.NEAREST
+    )
+
+
+def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> None:
+    before = pillow._rules()
+    rules(*before[:-1], False)
+    plan = compile_plan(v1.Compose(CHAIN))
+    assert "Grayscale(num_output_channels=3)  →  torchvision" in repr(plan)
+    assert "RandomResizedCrop(size=(24, 24), scale=(0.08, 1.0), ratio=(0.75, 1.3333…  →  region" in repr(plan)
+    assert all(_is_equal(plan, seed) for seed in range(5))
+
+
+@pytest.mark.parametrize("flag", [0, weights.NARROW])
+def test_the_weights_are_told_by_what_they_give(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+        return pillow._by_kernel(image, to, mode | flag)
+
+    monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
+    assert pillow._flag() == flag
+
+
+def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value of one filter is enough."""
+
+    def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+        made = pillow._by_kernel(image, to, mode).copy()
+        made[3, 4, 1] ^= mode == weights.LANCZOS
+        return made
+
+    monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
+    assert pillow._flag() is None
+
+
+@pytest.mark.parametrize(
+    ("by_size", "by_shape", "size", "to", "expected"),
+    [
+        (True, False, Size(100, 50), Size(39, 20), True),  # 61 rows fewer, 30 columns
+        (True, False, Size(100, 50), Size(40, 20), False),
+        (True, False, Size(100, 50), Size(99, 90), True),
+        (True, False, Size(100, 50), Size(100, 90), False),
+        (False, True, Size(404, 4), Size(5, 3), True),
+        (False, True, Size(400, 4), Size(5, 3), False),
+        (False, True, Size(404, 4), Size(404, 3), False),
+        (False, False, Size(404, 4), Size(5, 3), False),
+    ],
+)
+def test_the_order_of_the_passes(
+    rules: Any, by_size: bool, by_shape: bool, size: Size, to: Size, expected: bool
+) -> None:
+    rules(weights.NARROW, by_size, by_shape, True)
+    found = pillow.pillow_resize(weights.BICUBIC, size, to)
+    assert found == Resize(to, weights.TORCH_BICUBIC, expected)
