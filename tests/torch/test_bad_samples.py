@@ -117,6 +117,8 @@ def test_raise_names_path_index_and_remedy(tree: Path, how: str, transform: Any)
         assert "sample 8" in str(caught.value)
         assert str(path) in str(caught.value)
         assert "bad_samples" in str(caught.value)
+        size = f"({path.stat().st_size:,} bytes)" if path.exists() else path.name
+        assert size in str(caught.value)
         assert caught.value.__cause__ is not None
         assert isinstance(caught.value, OSError)
     with pytest.raises(OSError):  # ImageFolder fails as well: nothing good is called bad
