@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -35,6 +36,9 @@ settings.load_profile(os.environ.get("FASTPIPE_HYPOTHESIS", "default"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run a temporary folder of its own, in which nobody else leaves files."""
+    # What a shell starts in the background ignores Ctrl-C, and so would the scripts that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
     folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
     before = os.environ.get("TMPDIR"), tempfile.tempdir

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from fastpipe.transform.containers import is_pristine
 from fastpipe.transform.keys import sample_seed
 
 __all__ = [
@@ -252,7 +253,7 @@ def is_thread_safe(transforms: Sequence[Transform]) -> bool:
 
     Returns:
         True when all are exactly of a type in :data:`THREAD_SAFE` (a subclass may do
-        anything) and unmodified: without hooks, and without methods replaced on the object.
+        anything) and unmodified: without hooks, and without methods replaced on object or class.
 
     >>> is_thread_safe([v1.Compose([v1.ColorJitter(0.4), v1.ToTensor()])])
     True
@@ -263,12 +264,8 @@ def is_thread_safe(transforms: Sequence[Transform]) -> bool:
 
 
 def _is_safe(transform: Any) -> bool:
-    if type(transform) not in THREAD_SAFE:
-        return False
     # Hooks and replaced methods are someone's code, of which nothing is known.
-    if getattr(transform, "_forward_hooks", None) or getattr(transform, "_forward_pre_hooks", None):
-        return False
-    if any(callable(getattr(type(transform), name, None)) for name in vars(transform)):
+    if type(transform) not in THREAD_SAFE or not is_pristine(transform):
         return False
     if type(transform) in _CONTAINERS:
         children: Iterable[Any] = getattr(transform, "transforms", transform)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cache
 from typing import Any
 
 from fastpipe._extras import require
@@ -47,12 +48,32 @@ def _preset(t: Any) -> list[Any]:
     return kept[1]
 
 
+_METHODS = ("__call__", "forward", "get_params", "make_params", "transform")
+
+
 def is_pristine(transform: Any) -> bool:
-    """Whether nobody has put a hook, or a function in a method's place, on this object."""
+    """Whether nobody has put a hook, or a function in a method's place, on this object or its class."""
     own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
-    return not any(callable(getattr(type(transform), name, None)) for name in own)
+    kind = type(transform)
+    if any(callable(getattr(kind, name, None)) for name in own):
+        return False
+    return all(_is_of_torchvision(members[name]) for members, name in _own_methods(kind))  # type: ignore[arg-type]
+
+
+@cache
+def _own_methods(kind: type) -> list[tuple[Any, str]]:
+    """Where torchvision's classes among the bases say what a call does (not ``torch.nn.Module``, whose
+    ``__call__`` tools wrap for all modules)."""
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
+    return [(base.__dict__, name) for base in bases for name in _METHODS if name in base.__dict__]
+
+
+def _is_of_torchvision(method: Any) -> bool:
+    function = getattr(method, "__func__", method)  # of a static or class method
+    home = getattr(function, "__module__", None)
+    return isinstance(home, str) and home.startswith("torchvision.")
 
 
 def is_torchvision(transform: Any, name: str | None = None) -> bool:

@@ -140,10 +140,9 @@ def _horizontal(
 
 def scratch_sizes(height: int, width: int, channels: int, x: Axis, y: Axis) -> tuple[int, int]:
     """Scratch that ``resample`` needs: int32 elements, bytes."""
-    between = max(height * x.length, y.length * width) * channels
-    return x.length * (x.pitch + 2) + y.length * (y.pitch + 2), between + (
-        width + x.length
-    ) * channels * LANES
+    numbers = x.length * (x.pitch + 2) + y.length * (y.pitch + 2)
+    between = max(height * x.length, y.length * width)
+    return numbers, (between + (width + x.length) * LANES) * channels
 
 
 @compiled()

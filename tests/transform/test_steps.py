@@ -18,7 +18,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastpipe.transform.containers import flatten
+from fastpipe.transform.containers import flatten, is_pristine
 from fastpipe.transform.steps import random_resized_crop_box, recognise, resized_size, state_of
 from fastpipe.types import Size
 
@@ -92,6 +92,21 @@ def test_a_method_replaced_on_the_object_is_not_recognised() -> None:
     drawing = v1.RandomResizedCrop(4)
     drawing.get_params = lambda image, scale, ratio: (0, 0, 1, 1)  # type: ignore[method-assign]
     assert recognise(drawing) is None
+
+
+@pytest.mark.parametrize("kind", [v1.RandomResizedCrop, v2.RandomResizedCrop])
+def test_a_method_replaced_on_the_class_is_not_recognised(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = kind(4)
+    name = "get_params" if kind is v1.RandomResizedCrop else "make_params"
+    assert recognise(transform) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, staticmethod(lambda *given: (0, 0, 1, 1)))
+        assert recognise(transform) is None
+        assert not is_pristine(kind(5))
+    assert recognise(transform) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", lambda self, *given: self.forward(*given))  # as profilers do
+        assert recognise(transform) is not None
 
 
 def test_flatten() -> None:
