@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-UV := $(BIN)/uv pip install --no-config --quiet --python $(BIN)/python --constraint constraints.txt
+UV := $(BIN)/uv pip install --no-config --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help venv peers bench test nightly lint format clean
 
