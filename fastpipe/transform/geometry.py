@@ -18,10 +18,15 @@ Fill = tuple[int, int, int]
 
 
 class Crop(NamedTuple):
-    """Cut a box, which may reach outside; what lies outside is filled, if there is a fill."""
+    """Cut a box, which may reach outside; what lies outside is filled, if there is a fill.
+
+    ``by_channel`` says that the fill was given as three values, which torchvision refuses on an
+    image of one channel, also where nothing is filled.
+    """
 
     box: Box
     fill: Fill | None = (0, 0, 0)
+    by_channel: bool = False
 
 
 class Resize(NamedTuple):
@@ -89,7 +94,7 @@ def fold(operations: Sequence[Operation], image: Size) -> Region | None:
     Returns:
         The region, or None where one pass of the kernel cannot give the same pixels: a second
         resize, a crop that reaches outside after a resize or after another filled crop of
-        another colour, grey before and after.
+        another colour, a fill by channel of an image without colours, grey before and after.
 
     >>> fold([Crop(Box(10, 20, 100, 100)), Resize(Size(50, 50), 1)], Size(300, 400)).source
     Box(top=10, left=20, height=100, width=100)
@@ -102,7 +107,8 @@ def fold(operations: Sequence[Operation], image: Size) -> Region | None:
             return None
         if isinstance(operation, Crop):
             crop = _crop_canvas if region.mode is None else _crop_window
-            region = crop(region, operation)
+            refused = operation.by_channel and region.grey_channels == 1
+            region = None if refused else crop(region, operation)
         elif isinstance(operation, Resize):
             region = _resize(region, operation)
         elif isinstance(operation, Flip):

@@ -307,7 +307,7 @@ def _operations(step: Step, u: Any, size: Size, domain: Domain) -> Sequence[Oper
         return ()
     made = step.geometry(u, size, domain)
     if made is not None and domain == "other":  # a fill would have to be converted as well
-        made = [Crop(item.box, None) if isinstance(item, Crop) else item for item in made]
+        made = [item._replace(fill=None) if isinstance(item, Crop) else item for item in made]
     return made
 
 

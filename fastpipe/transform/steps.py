@@ -269,14 +269,15 @@ def _random_crop(t: Any) -> Step | None:
         if any(padding) and domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int)):
             return None  # v1 refuses colours on tensors
         shifted = Box(box.top - padding[1], box.left - padding[0], *target)
-        return (Crop(shifted, fill or (0, 0, 0)),)
+        pads = any(padding) if _is_v2(t) else any(padding) or t.padding is not None
+        return (Crop(shifted, fill or (0, 0, 0), pads and not isinstance(t.fill, int)),)
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         functional, size = _functional(t), _size_of(value)
         box = box_for(size, padding_for(size), u)
         # v1 pads twice, which reflections can be told by; v2 once, by the sum.
-        for padding in [padding_for(size)] if _is_v2(t) else paddings_for(size):
-            if any(padding):
+        for number, padding in enumerate([padding_for(size)] if _is_v2(t) else paddings_for(size)):
+            if any(padding) or (number == 0 and t.padding is not None and not _is_v2(t)):
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
         return functional.crop(value, *box)
 

@@ -207,6 +207,12 @@ ODD = [
     (v1, [v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.CenterCrop(60)]),
     (v1, [v1.Grayscale(1), v1.Grayscale(3)]),
     (v1, [v1.Grayscale(3), v1.RandomCrop(60, 20, fill=(1, 2, 3)), v1.ToTensor()]),
+    *(
+        (tv, [tv.Grayscale(channels), tv.RandomCrop(9, padding, fill=(0, 0, 0))])
+        for tv in (v1, v2)
+        for channels in (1, 3)
+        for padding in (None, 0, 3)
+    ),
     (v2, [v2.ToImage(), v2.Grayscale(3), v2.Resize(9)]),
     (v2, [v2.ToImage(), v2.ToDtype(torch.bool)]),
     (v2, [v2.ToImage(), v2.ToDtype(torch.uint16)]),
