@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
 from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker
+from fastpipe.engine.batches import BatchMaker, say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
@@ -219,9 +219,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
         kept = batch.pending.wait()
-        targets: list[Any] = [batch.pending.items[n].target for n in kept]
-        if self.target_transform is not None:
-            targets = [self.target_transform(target) for target in targets]
+        targets = [self._target_of(batch.pending.items[n]) for n in kept]
         whole = batch.whole(kept)
         if whole is not None:
             return samples_of(*whole, targets)
@@ -229,6 +227,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if values and not batch.stock_here:
             self._running().likeness.learn(batch.plan, values)
         return list(zip(values, targets, strict=True))
+
+    def _target_of(self, item: Item) -> Any:
+        if self.target_transform is None:
+            return item.target
+        try:
+            return self.target_transform(item.target)
+        except Exception as error:
+            say_where(error, item)
+            raise
 
     def _why_empty(self, batch: Batch) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""

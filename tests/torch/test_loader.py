@@ -380,14 +380,13 @@ def test_an_unknown_transform_draws_as_in_image_folder_without_a_seed(tree: Path
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("thread_safe", [False, True])
+@pytest.mark.parametrize("where", ["consumer", "threads", "target"])
 def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(
-    tree: Path, thread_safe: bool, workers: int
+    tree: Path, where: str, workers: int
 ) -> None:
-    dataset = FastImageFolder(
-        tree, v1.Compose([v1.PILToTensor(), _fail]), bad_samples="skip", thread_safe=thread_safe
-    )
-    loader, text = FastLoader(dataset, 4, num_workers=workers), "no error"
+    transforms = {"target_transform": _fail} if where == "target" else {"transform": _fail}
+    dataset = FastImageFolder(tree, **transforms, bad_samples="skip", thread_safe=where == "threads")  # type: ignore[arg-type]
+    loader, text = FastLoader(dataset, 4, num_workers=workers, collate_fn=list), "no error"
     try:
         list(loader)
     except ZeroDivisionError as error:
