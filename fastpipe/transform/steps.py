@@ -264,13 +264,14 @@ def _random_crop(t: Any) -> Step | None:
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
         padding = padding_for(size)
         box = box_for(size, padding, u)
-        if any(padding) and (t.padding_mode != "constant" or fill is None):
+        # v1 looks at the fill also where the padding that was given is 0.
+        pads = any(padding) or (t.padding is not None and not _is_v2(t))
+        if pads and (t.padding_mode != "constant" or fill is None):
             return None
-        if any(padding) and domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int)):
+        if pads and domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int)):
             return None  # v1 refuses colours on tensors
         shifted = Box(box.top - padding[1], box.left - padding[0], *target)
-        pads = any(padding) if _is_v2(t) else any(padding) or t.padding is not None
-        return (Crop(shifted, fill or (0, 0, 0), pads and not isinstance(t.fill, int)),)
+        return (Crop(shifted, fill or (0, 0, 0), pads and isinstance(t.fill, (tuple, list))),)
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         functional, size = _functional(t), _size_of(value)
