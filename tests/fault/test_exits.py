@@ -255,7 +255,11 @@ def test_the_interpreter_ends_in_the_middle_of_an_epoch(
 ) -> None:
     begin = f"\nwork = loader({loader})\nbatches = iter(work)\nnext(batches)\nready()\n"
     scenario = _start(server, tmp_path, tree, begin + end + "\n")
-    assert (scenario.end(), scenario.said()) == (0, "")
+    ended = scenario.end(), scenario.said()
+    # A script's own daemon thread may be inside torch just then.  Python ends it there by unwinding
+    # its stack, through C++ code that aborts; with torch's loader that happens every other time.
+    aborted = "daemon=True" in end and ended == (-6, "terminate called without an active exception\n")
+    assert aborted or ended == (0, "")
     assert scenario.left() == []
 
 
