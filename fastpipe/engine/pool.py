@@ -16,13 +16,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "ThreadPool"]
+__all__ = ["Job", "ThreadPool", "stopped_at_exit"]
 
 _LOOK_AGAIN_S = 30.0
 
@@ -236,17 +238,45 @@ _busy: set[threading.Thread] = set()
 
 def _forget_threads_in_child() -> None:
     _busy.clear()
+    _inside.clear()
     for pool in list(_pools):
         pool._after_fork()
 
 
 _is_ending = False
+_inside: set[int] = set()
+_LEAVE_S = 10.0
+
+
+@contextmanager
+def stopped_at_exit() -> Iterator[None]:
+    """A block that no daemon thread of the script's is in when the interpreter ends.
+
+    Python ends such a thread by unwinding its stack when it next asks for the GIL, and C++ code on
+    that stack (torch's) then aborts the process.  So the end of the interpreter waits for threads
+    in the block, and stops them for good where they would leave or enter it.
+    """
+    thread = threading.current_thread()
+    if not thread.daemon:
+        yield
+        return
+    number = threading.get_ident()
+    outermost = number not in _inside
+    _inside.add(number)  # before looking whether the end has begun, which looks here after it has
+    try:
+        _stop_if_ending()
+        yield
+    finally:
+        if outermost:
+            _inside.discard(number)
+            _stop_if_ending()
 
 
 def _stop_if_ending() -> None:
     """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
     error would be printed as the thread's last words."""
     if _is_ending and threading.current_thread().daemon:
+        _inside.discard(threading.get_ident())
         threading.Event().wait()
 
 
@@ -257,6 +287,10 @@ def _close_all() -> None:
         pool.close()
     for thread in list(_busy):
         thread.join()
+    # Those that are left are in the middle of user code, or wait for the GIL.
+    deadline = time.monotonic() + _LEAVE_S
+    while _inside and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 if hasattr(os, "register_at_fork"):

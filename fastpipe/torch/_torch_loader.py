@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.transform.keys import sample_seed
@@ -296,6 +297,10 @@ class ThreadedIterator(_BaseDataLoaderIter):
         self._exhausted = False
         self._close = weakref.finalize(self, _cancel_all, source, self._pending)
         self._close.atexit = False
+
+    def __next__(self) -> Any:
+        with stopped_at_exit():
+            return super().__next__()
 
     def _next_data(self) -> Any:
         samples = self._next_samples() if self._refill is None else self._next_filled(self._refill)

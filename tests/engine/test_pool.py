@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -555,9 +556,61 @@ _EXITS = {
 @pytest.mark.parametrize("how", _EXITS.values(), ids=_EXITS.keys())
 def test_the_interpreter_ends_quietly(how: str) -> None:
     code = f"import sys\nfrom fastpipe.engine.pool import ThreadPool\npool = ThreadPool(3)\n{how}\n"
+    assert _said_by(code) == ""
+
+
+_DAEMON = """
+import os, threading
+from fastpipe.engine import pool
+inside = threading.Event()
+
+def leave():
+    with pool.stopped_at_exit():
+        with pool.stopped_at_exit():
+            inside.set()
+            while not pool._is_ending:
+                pass
+            sum(range(3_000_000))
+        os.write(1, b"done, ")
+    os.write(1, b"never")
+
+def enter():
+    with pool.stopped_at_exit():
+        os.write(1, b"never")
+
+threading.Thread(target=leave, daemon=True).start()
+inside.wait()
+"""
+_ENDINGS = {
+    "the script ends": "",
+    "sys.exit": "import sys\nsys.exit(0)",
+    "another thread enters": "pool._close_all()\nthreading.Thread(target=enter, daemon=True).start()",
+}
+
+
+@pytest.mark.parametrize("ending", _ENDINGS.values(), ids=_ENDINGS)
+def test_a_daemon_thread_is_stopped_where_it_leaves_or_enters_the_block(ending: str) -> None:
+    assert _said_by(_DAEMON + ending + "\n") == "done, "
+
+
+def test_other_threads_are_not_stopped_at_the_end() -> None:
+    code = "import threading\nfrom fastpipe.engine import pool\n" + textwrap.dedent("""
+        def work():
+            threading.main_thread().join()
+            with pool.stopped_at_exit():
+                print("in", end="")
+            print(" and out", end="")
+        threading.Thread(target=work).start()
+    """)
+    assert _said_by(code) == "in and out"
+
+
+def _said_by(code: str) -> str:
+    """What a program prints that ends well and without a word on stderr."""
     root = Path(pool_module.__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout

@@ -245,7 +245,9 @@ _WITH_WORKERS = ("the script ends", "everything in a cycle", "a fork in between"
 _ENDS = [
     *(pytest.param("FastLoader, 0", end, id=name) for name, end in ENDS.items()),
     *(pytest.param("FastLoader, 1, persistent_workers=True", ENDS[name], id=f"{name}-workers") for name in _WITH_WORKERS),
-    *(pytest.param("DataLoader, 0", end, id=f"{name}-stock", marks=pytest.mark.slow) for name, end in ENDS.items()),
+    # Where a daemon thread is inside torch's own iterator, the end of the interpreter may abort.
+    *(pytest.param("DataLoader, 0", end, id=f"{name}-stock", marks=pytest.mark.slow) for name, end in ENDS.items()
+      if name != "a thread iterates on"),
 ]  # fmt: skip
 
 
@@ -255,11 +257,7 @@ def test_the_interpreter_ends_in_the_middle_of_an_epoch(
 ) -> None:
     begin = f"\nwork = loader({loader})\nbatches = iter(work)\nnext(batches)\nready()\n"
     scenario = _start(server, tmp_path, tree, begin + end + "\n")
-    ended = scenario.end(), scenario.said()
-    # A script's own daemon thread may be inside torch just then.  Python ends it there by unwinding
-    # its stack, through C++ code that aborts; with torch's loader that happens every other time.
-    aborted = "daemon=True" in end and ended == (-6, "terminate called without an active exception\n")
-    assert aborted or ended == (0, "")
+    assert (scenario.end(), scenario.said()) == (0, "")
     assert scenario.left() == []
 
 
