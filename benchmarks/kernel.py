@@ -20,7 +20,6 @@ import numpy as np
 from PIL import Image
 
 from fastpipe.transform import kernels, weights
-from fastpipe.transform.kernels import Axis
 
 _SIZE, _TO, _CALLS = (300, 340), (224, 224), 50
 _VALUES = 3 * _TO[0] * _TO[1]
@@ -30,7 +29,7 @@ def variants() -> dict[str, Callable[[], Any]]:
     """What is measured: a name, and a call that does it once."""
     noise = np.random.default_rng(0).integers(0, 256, (*_SIZE, 3), np.uint8)
     image = Image.fromarray(noise)
-    y, x = (_axis(size, to) for size, to in zip(_SIZE, _TO, strict=True))
+    y, x = (kernels.axis(weights.BILINEAR, size, to) for size, to in zip(_SIZE, _TO, strict=True))
     numbers, scratch = kernels.scratch_sizes(*_SIZE, 3, x, y)
     memory = np.empty(numbers, np.int32), np.empty(scratch, np.uint8)
     rows, raw = np.empty(_VALUES, np.uint8), np.empty(_VALUES, np.uint8)
@@ -48,11 +47,6 @@ def variants() -> dict[str, Callable[[], Any]]:
         "to float32, channels-last": lambda: kernels.to_affine(rows, *size, 3, True, mean, std, True, floats),
         "to uint8 planes": lambda: kernels.to_bytes(rows, *size, 3, False, raw),
     }
-
-
-def _axis(size: int, to: int) -> Axis:
-    low, _, pitch = weights.span(weights.BILINEAR, size, to, 0, to, False)
-    return Axis(size, to, 0, to, 0, 0, low, pitch)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ KERNEL_MODULES = (
 )
 
 _log = logging.getLogger("fastpipe")
-_said: set[str] = set()
+_has_said = False
 
 
 def compiled(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -80,8 +80,9 @@ def _sources_digest() -> str:
 
 
 def _say_once(error: RuntimeError) -> None:
-    if not _said:
-        _said.add("cache")
+    global _has_said
+    if not _has_said:
+        _has_said = True
         _log.warning(
             "kernels are compiled in every process, which takes seconds, as no folder for them can "
             "be written: set NUMBA_CACHE_DIR to one (%s)",

@@ -83,7 +83,7 @@ def test_only_the_types_that_were_asked_for(kernel: Callable[[], Any]) -> None:
 def test_without_a_folder_to_write_it_is_compiled_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_jit, "_said", set())
+    monkeypatch.setattr(_jit, "_has_said", False)
     names: dict[str, Any] = {}
     exec("def double(x):\n    return 2 * x\n", names)  # of no file, so that numba has no place for it
     with caplog.at_level(logging.WARNING, "fastpipe"):

@@ -28,7 +28,7 @@ class Item:
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     """The error that names a sample, with what was wrong with it as its cause."""
     error = BadSampleError(
-        f"sample {item.index} could not be read: {item.path!r}{_size_of(item.path)}: "
+        f"sample {item.index} could not be read: {item.path!r}{_size_note(item.path)}: "
         f"{type(cause).__name__}: {cause}. "
         "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
         path=item.path,
@@ -38,7 +38,7 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     return error
 
 
-def _size_of(path: str) -> str:
+def _size_note(path: str) -> str:
     """A file's size in words: a truncated or empty file shows by it."""
     try:
         return f" ({os.stat(path).st_size:,} bytes)"

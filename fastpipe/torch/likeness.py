@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torchvision import tv_tensors
 
+from fastpipe.transform.ramp import rows_of
+
 __all__ = ["Like", "Likeness", "fits"]
 
 
@@ -36,8 +38,7 @@ class Like(NamedTuple):
 
     def rows(self, tensor: torch.Tensor) -> list[Any]:
         """The samples of a batch tensor, as views of it."""
-        rows = tensor.unbind(0)
-        return list(rows) if self.kind is torch.Tensor else [row.as_subclass(self.kind) for row in rows]
+        return rows_of(tensor, self.kind)
 
 
 def fits(value: Any, like: Like) -> bool:

@@ -23,9 +23,9 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 from fastpipe.transform._simd import LANES, transpose_block, weighted_lanes
-from fastpipe.transform.weights import axis_weights
+from fastpipe.transform.weights import axis_weights, span
 
-__all__ = ["Axis", "grey", "resample", "scratch_sizes", "to_affine", "to_bytes", "to_table"]
+__all__ = ["Axis", "axis", "grey", "resample", "scratch_sizes", "to_affine", "to_bytes", "to_table"]
 
 
 class Axis(NamedTuple):
@@ -36,8 +36,8 @@ class Axis(NamedTuple):
         first, length: the part of the output that is wanted.
         turned: 1 to resample the input as if it had been mirrored before, else 0.
         mirrored: 1 to mirror the output, else 0.
-        low: the first input pixel that is there.
-        pitch: weights kept for each output pixel; with ``low`` from ``weights.span``.
+        low, high: the range of input pixels that is needed, and has to be there.
+        pitch: weights kept for each output pixel.
     """
 
     in_size: int
@@ -47,7 +47,27 @@ class Axis(NamedTuple):
     turned: int
     mirrored: int
     low: int
+    high: int
     pitch: int
+
+
+def axis(
+    mode: int,
+    in_size: int,
+    out_size: int,
+    first: int = 0,
+    length: int | None = None,
+    turned: bool = False,
+    mirrored: bool = False,
+) -> Axis:
+    """The axis of a resize with this filter, or of a part of its output: see ``Axis``.
+
+    >>> axis(1, 340, 224).high  # bilinear
+    340
+    """
+    length = out_size if length is None else length
+    low, high, pitch = span(mode, in_size, out_size, first, length, turned)
+    return Axis(in_size, out_size, first, length, int(turned), int(mirrored), low, high, pitch)
 
 
 _t = require("numba.types", extra="image")
@@ -56,7 +76,7 @@ _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _u8, _i32, _f32 = _t.uint8[::1], _t.int32[::1], _t.float32[::1]
 _inf32 = _t.Array(_t.float32, 1, "C", readonly=True)
 _int, _flag = _t.int64, _t.boolean
-_axis = _t.UniTuple(_int, len(Axis._fields))
+_axis_type = _t.UniTuple(_int, len(Axis._fields))
 
 
 @compiled()
@@ -148,13 +168,13 @@ def scratch_sizes(height: int, width: int, channels: int, x: Axis, y: Axis) -> t
 @compiled()
 def _weights_of(mode: int, axis: Any, memory: Any) -> tuple[Any, Any, Any]:
     """Starts, taps and weights of an axis, in this memory."""
-    in_size, out_size, first, count, turned, _, _, pitch = axis
+    in_size, out_size, first, count, turned, _, _, _, pitch = axis
     starts, taps, weights = memory[:count], memory[count : 2 * count], memory[2 * count :]
     axis_weights(mode, in_size, out_size, first, count, starts, taps, weights, pitch, turned != 0)
     return starts, taps, weights
 
 
-@compiled(_t.void(_in8, _int, _int, _int, _int, _axis, _axis, _flag, _i32, _u8, _u8))
+@compiled(_t.void(_in8, _int, _int, _int, _int, _axis_type, _axis_type, _flag, _i32, _u8, _u8))
 def resample(
     src: Any, height: int, width: int, channels: int, mode: int, x: Any, y: Any, vertical_first: bool,
     numbers: Any, scratch: Any, dst: Any,
@@ -169,8 +189,8 @@ def resample(
         numbers, scratch: int32 and uint8 memory of at least ``scratch_sizes``.
         dst: uint8 (y.length * channels * x.length,), the result.
     """
-    _, _, _, out_width, _, mirror_x, left, x_pitch = x
-    _, _, _, out_height, _, mirror_y, top, y_pitch = y
+    _, _, _, out_width, _, mirror_x, left, _, x_pitch = x
+    _, _, _, out_height, _, mirror_y, top, _, y_pitch = y
     x_starts, x_taps, x_weights = _weights_of(mode, x, numbers[: out_width * (x_pitch + 2)])
     y_starts, y_taps, y_weights = _weights_of(mode, y, numbers[out_width * (x_pitch + 2) :])
     columns = scratch[: width * channels * LANES]

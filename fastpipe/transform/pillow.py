@@ -21,7 +21,13 @@ from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Resize
 from fastpipe.types import Size, UInt8Array
 
-__all__ = ["grey_is_known", "pillow_resize"]
+__all__ = ["FILTERS", "grey_is_known", "pillow_resize"]
+
+# By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.
+FILTERS = {
+    "nearest": weights.NEAREST, "box": weights.BOX, "bilinear": weights.BILINEAR,
+    "hamming": weights.HAMMING, "bicubic": weights.BICUBIC, "lanczos": weights.LANCZOS,
+}  # fmt: skip
 
 
 class _Rules(NamedTuple):
@@ -70,12 +76,15 @@ def _rules() -> _Rules:
         with _lock:
             if _found is None:
                 # A tall image for the first rule, an extremely tall one for the second.
-                by_size, by_shape = _columns_first((192, 24), (36, 30)), _columns_first((404, 4), (5, 3))
+                by_size, by_shape = (
+                    _resizes_columns_first((192, 24), (36, 30)),
+                    _resizes_columns_first((404, 4), (5, 3)),
+                )
                 _found = _Rules(_flag(), by_size, by_shape, _grey_is_equal())
     return _found
 
 
-def _columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
+def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
     """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
     noise, mode = _noise(size), weights.BILINEAR
     at_once = _by_pillow(noise, to, mode)
@@ -84,11 +93,11 @@ def _columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
 
 def _flag() -> int | None:
     """How to get the weights of all filters."""
-    filters = (weights.BOX, weights.BILINEAR, weights.HAMMING, weights.BICUBIC, weights.LANCZOS)
+    weighted = [mode for mode in FILTERS.values() if mode != weights.NEAREST]
     noise, to = _noise((48, 52)), (37, 31)
-    expected = [_by_pillow(noise, to, mode) for mode in filters]
+    expected = [_by_pillow(noise, to, mode) for mode in weighted]
     for flag in (0, weights.NARROW):
-        made = [_by_kernel(noise, to, mode | flag) for mode in filters]
+        made = [_by_kernel(noise, to, mode | flag) for mode in weighted]
         if all(map(np.array_equal, made, expected)):
             return flag
     return None
@@ -108,18 +117,14 @@ def _noise(size: tuple[int, int]) -> UInt8Array:
 
 def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     pillow = require("PIL.Image", extra="image")
-    filters = pillow.Resampling
-    names = [filters.BOX, filters.BILINEAR, filters.HAMMING, filters.BICUBIC, filters.LANCZOS]
-    return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), names[mode]))
+    name = next(name for name, constant in FILTERS.items() if constant == mode)
+    return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), pillow.Resampling[name.upper()]))
 
 
 def _by_kernel(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     """A resize of the whole image, rows first."""
     (height, width, channels), (out_height, out_width) = image.shape, to
-    axes = [
-        kernels.Axis(size, new, 0, new, 0, 0, 0, weights.span(mode, size, new, 0, new, False)[2])
-        for size, new in ((width, out_width), (height, out_height))
-    ]
+    axes = kernels.axis(mode, width, out_width), kernels.axis(mode, height, out_height)
     numbers, scratch = kernels.scratch_sizes(height, width, channels, *axes)
     rows: Any = np.empty(out_height * channels * out_width, np.uint8)
     kernels.resample(

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
-from fastpipe.transform.kernels import Axis
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
 
 __all__ = ["Conversion", "convert", "render"]
@@ -77,11 +76,12 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
     window, mode = region.window, region.mode
     if mode is None:
         mode = weights.NEAREST_FLOOR
-    x, right = _axis(mode, region.canvas.width, region.size.width, window.left, window.width,
-                     region.flip_before.horizontal, region.flip_after.horizontal)  # fmt: skip
-    y, bottom = _axis(mode, region.canvas.height, region.size.height, window.top, window.height,
-                      region.flip_before.vertical, region.flip_after.vertical)  # fmt: skip
-    height, width = bottom - y.low, right - x.low
+    before, after = region.flip_before, region.flip_after
+    x = kernels.axis(mode, region.canvas.width, region.size.width, window.left, window.width,
+                     before.horizontal, after.horizontal)  # fmt: skip
+    y = kernels.axis(mode, region.canvas.height, region.size.height, window.top, window.height,
+                     before.vertical, after.vertical)  # fmt: skip
+    height, width = y.high - y.low, x.high - x.low
     source = _decode(image, region, Box(y.low, x.low, height, width))
     channels = 3
     if region.grey == "before":
@@ -121,14 +121,6 @@ def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out:
         assert how.table is not None
         words = out.view(how.table.dtype)
         kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
-
-
-def _axis(
-    mode: int, in_size: int, out_size: int, first: int, count: int, turned: bool, mirrored: bool
-) -> tuple[Axis, int]:
-    """An axis, and where the input that it needs ends."""
-    low, high, pitch = weights.span(mode, in_size, out_size, first, count, turned)
-    return Axis(in_size, out_size, first, count, int(turned), int(mirrored), low, pitch), high
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:

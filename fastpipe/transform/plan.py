@@ -30,6 +30,8 @@ from fastpipe.transform.ramp import (
     first_ramp,
     is_pil,
     layout_of,
+    of_kind,
+    rows_of,
     tensor_over,
     tensor_shaped,
 )
@@ -150,23 +152,10 @@ class Plan:
         count = self._how.channels
         made = np.empty(count * size.height * size.width, self._how.word)
         convert(pixels, size, channels, self._how, made)
-        value = self.wrap(made, (count, *size))
+        value = self._sample(made, (count, *size))
         if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
-
-    def wrap(self, memory: Words, shape: tuple[int, ...]) -> Any:
-        """Memory that this plan wrote, as what the transform gives: a tensor or a PIL image.
-
-        Args:
-            memory: contiguous, of the output's word type; shared, not copied.
-            shape: (…, C, H, W) in elements.
-        """
-        if not self._dtype:
-            image = memory.reshape(shape[-2], shape[-1], shape[-3])
-            return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[-3] == 1 else image)
-        tensor = tensor_over(memory, shape, self._dtype, self._layout)
-        return self._as_sample(tensor) if len(shape) == 3 else tensor
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
         """A batch tensor over a flat uint8 tensor's storage, such as shared memory.
@@ -179,12 +168,14 @@ class Plan:
 
     def rows(self, batch: Any) -> list[Any]:
         """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""
-        return [self._as_sample(row) for row in batch.unbind(0)]
+        return rows_of(batch, self._ramp_type)
 
-    def _as_sample(self, tensor: Any) -> Any:
-        torch = require("torch", extra="torch")
-        # tv_tensors.Image where torchvision gives one; batches are plain tensors either way.
-        return tensor if self._ramp_type is torch.Tensor else tensor.as_subclass(self._ramp_type)
+    def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
+        """Memory (C, H, W) that was written, as what the transform gives: a tensor or a PIL image."""
+        if not self._dtype:
+            image = memory.reshape(shape[1], shape[2], shape[0])
+            return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[0] == 1 else image)
+        return of_kind(tensor_over(memory, shape, self._dtype, self._layout), self._ramp_type)
 
     def _by_functionals(self, steps: Sequence[Step], first: int, value: Any, parameters: Any) -> Any:
         for number, step in enumerate(steps, first):

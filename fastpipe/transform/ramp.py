@@ -24,6 +24,8 @@ __all__ = [
     "first_ramp",
     "is_pil",
     "layout_of",
+    "of_kind",
+    "rows_of",
     "tensor_over",
     "tensor_shaped",
 ]
@@ -133,6 +135,16 @@ def tensor_over(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layou
     torch = require("torch", extra="torch")
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
     return tensor_shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
+
+
+def of_kind(tensor: Any, kind: type) -> Any:
+    """A tensor as the class that a sample has: ``tv_tensors.Image`` where torchvision gives one."""
+    return tensor if kind is require("torch", extra="torch").Tensor else tensor.as_subclass(kind)
+
+
+def rows_of(batch: Any, kind: type) -> list[Any]:
+    """The samples of a batch tensor, which is a plain one whatever they are, as views of it."""
+    return [of_kind(row, kind) for row in batch.unbind(0)]
 
 
 def tensor_shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:

@@ -16,7 +16,7 @@ from fastpipe._extras import require
 from fastpipe.transform import weights
 from fastpipe.transform.containers import is_pristine, is_torchvision
 from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
-from fastpipe.transform.pillow import grey_is_known, pillow_resize
+from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
 from fastpipe.types import Box, Size
 
 __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
@@ -24,11 +24,7 @@ __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_si
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
 Domain = Literal["pil", "bytes", "other"]
 
-_PIL_MODES = {
-    "nearest": weights.NEAREST, "nearest-exact": weights.NEAREST, "box": weights.BOX,
-    "bilinear": weights.BILINEAR, "hamming": weights.HAMMING, "bicubic": weights.BICUBIC,
-    "lanczos": weights.LANCZOS,
-}  # fmt: skip
+_PIL_MODES = {**FILTERS, "nearest-exact": weights.NEAREST}
 # On tensors: torch's own arithmetic on bytes, which torchvision's v2 uses.  (v1 resizes floats.)
 _TENSOR_MODES = {
     ("bilinear", True): weights.TORCH_BILINEAR, ("bicubic", True): weights.TORCH_BICUBIC,

@@ -117,7 +117,7 @@ def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
     assert spec is not None
     memory = np.full((1, int(np.prod(spec.shape))), 77, spec.word)
     assert plan.apply(image, u, memory[0]) is None
-    batch = plan.wrap(memory, (1, *spec.shape))
+    batch = plan.over(torch.from_numpy(memory.reshape(-1).view(np.uint8)), (1, *spec.shape))
     if spec.layout == "channels_last":
         assert batch.is_contiguous(memory_format=torch.channels_last)
     else:
@@ -208,9 +208,9 @@ ODD = [
     (v1, [v1.Grayscale(1), v1.Grayscale(3)]),
     (v1, [v1.Grayscale(3), v1.RandomCrop(60, 20, fill=(1, 2, 3)), v1.ToTensor()]),
     *(
-        (tv, [tv.Grayscale(channels), tv.RandomCrop(9, padding, fill=(0, 0, 0))])
+        (tv, [before, tv.RandomCrop(9, padding, fill=(0, 0, 0))])
         for tv in (v1, v2)
-        for channels in (1, 3)
+        for before in (tv.Grayscale(1), tv.Grayscale(3), v1.ToTensor(), tv.PILToTensor())
         for padding in (None, 0, 3)
     ),
     (v2, [v2.ToImage(), v2.Grayscale(3), v2.Resize(9)]),

@@ -15,18 +15,11 @@ from PIL import Image
 from fastpipe.testing import ArrayImage
 from fastpipe.transform import weights
 from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
-from fastpipe.transform.pillow import pillow_resize
+from fastpipe.transform.pillow import FILTERS, pillow_resize
 from fastpipe.transform.pixels import Conversion, convert, render
 from fastpipe.types import Box, Size
 
-MODES = {
-    weights.BOX: Image.Resampling.BOX,
-    weights.BILINEAR: Image.Resampling.BILINEAR,
-    weights.HAMMING: Image.Resampling.HAMMING,
-    weights.BICUBIC: Image.Resampling.BICUBIC,
-    weights.LANCZOS: Image.Resampling.LANCZOS,
-    weights.NEAREST: Image.Resampling.NEAREST,
-}
+MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}
 
 
 def naively(image: Any, operations: Sequence[Operation]) -> Any:

@@ -18,19 +18,12 @@ from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.transform import kernels, weights
 from fastpipe.transform._simd import LANES
-from fastpipe.transform.pillow import grey_is_known, pillow_resize
+from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
 from fastpipe.types import Size
 
 UInt8Array = npt.NDArray[np.uint8]
 
-PILLOW = {
-    weights.BOX: Image.Resampling.BOX,
-    weights.BILINEAR: Image.Resampling.BILINEAR,
-    weights.HAMMING: Image.Resampling.HAMMING,
-    weights.BICUBIC: Image.Resampling.BICUBIC,
-    weights.LANCZOS: Image.Resampling.LANCZOS,
-    weights.NEAREST: Image.Resampling.NEAREST,
-}
+PILLOW = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}
 ALL_MODES = [
     *PILLOW, weights.NEAREST_FLOOR, *(mode | weights.NARROW for mode in range(weights.LANCZOS + 1)),
     weights.SHARP_BILINEAR, weights.SHARP_BICUBIC,
@@ -66,17 +59,16 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> UInt8Arr
 
 
 def by_kernel(image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: bool) -> UInt8Array:
-    """(H, W, C) in, (H, W, C) out, through ``span``, ``resample`` and ``to_bytes``."""
+    """(H, W, C) in, (H, W, C) out, through ``axis``, ``resample`` and ``to_bytes``."""
     channels = image.shape[2]
-    (left, right, x_pitch), (top, bottom, y_pitch) = (
-        weights.span(mode, axis.size, axis.to, axis.first, axis.count, axis.before) for axis in (x, y)
+    x_axis, y_axis = (
+        kernels.axis(mode, axis.size, axis.to, axis.first, axis.count, axis.before, axis.after)
+        for axis in (x, y)
     )
-    assert 0 <= left < right <= x.size
-    assert 0 <= top < bottom <= y.size
-    part = np.ascontiguousarray(image[top:bottom, left:right])
+    assert 0 <= x_axis.low < x_axis.high <= x.size
+    assert 0 <= y_axis.low < y_axis.high <= y.size
+    part = np.ascontiguousarray(image[y_axis.low : y_axis.high, x_axis.low : x_axis.high])
     height, width = part.shape[:2]
-    x_axis = kernels.Axis(x.size, x.to, x.first, x.count, int(x.before), int(x.after), left, x_pitch)
-    y_axis = kernels.Axis(y.size, y.to, y.first, y.count, int(y.before), int(y.after), top, y_pitch)
     numbers, scratch = kernels.scratch_sizes(height, width, channels, x_axis, y_axis)
     rows = np.zeros(y.count * channels * x.count, np.uint8)
     kernels.resample(

@@ -221,13 +221,11 @@ def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: boo
     memory = np.zeros((count, channels * 24 * 24), spec.word)
     for row, u in zip(memory, us, strict=True):
         assert plan.apply(ArrayImage(PIXELS), u, row) is None
-    batch = plan.wrap(memory, (count, *spec.shape))
+    batch = plan.over(torch.from_numpy(memory.reshape(-1).view(np.uint8)), (count, *spec.shape))
     assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
     wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     assert batch.is_contiguous(memory_format=wanted)
-    storage = torch.from_numpy(memory.reshape(-1).view(np.uint8))
-    over = plan.over(storage, (count, *spec.shape))
-    for row, other, u in zip(plan.rows(batch), over, us, strict=True):
+    for row, other, u in zip(plan.rows(batch), batch, us, strict=True):
         expected = plan.reference(Image.fromarray(PIXELS), u)
         assert type(row) is type(expected)
         assert row.dtype == expected.dtype
@@ -248,7 +246,7 @@ def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
         u = parameters(plan)
         assert plan.apply(image, u, memory) is None
         expected = plan.reference(Image.fromarray(pixels), u)
-        assert torch.equal(plan.wrap(memory, (3, 55, 40)), expected)
+        assert torch.equal(plan.over(torch.from_numpy(memory.view(np.uint8)), (3, 55, 40)), expected)
         assert image.wholes == (1 if pixels is PIXELS else 0)
 
 
