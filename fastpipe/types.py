@@ -6,7 +6,9 @@ and the adapters in ``fastpipe.torch`` (and, later, other frameworks) plug them 
 
 from __future__ import annotations
 
+import operator
 import os
+import sys
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -22,6 +24,7 @@ __all__ = [
     "EncodedImage",
     "Key",
     "SamplePlan",
+    "Shard",
     "Size",
     "Stopwatch",
 ]
@@ -164,6 +167,63 @@ class BadSamples:
 
     def __repr__(self) -> str:
         return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of each epoch.
+
+    Args:
+        rank: this process's number, from 0.
+        world: number of processes that share an epoch.
+        mode: ``"train"``: equally many batches of equal sizes on each rank, for which fewer
+            samples than there are ranks may come twice.  ``"eval"``: every sample exactly
+            once, equally many batches on each rank, whose sizes differ by at most one.
+
+    >>> Shard(1, 4)
+    Shard(rank=1, world=4, mode='train')
+    """
+
+    rank: int
+    world: int
+    mode: Literal["train", "eval"] = "train"
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "world"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise OptionError(f"Shard({name}=…) must be an integer, got {value!r}") from None
+        if self.world < 1:
+            raise OptionError(f"Shard(world=…) must be at least 1, got {self.world}")
+        if not 0 <= self.rank < self.world:
+            raise OptionError(
+                f"Shard(rank=…) must be from 0 to world - 1 = {self.world - 1}, got {self.rank}"
+            )
+        _check_choice("Shard(mode=…)", self.mode, ("train", "eval"))
+
+    @classmethod
+    def auto(cls, mode: Literal["train", "eval"] = "train") -> Shard:
+        """The shard of this process as ``torch.distributed`` says, where it is initialised, else the
+        launcher's ``RANK`` and ``WORLD_SIZE``; without either, everything.
+
+        Raises:
+            OptionError: only one of the two variables is set, or one is not a number.
+        """
+        distributed = sys.modules.get("torch.distributed")  # whoever initialised it has imported it
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return cls(distributed.get_rank(), distributed.get_world_size(), mode)
+        rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if rank is None and world is None:
+            return cls(0, 1, mode)
+        try:
+            return cls(int(rank or ""), int(world or ""), mode)
+        except ValueError:
+            raise OptionError(
+                f"Shard.auto() found RANK={rank!r} and WORLD_SIZE={world!r} in the environment, which are no "
+                "two numbers of one launcher: unset them, or give Shard(rank, world)"
+            ) from None
 
 
 def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:

@@ -51,7 +51,7 @@ class BatchMaker:
         items: Sequence[Item],
         plan: SamplePlan,
         parameters: npt.NDArray[np.float64],
-        memory: npt.NDArray[Any] | None = None,
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None,
         finish: Callable[[Any, int], Any] | None = None,
         substitute: Callable[[int, int], Item | None] | None = None,
     ) -> PendingBatch:
@@ -62,7 +62,8 @@ class BatchMaker:
             items: the samples.
             plan: what is done to each.
             parameters: float64 (N, …), a row for each sample.
-            memory: (N, …) the batch's memory; None lets samples be separate values.
+            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets
+                samples be separate values.
             finish: called with a sample's value and its number in the batch, in the thread
                 that made it.
             substitute: for the policy ``"replace"``: the sample's number in the batch and
@@ -94,14 +95,14 @@ class PendingBatch:
         items: Sequence[Item],
         plan: SamplePlan,
         parameters: Sequence[Sequence[float]],
-        memory: npt.NDArray[Any] | None,
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
         finish: Callable[[Any, int], Any] | None,
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:
         self.items, self.memory = items, memory
         self.values: list[Any] = [None] * len(items)
         self._maker, self._plan, self._parameters = maker, plan, parameters
-        self._rows = None if memory is None else memory.reshape(len(items), -1)
+        self._rows = memory.reshape(len(items), -1) if isinstance(memory, np.ndarray) else memory
         self._finish, self._substitute = finish, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}

@@ -82,6 +82,7 @@ class Batch:
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
         self._runtime = runtime
         self.stock_here = stock_here
+        self.kept: Sequence[int] = ()  # numbers of the samples that are there, once it is finished
         self._key, self._is_keyed = key, is_keyed
         self._tensor, self._like = tensor, like
 

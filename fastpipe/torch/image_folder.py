@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 from torchvision import get_image_backend
@@ -192,8 +193,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     # ---- how a batch is made; FastLoader calls the first two --------------------------------
 
-    def _start_batch(self, indices: Sequence[int], key: Key | None = None, *, threaded: bool = True) -> Batch:
-        """Begin a batch without waiting for it."""
+    def _start_batch(
+        self,
+        indices: Sequence[int],
+        key: Key | None = None,
+        *,
+        threaded: bool = True,
+        rows: Sequence[npt.NDArray[Any]] | None = None,
+    ) -> Batch:
+        """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [Item(p, *self._path_and_target(samples, p)) for p in positions]
@@ -201,7 +209,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        memory, tensor = batch_memory(plan, len(items), runtime.slots, threaded)
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = rows
+        tensor: torch.Tensor | None = None
+        if rows is None:
+            memory, tensor = batch_memory(plan, len(items), runtime.slots, threaded)
         finish, like, stock_here = None, None, bool(plan.stock)
         if plan.output is None and self._stock_threads(plan):
             like, stock_here = runtime.likeness.of(plan) if threaded else None, False
@@ -218,7 +229,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
-        kept = batch.pending.wait()
+        kept = batch.kept = batch.pending.wait()
         targets = [self._target_of(batch.pending.items[n]) for n in kept]
         whole = batch.whole(kept)
         if whole is not None:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader, RandomSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.engine.clock import StageClock
-from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.index.order import epoch_order
-from fastpipe.torch._torch_loader import LoaderView, ThreadedIterator, is_map_style, stock_iterator
+from fastpipe.errors import OptionError
+from fastpipe.torch._torch_loader import (
+    LoaderView,
+    ThreadedIterator,
+    forget_iterator,
+    is_map_style,
+    stock_iterator,
+)
+from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.types import Key
+from fastpipe.torch.order import EpochOrder, ShardSampler, mark_shuffle
+from fastpipe.torch.ranks import RankCheck
+from fastpipe.torch.sources import FolderSource, source_of
+from fastpipe.torch.state import point_of, set_sampler_state, state_of
+from fastpipe.torch.workers import WorkerInit
+from fastpipe.types import Shard
 
 __all__ = ["FastLoader"]
 
@@ -23,16 +34,19 @@ __all__ = ["FastLoader"]
 class FastLoader(DataLoader[Any]):
     """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
 
-    Over a :class:`fastpipe.FastImageFolder`, or a ``Subset`` of one, ``num_workers=0`` means
-    threads in this process: the next batches are made while the current one is used, without
-    worker processes.  Over any other dataset it does what ``DataLoader`` does.
+    Over a :class:`fastpipe.FastImageFolder` or torchvision's ``ImageFolder``, also through
+    ``Subset`` and ``ConcatDataset``, batches are made by threads: with ``num_workers=0`` in this
+    process, the next ones while the current one is used; else in each worker process.  Any other
+    dataset runs its own code behind torch's machinery.  ``print(loader.plan)`` says what is done
+    where, and why.
 
     Args:
         dataset … in_order: as in ``DataLoader``.
         seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
-            (seed, epoch), the same for any number of threads or workers.  Default: the
+            (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
             or torch's global generator, with the draws that ``DataLoader`` makes.
+        shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Instead of a sampler.
         prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
             more where batches are so small that the threads would run dry.
 
@@ -66,19 +80,28 @@ class FastLoader(DataLoader[Any]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
+        shard: Shard | None = None,
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
         self.seed = seed if seed is None else operator.index(seed)
+        self.shard = shard
         self.prefetch_batches = prefetch_batches
+        self._twins: dict[int, FastImageFolder] = {}
+        self._ranks = RankCheck() if shard is not None else None
+        if shard is not None:
+            sampler = self._shard_sampler(dataset, shard, shuffle, sampler, batch_sampler, batch_size)
+            shuffle = False
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
             drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
-        self._order = _Order(self, bool(shuffle) and sampler is None and batch_sampler is None)
+        if sampler is None and batch_sampler is None:
+            mark_shuffle(self.sampler)
+        self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
 
     @property
     def clock(self) -> StageClock:
@@ -87,15 +110,16 @@ class FastLoader(DataLoader[Any]):
         Raises:
             AttributeError: the dataset is none that fastpipe makes batches of.
         """
-        source = _source_of(self.dataset)
+        source = self._source()
         if source is None:
             raise AttributeError(f"no stages are timed for a {type(self.dataset).__name__}")
-        return source.base.clock
+        return source.clock
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, which (with a seed) fixes order and augmentation.
 
-        Without this call epochs are counted from 0, one for each iteration begun.
+        Without this call epochs are counted from 0, one for each iteration begun.  A sampler that
+        has a ``set_epoch``, such as ``DistributedSampler``, gets the number as well.
 
         Args:
             epoch: from 0.
@@ -103,121 +127,149 @@ class FastLoader(DataLoader[Any]):
         epoch = operator.index(epoch)
         if epoch < 0:
             raise OptionError(f"set_epoch(epoch) must be from 0, got {epoch}")
-        self._order.next_epoch = epoch
+        self._order.set_epoch(epoch)
+        samplers: list[Any] = [self.sampler, self.batch_sampler]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, counted at the batches that have been received: a dict for JSON.
+
+        With a seed (or without shuffling) the rest of the epoch is found at once, by any number
+        of workers and ranks.  Else the state holds that of the sampler's generator when the epoch
+        began, and the indices up to here are drawn again; no data are.
+
+        Raises:
+            OptionError: the order comes from a sampler without ``state_dict``, from an
+                ``IterableDataset``, or batches come out of order (``in_order=False``).
+
+        >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
+        ...     break
+        >>> loader.load_state_dict(state)
+        >>> len(list(loader))
+        2
+        """
+        self._check_stateful("state_dict")
+        return state_of(self._order, self._samples(), self._effective_seed())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a loader was: the next iteration gives the rest of its epoch.
+
+        ``set_epoch`` with another number starts that epoch instead.
+
+        Args:
+            state: what ``state_dict`` gave.
+
+        Raises:
+            OptionError: the state is of another kind of loader, dataset or seed.
+        """
+        self._check_stateful("load_state_dict")
+        point = point_of(state, self._order, self._samples(), self._effective_seed())
+        set_sampler_state(self._order, state.get("sampler"))
+        self._order.resume_at(point)
+        forget_iterator(self)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch, on this rank."""
+        return len(self._order) if self.shard is not None else super().__len__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
             return super()._get_iterator()
-        source, seed = _source_of(self.dataset), self._effective_seed()
-        if source is None and seed is None:
-            return super()._get_iterator()
-        view = LoaderView(self, self._order, seed)
+        source, seed = self._source(), self._effective_seed()
+        if self.shard is not None and self._ranks is not None:
+            values = {"seed": seed, "samples": self._samples(), "batches": len(self)}
+            self._ranks.warn_if_ranks_disagree(self.shard, values)
+        is_keyed = source is not None or seed is not None
+        batches = IndexBatches(self._order, seed, is_keyed)
+        if source is not None:
+            dataset: UsersDataset = SourceDataset(self.dataset, source)
+        else:
+            dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
+        view = LoaderView(self, dataset, batches, seed, WorkerInit(self.worker_init_fn))
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
-        refill = self.batch_size if source.base.bad_samples.policy == "skip" else None
         depth = self._depth(source)
-        source.base._expect_ahead(depth)
-        return ThreadedIterator(view, source, depth, refill)
+        source.expect_ahead(depth)
+        return ThreadedIterator(view, source, depth, self.batch_size if source.skips else None)
+
+    def _source(self) -> FolderSource | None:
+        return source_of(self.dataset, self._twins)
+
+    def _samples(self) -> int | None:
+        try:
+            return len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:  # its sampler knows
+            return None
 
     def _effective_seed(self) -> int | None:
-        if self.seed is not None:
-            return self.seed
-        dataset = self.dataset
-        while isinstance(dataset, Subset):
-            dataset = dataset.dataset
-        return dataset.seed if isinstance(dataset, FastImageFolder) else None
+        return _SeedOf(self.seed, self.dataset)()
 
-    def _depth(self, source: _Source) -> int:
+    def _depth(self, source: FolderSource) -> int:
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
         size = self.batch_size or 1
-        return 1 + max(1, math.ceil(2 * source.base._thread_count() / size))
+        return 1 + max(1, math.ceil(2 * source.threads / size))
+
+    def _check_stateful(self, method: str) -> None:
+        if not is_map_style(self):
+            raise OptionError(
+                f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
+                "not: use torchdata's StatefulDataLoader, whose workers ask the dataset for its state"
+            )
+        if not self.in_order and self.num_workers > 1:
+            raise OptionError(
+                f"{method}() counts batches in their order, but in_order=False gives them as they come: "
+                "leave in_order=True"
+            )
+
+    def _shard_sampler(
+        self, dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
+        batch_size: int | None,
+    ) -> ShardSampler:  # fmt: skip
+        """The sampler that a loader with ``shard=`` shows."""
+        if not isinstance(shard, Shard):
+            raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
+        if isinstance(dataset, IterableDataset):
+            raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
+        # A trainer that makes the loader anew hands over the sampler that it found.
+        is_ours = isinstance(sampler, ShardSampler)
+        if (sampler is not None and not is_ours) or batch_sampler is not None:
+            raise OptionError(
+                "shard= and a sampler both say which samples this rank takes: give one of them "
+                "(shuffle=True and seed= work with shard=)"
+            )
+        if batch_size is None and shard.mode == "eval":
+            raise OptionError("Shard(mode='eval') makes batches of equal number: give a batch_size")
+        shuffles = sampler.shuffle if is_ours else bool(shuffle)
+        if shuffles and _SeedOf(self.seed, dataset)() is None:
+            raise OptionError(
+                "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
+                "parts of different orders"
+            )
+        source = source_of(dataset, self._twins)
+        if source is not None and source.skips:
+            raise OptionError(
+                "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
+                "wait for each other for ever: use bad_samples='replace' with shard="
+            )
+        return ShardSampler(dataset, shard, shuffles)
 
 
-class _Order:
-    """The index batches of each epoch: torch's samplers', or with a seed a function of the epoch.
+class _SeedOf:
+    """The seed that counts: the loader's own, else the dataset's.  Does not refer to the loader."""
 
-    Args:
-        loader: whose samplers are used; not kept.
-        is_ours: whether the order is a shuffle that no sampler of the user's decides.
-    """
+    def __init__(self, seed: int | None, dataset: Any) -> None:
+        self._seed, self._dataset = seed, dataset
 
-    def __init__(self, loader: DataLoader[Any], is_ours: bool) -> None:
-        self.next_epoch = 0
-        self.is_batched = bool(loader._auto_collation)
-        self._sampler, self._index_sampler = loader.sampler, loader._index_sampler
-        self._batch_size, self._drop_last = loader.batch_size, loader.drop_last
-        self._is_ours = is_ours
-
-    def __len__(self) -> int:
-        return len(self._index_sampler)
-
-    def begin(self) -> int:
-        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        return epoch
-
-    def shard(self) -> tuple[int, int]:
-        """What a ``DistributedSampler``, or one like it, says of its rank."""
-        batches = getattr(self._index_sampler, "sampler", None)
-        for sampler in (self._sampler, self._index_sampler, batches):
-            rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
-            if isinstance(rank, int) and isinstance(ranks, int):
-                return rank, ranks
-        return 0, 1
-
-    def batches(self, seed: int | None) -> Iterator[Any]:
-        if seed is None or not self._is_ours or not isinstance(self._sampler, RandomSampler):
-            return iter(self._index_sampler)
-        return self._shuffled(seed)
-
-    def _shuffled(self, seed: int) -> Iterator[Any]:
-        count = len(self._sampler)  # type: ignore[arg-type]
-        # This runs with the first batch, after ``begin``.
-        order = epoch_order(count, seed=seed, epoch=self.next_epoch - 1).tolist()
-        if self._batch_size is None:
-            yield from order
-            return
-        for start in range(0, len(order), self._batch_size):
-            batch = order[start : start + self._batch_size]
-            if len(batch) == self._batch_size or not self._drop_last:
-                yield batch
-
-
-class _Source:
-    """A ``FastImageFolder``, perhaps through subsets, that makes batches ahead."""
-
-    def __init__(self, base: FastImageFolder, subsets: Sequence[Subset[Any]]) -> None:
-        self.base = base
-        self._subsets = subsets  # from the outermost to the one around the base
-
-    def start(self, indices: Sequence[int], key: Key) -> Any:
-        for subset in self._subsets:
-            indices = [subset.indices[index] for index in indices]
-        return self.base._start_batch(indices, key)
-
-    def finish(self, batch: Any) -> list[Any]:
-        return self.base._finish_batch(batch)
-
-    def why_empty(self, batch: Any) -> BadSampleError | None:
-        return self.base._why_empty(batch)
-
-    def cancel(self, batch: Any) -> None:
-        batch.pending.cancel()
-
-    def waited(self, nanoseconds: int) -> None:
-        self.base.clock.add("wait", nanoseconds)
-
-
-def _source_of(dataset: Any) -> _Source | None:
-    """The source behind a dataset, if every object on the way is one whose code is known."""
-    subsets = []
-    while type(dataset) is Subset:
-        subsets.append(dataset)
-        dataset = dataset.dataset
-    if (
-        isinstance(dataset, FastImageFolder)
-        and type(dataset).__getitems__ is FastImageFolder.__getitems__
-        and dataset._answers_for_batches()
-    ):
-        return _Source(dataset, subsets)
-    return None
+    def __call__(self) -> int | None:
+        if self._seed is not None:
+            return self._seed
+        dataset = self._dataset
+        while type(dataset) in (Subset, ConcatDataset):
+            dataset = dataset.dataset if type(dataset) is Subset else dataset.datasets[0]
+        seed = getattr(dataset, "seed", None)
+        return seed if isinstance(dataset, FastImageFolder) else None

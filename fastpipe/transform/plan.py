@@ -68,6 +68,7 @@ class Plan:
     Attributes:
         draws: uniform numbers that a sample needs.
         stock: the transforms that run as they are, last.
+        kind: class of the samples before those: a PIL image's, a tensor's.
         output: the tensor that each sample becomes; None where shapes may differ or the
             stock part decides.
     """
@@ -89,7 +90,7 @@ class Plan:
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
         self._slices = [slice(a, b) for a, b in pairwise(ends)]
         self.draws = int(ends[-1])
-        self._ramp_type = type(ramp)
+        self.kind = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
         # Where torchvision or user code goes on, with the strides it would have found: the last
         # bit of torch's arithmetic depends on them.
@@ -168,14 +169,14 @@ class Plan:
 
     def rows(self, batch: Any) -> list[Any]:
         """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""
-        return rows_of(batch, self._ramp_type)
+        return rows_of(batch, self.kind)
 
     def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
         """Memory (C, H, W) that was written, as what the transform gives: a tensor or a PIL image."""
         if not self._dtype:
             image = memory.reshape(shape[1], shape[2], shape[0])
             return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[0] == 1 else image)
-        return of_kind(tensor_over(memory, shape, self._dtype, self._layout), self._ramp_type)
+        return of_kind(tensor_over(memory, shape, self._dtype, self._layout), self.kind)
 
     def _by_functionals(self, steps: Sequence[Step], first: int, value: Any, parameters: Any) -> Any:
         for number, step in enumerate(steps, first):

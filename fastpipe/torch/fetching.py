@@ -1,0 +1,343 @@
+"""What torch's iterators are given instead of the user's dataset and samplers.
+
+torch hands what an index sampler gives to the dataset, in this process or in a worker.  Here
+an index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and
+its kind rebuild plain indices), and errors gain the sample's index and path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, get_worker_info
+
+from fastpipe.torch.keys import key_for, keyed
+from fastpipe.torch.order import EpochOrder, Progress
+from fastpipe.torch.state import sampler_state
+from fastpipe.torch.stock import preserved_generators, seed_generators
+from fastpipe.transform.keys import sample_seed
+from fastpipe.types import Key
+
+__all__ = [
+    "BatchSource",
+    "IndexBatches",
+    "KeyedCollate",
+    "KeyedDataset",
+    "KeyedIndices",
+    "SourceDataset",
+    "UsersDataset",
+]
+
+_COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
+
+
+class BatchSource(Protocol):
+    """A dataset that makes batches ahead of their use."""
+
+    def start(self, indices: Sequence[int], key: Key) -> Any:
+        """Begin a batch."""
+
+    def finish(self, batch: Any) -> list[Any]:
+        """Wait for a batch and return its samples."""
+
+    def kept(self, batch: Any) -> Sequence[int]:
+        """Which of the samples asked for a finished batch has, as their numbers in it."""
+
+    def why_empty(self, batch: Any) -> Exception | None:
+        """The error that says why a finished batch has no sample; None where none was asked for."""
+
+    def cancel(self, batch: Any) -> None:
+        """Give a batch up."""
+
+    def waited(self, nanoseconds: int) -> None:
+        """Hear how long the consumer waited for a batch."""
+
+
+class KeyedIndices:
+    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch.
+
+    Attributes:
+        indices: what the sampler gave, as it is.
+        seed: the key's seed; None for the loader's base seed, which is known where the
+            batch is made.
+        epoch: number of the epoch.
+        first: position of the first index in the epoch's order.
+        count: number of samples.
+        step: ranks that take turns in that order; 1 without ranks.
+    """
+
+    def __init__(
+        self, indices: Any, seed: int | None, epoch: int, first: int, count: int, step: int = 1
+    ) -> None:
+        self.indices, self.seed, self.epoch = indices, seed, epoch
+        self.first, self.count, self.step = first, count, step
+
+    def key(self, base_seed: int) -> Key:
+        """The key of these samples."""
+        seed = base_seed if self.seed is None else self.seed
+        return key_for(seed, self.epoch, self.first, self.count, self.step)
+
+
+class IndexBatches:
+    """An index sampler that gives the loader's index batches, with their keys where they have some.
+
+    Attributes:
+        base_seed: the iterator's, once it is known.
+        begun: epochs begun under that.
+
+    Args:
+        order: the loader's order.
+        seed: seed of the keys; None for the base seed.
+        is_keyed: whether the dataset takes ``KeyedIndices``.
+    """
+
+    def __init__(self, order: EpochOrder, seed: int | None, is_keyed: bool) -> None:
+        self.order, self.seed, self.is_keyed = order, seed, is_keyed
+        point = order.pending
+        self.base_seed = None if point is None else point.base_seed
+        self.begun = 0
+
+    def __iter__(self) -> _Epoch:
+        # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
+        return _Epoch(self)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+class _Epoch:
+    """One epoch of ``IndexBatches``.  After an error of the sampler it asks it again.
+
+    Attributes:
+        progress: how far the user is; None before the first index has been asked for.
+    """
+
+    def __init__(self, batches: IndexBatches) -> None:
+        order = batches.order
+        self._batches, self._order = batches, order
+        self._state = sampler_state(order.sampler, order.index_sampler)
+        self._ours = order.ours(batches.seed)
+        self._sampler: Iterator[Any] = iter(()) if self._ours is not None else iter(order.index_sampler)
+        self._rank, self._step = order.shard()
+        self._key_epoch = 0
+        self._position = 0
+        self._replayed: list[Any] = []
+        self.progress: Progress | None = None
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        if self.progress is None:
+            self._begin()
+        if self._ours is not None:
+            indices, first = next(self._sampler)
+            count = len(indices) if self._order.is_batched else 1
+            return self._keyed(indices, first, count) if self._batches.is_keyed else indices
+        indices = self._replayed.pop() if self._replayed else next(self._sampler)
+        if not self._batches.is_keyed:
+            return indices
+        if self._order.is_batched and not hasattr(indices, "__len__"):
+            indices = list(indices)
+        several = self._order.is_batched or isinstance(indices, list)
+        count = len(indices) if several else 1
+        # The place in the order of all ranks: two ranks must not augment alike.
+        first = self._rank + self._step * self._position
+        self._position += count
+        return self._keyed(indices, first, count)
+
+    def _keyed(self, indices: Any, first: int, count: int) -> KeyedIndices:
+        return KeyedIndices(indices, self._batches.seed, self._key_epoch, first, count, self._step)
+
+    def _begin(self) -> None:
+        batches = self._batches
+        progress = self.progress = self._order.begin(batches.begun, self._state)
+        progress.base_seed = batches.base_seed
+        point = progress.point
+        batches.begun = point.begun + 1
+        # Without a seed the base seed is another for each iterator, and only persistent workers
+        # have several epochs under the same.
+        self._key_epoch = point.begun if batches.seed is None else point.epoch
+        if self._ours is not None:
+            self._sampler = self._ours.indices(point.epoch, point.position)
+            if not self._order.is_batched:
+                self._sampler = ((index, first) for (index,), first in self._sampler)
+        elif point.taken or point.offset or point.generator is not None:
+            self._replay()
+
+    def _replay(self) -> None:
+        """Go to where the epoch goes on, with the draws of the sampler that it began with."""
+        assert self.progress is not None
+        point = self.progress.point
+        generator = self._order.generator
+        with preserved_generators() if generator is torch.default_generator else nullcontext():
+            if generator is not None and point.generator is not None:
+                generator.set_state(point.generator)
+            for _ in range(point.taken):
+                taken = next(self._sampler)
+                self._position += len(taken) if self._order.is_batched else 1
+            ahead = next(self._sampler, None)  # samplers draw when the first is asked for
+        if ahead is not None:
+            self._replayed.append(ahead[point.offset :] if point.offset else ahead)
+            self._position += point.offset
+
+
+class UsersDataset:
+    """The user's dataset; an error of it says which sample it was about."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Any) -> Any:
+        dataset = self.dataset
+        several = getattr(dataset, "__getitems__", None)
+        if several:
+            return several(indices)
+        samples: list[Any] = []
+        index = None
+        try:
+            for index in indices:
+                samples.append(dataset[index])
+        except Exception as error:
+            _say_which(error, dataset, index)
+            raise
+        return samples
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            _say_which(error, self.dataset, index)
+            raise
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class KeyedDataset(UsersDataset):
+    """Sets the key of what is asked for, then asks the user's dataset.
+
+    Under a seed, whatever the dataset draws comes from it, in any process: for each sample
+    anew, or once for a batch that the dataset answers for as a whole.
+    """
+
+    def __getitems__(self, asked: KeyedIndices) -> Any:
+        _fetched.last = asked
+        base = _base_seed()
+        if asked.seed is None or getattr(self.dataset, "__getitems__", None):
+            with keyed(asked.key(base)), _seeded(asked, base):
+                return super().__getitems__(asked.indices)
+        samples = []
+        with preserved_generators():
+            for number, index in enumerate(asked.indices):
+                key = key_for(asked.seed, asked.epoch, asked.first + number * asked.step, 1)
+                seed_generators(sample_seed(key.seed, key.epoch, int(key.draws[0])))
+                with keyed(key):
+                    samples.append(super().__getitem__(index))
+        return samples
+
+    def __getitem__(self, asked: KeyedIndices) -> Any:
+        _fetched.last = asked
+        base = _base_seed()
+        with keyed(asked.key(base)), _seeded(asked, base):
+            return super().__getitem__(asked.indices)
+
+
+class SourceDataset(KeyedDataset):
+    """Asks a source for batches, and the user's dataset for single samples."""
+
+    def __init__(self, dataset: Any, source: BatchSource) -> None:
+        super().__init__(dataset)
+        self._source = source
+
+    def __getitems__(self, asked: KeyedIndices) -> Any:
+        _fetched.last = asked
+        base = _base_seed()
+        with _seeded(asked, base):
+            batch = self._source.start(asked.indices, asked.key(base))
+            samples = self._source.finish(batch)
+        error = None if samples else self._source.why_empty(batch)
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        return samples
+
+
+class KeyedCollate:
+    """A collate function of the user's whose draws come from the key of its batch."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        asked = _fetched.last
+        if asked is None:
+            return self._function(samples)
+        with preserved_generators():
+            seed_generators(sample_seed(asked.key(0).seed, asked.epoch, _COLLATE + asked.first))
+            return self._function(samples)
+
+    @staticmethod
+    def is_about(asked: KeyedIndices) -> None:
+        """Tell which batch this thread will collate next."""
+        _fetched.last = asked
+
+
+class _Fetched(threading.local):
+    last: KeyedIndices | None = None
+
+
+_fetched = _Fetched()
+
+
+@contextmanager
+def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
+    """Where a seed is given, draws from the global generators come from it."""
+    if asked.seed is None:
+        yield
+        return
+    with preserved_generators():
+        seed_generators(sample_seed(asked.key(base).seed, asked.epoch, asked.first))
+        yield
+
+
+def _base_seed() -> int:
+    worker = get_worker_info()
+    return worker.seed - worker.id if worker else _fetched_base.seed
+
+
+class _Base(threading.local):
+    seed = 0  # for torch's own iterator without workers, which sets it before it fetches
+
+
+_fetched_base = _Base()
+
+
+def set_base_seed(seed: int) -> None:
+    """Tell the base seed under which this thread fetches next, outside of workers."""
+    _fetched_base.seed = seed
+
+
+def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
+    """Add index and, where the dataset is one of files, path (Python 3.11 and later show it)."""
+    if hasattr(error, "add_note") and not any("sample " in note for note in getattr(error, "__notes__", ())):
+        path = _path_of(dataset, index)
+        error.add_note(f"while loading sample {index!r}" + (f" from {path!r}" if path else ""))
+
+
+def _path_of(dataset: Any, index: Any) -> str | None:
+    try:
+        while type(dataset) in (Subset, ConcatDataset):
+            if type(dataset) is Subset:
+                dataset, index = dataset.dataset, dataset.indices[index]
+                continue
+            number = next(n for n, end in enumerate(dataset.cumulative_sizes) if index < end)
+            index -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset = dataset.datasets[number]
+        path = dataset.samples[index][0]
+    except Exception:  # whatever it is, the error at hand is the one to be seen
+        return None
+    return path if isinstance(path, str) else None

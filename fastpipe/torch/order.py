@@ -1,0 +1,277 @@
+"""The index batches of each epoch, and how far the user has come in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from fastpipe.index.order import epoch_order
+from fastpipe.index.shards import ShardedBatches
+from fastpipe.types import Shard
+
+__all__ = ["EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "mark_shuffle"]
+
+_WHOLE = Shard(0, 1)
+
+
+class EpochBatches:
+    """Index batches as a function of the epoch alone; as a ``batch_sampler`` it counts epochs itself.
+
+    Args:
+        count: number of samples.
+        batch_size: samples in a batch.
+        drop_last: leave out an incomplete last batch.
+        seed: shuffles each epoch in another order; None goes through the samples in theirs.
+        shard: the rank's part.
+    """
+
+    def __init__(self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard) -> None:
+        self.count, self.batch_size, self.drop_last = count, batch_size, drop_last
+        self.seed, self.shard = seed, shard
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch."""
+        self.epoch = epoch
+
+    def steps(self, start: int = 0) -> ShardedBatches:
+        """Where the batches from a position on are."""
+        return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
+
+    def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], int]]:
+        """Each batch's indices, and the position of the first of them."""
+        order = range(self.count)
+        if self.seed is not None:
+            order = epoch_order(self.count, seed=self.seed, epoch=epoch).tolist()
+        for batch in self.steps(start):
+            if batch.end <= self.count:
+                yield list(order[batch.first : batch.end : batch.step]), batch.first
+            else:  # filled up from the epoch's start
+                yield [order[position % self.count] for position in batch.positions], batch.first
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return (indices for indices, _ in self.indices(epoch))
+
+    def __len__(self) -> int:
+        return len(self.steps())
+
+
+class ShardSampler(DistributedSampler[int]):
+    """The ``sampler`` that a loader with ``shard=`` shows.
+
+    It is a ``DistributedSampler``, so that a trainer knows that the loader is sharded already,
+    and sets its epoch.
+
+    Args:
+        dataset: whose samples they are.
+        shard: the rank's part.
+        shuffle: whether each epoch has another order.
+    """
+
+    def __init__(self, dataset: Any, shard: Shard, shuffle: bool) -> None:
+        super().__init__(dataset, num_replicas=shard.world, rank=shard.rank, shuffle=shuffle)
+        self.order: EpochOrder | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the loader's next epoch."""
+        super().set_epoch(epoch)
+        if self.order is not None:
+            self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for indices, _ in self._batches().indices(self.epoch) for index in indices)
+
+    def __len__(self) -> int:
+        return sum(batch.size for batch in self._batches().steps())
+
+    def _batches(self) -> EpochBatches:
+        assert self.order is not None, "a loader sets it"
+        batches = self.order.ours(None)
+        assert batches is not None
+        return batches
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where the next epoch goes on.
+
+    Attributes:
+        epoch: its number.
+        begun: number of the epoch under the same base seed.
+        batches: batches that the user has received.
+        taken: index batches of the sampler that they took.
+        offset: samples of the index batch behind those that they took as well.
+        position: where the next batch begins, if the order is a function of the epoch.
+        base_seed: seed of the keys, if no other is given.
+        generator: state of the sampler's generator when the epoch began.
+    """
+
+    epoch: int
+    begun: int = 0
+    batches: int = 0
+    taken: int = 0
+    offset: int = 0
+    position: int = 0
+    base_seed: int | None = None
+    generator: torch.Tensor | None = None
+
+
+class Progress:
+    """How far the user has come in an epoch.
+
+    Attributes:
+        point: where the iterator began.
+        received: batches that it has given.
+        taken: index batches that these took, if not one each.
+        offset: samples of the next index batch that these took.
+        is_over: whether it has said that there are no more.
+        base_seed: the iterator's.
+        generator: state of the sampler's generator when the epoch began.
+        sampler: state of the user's sampler when the epoch began.
+    """
+
+    def __init__(self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any) -> None:
+        self.point, self.generator, self.sampler = point, generator, sampler
+        self.received = 0
+        self.taken: int | None = None
+        self.offset = 0
+        self.is_over = False
+        self.base_seed: int | None = None
+
+
+class EpochOrder:
+    """The index batches of a loader, epoch by epoch.
+
+    Does not refer to the loader: a loader with persistent workers refers to its iterator, which
+    refers to this, and must end them when it is dropped, without the garbage collector.
+
+    Attributes:
+        next_epoch: number of the next epoch.
+        progress: how far the user is in the one that began last; None before the first.
+
+    Args:
+        loader: whose samplers are used; not kept.
+        shard: the rank's part, where the loader deals out the samples.
+        seed: gives the seed of the order, or None.
+    """
+
+    def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
+        self.next_epoch = 0
+        self.progress: Progress | None = None
+        self.is_batched = bool(loader._auto_collation)
+        self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
+        self._resume: ResumePoint | None = None
+        self._seed = seed
+        self._shard = shard or _WHOLE
+        self._batch_size, self._drop_last = loader.batch_size or 1, loader.drop_last
+        batches: Any = loader.batch_sampler
+        self._is_default = batches is None or (
+            type(batches) is BatchSampler and batches.sampler is loader.sampler
+        )
+        if isinstance(self.sampler, ShardSampler):
+            self.sampler.order = self
+
+    def __len__(self) -> int:
+        ours = self.ours(None) if isinstance(self.sampler, ShardSampler) else None
+        return len(self.index_sampler) if ours is None else len(ours)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
+        self.next_epoch = epoch
+        if self._resume is not None and self._resume.epoch != epoch:
+            self._resume = None
+
+    def resume_at(self, point: ResumePoint) -> None:
+        """Let the next epoch go on there."""
+        self.next_epoch, self.progress, self._resume = point.epoch, None, point
+
+    @property
+    def pending(self) -> ResumePoint | None:
+        """Where the next epoch goes on, if it does not start anew."""
+        return self._resume
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator from which a sampler of torch's draws the order; None if it draws none."""
+        sampler = self.index_sampler
+        while type(sampler) is BatchSampler:
+            sampler = sampler.sampler
+        generator = getattr(sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+        is_drawn = type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+        return torch.default_generator if is_drawn else None
+
+    def here(self) -> ResumePoint:
+        """Where the user is in the epoch that began last."""
+        progress = self.progress
+        assert progress is not None
+        point, ours = progress.point, self.ours(None)
+        taken = point.taken + (progress.received if progress.taken is None else progress.taken)
+        position = 0
+        if ours is not None:
+            steps = ours.steps(point.position)
+            position = steps.end(taken - point.taken) + progress.offset
+        return ResumePoint(
+            point.epoch, point.begun, point.batches + progress.received, taken, progress.offset, position,
+            progress.base_seed, progress.generator,
+        )  # fmt: skip
+
+    def begin(self, begun: int, sampler_state: Any) -> Progress:
+        """An epoch begins: with the first index that is asked for."""
+        point, self._resume = self._resume, None
+        if point is None:
+            point = ResumePoint(self.next_epoch, begun)
+        self.next_epoch = point.epoch + 1
+        generator, state = self.generator, point.generator
+        if state is None and generator is not None:
+            state = generator.get_state()
+        self.progress = Progress(point, state, sampler_state)
+        return self.progress
+
+    def shard(self) -> tuple[int, int]:
+        """What a ``DistributedSampler``, or one like it, says of its rank."""
+        batches = getattr(self.index_sampler, "sampler", None)
+        for sampler in (self.sampler, self.index_sampler, batches):
+            rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+            if isinstance(rank, int) and isinstance(ranks, int):
+                return rank, ranks
+        return 0, 1
+
+    def ours(self, seed: int | None) -> EpochBatches | None:
+        """The epochs' batches, if they are a function of the epoch; None if samplers decide."""
+        sampler, seed = self.sampler, self._seed() if seed is None else seed
+        if not self._is_default:
+            return None
+        if isinstance(sampler, ShardSampler):
+            count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
+        elif type(sampler) is SequentialSampler:
+            count, shuffles = len(sampler), False
+        elif type(sampler) is RandomSampler and is_shuffle(sampler) and seed is not None:
+            count, shuffles = len(sampler), True
+        else:
+            return None
+        return EpochBatches(count, self._batch_size, self._drop_last, seed if shuffles else None, self._shard)
+
+
+def mark_shuffle(sampler: Any) -> None:
+    """Remember that a sampler only stands for ``shuffle=True``, wherever a trainer puts it."""
+    sampler._fastpipe_is_shuffle = True
+
+
+def is_shuffle(sampler: Any) -> bool:
+    """Whether a sampler only stands for ``shuffle=True``."""
+    return getattr(sampler, "_fastpipe_is_shuffle", False)

@@ -1,0 +1,241 @@
+"""What fastpipe makes batches of: image folders, also through ``Subset`` and ``ConcatDataset``."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import ImageFolder
+
+from fastpipe.engine.clock import StageClock
+from fastpipe.errors import BadSampleError
+from fastpipe.torch.batches import Batch, batch_memory
+from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.samples import samples_of
+from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
+from fastpipe.types import Key
+
+__all__ = ["FolderSource", "source_of", "why_no_source"]
+
+
+class FolderSource:
+    """Image folders behind a dataset of the user's.
+
+    Attributes:
+        bases: the folders, in the order of the samples.
+    """
+
+    def __init__(self, root: _Node) -> None:
+        self._root = root
+        self.bases = root.bases()
+
+    def start(self, indices: Sequence[int], key: Key) -> _Mixed | _Simple:
+        """Begin a batch."""
+        places = self._root.places(indices)
+        if len(self.bases) == 1:
+            return _Simple(self.bases[0], [index for _, index in places], key)
+        bases = dict.fromkeys(base for base, _ in places)
+        if len(bases) == 1:
+            return _Simple(next(iter(bases)), [index for _, index in places], key)
+        return _Mixed(list(bases), places, key)
+
+    def finish(self, batch: _Mixed | _Simple) -> list[Any]:
+        """Wait for a batch and return its samples."""
+        return batch.finish()
+
+    def kept(self, batch: _Mixed | _Simple) -> Sequence[int]:
+        """The numbers of the samples that a finished batch has."""
+        return batch.kept
+
+    def why_empty(self, batch: _Mixed | _Simple) -> BadSampleError | None:
+        """Why a finished batch has no sample; None if none was asked for."""
+        return batch.why_empty()
+
+    def cancel(self, batch: _Mixed | _Simple) -> None:
+        """Give a batch up."""
+        batch.cancel()
+
+    def waited(self, nanoseconds: int) -> None:
+        """Hear how long the consumer waited for a batch."""
+        self.clock.add("wait", nanoseconds)
+
+    @property
+    def clock(self) -> StageClock:
+        """Time by stage."""
+        return self.bases[0].clock
+
+    @property
+    def threads(self) -> int:
+        """Decoding threads."""
+        return self.bases[0]._thread_count()
+
+    def expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that are begun ahead."""
+        for base in self.bases:
+            base._expect_ahead(batches)
+
+    @property
+    def skips(self) -> bool:
+        """Whether bad samples are left out."""
+        return any(base.bad_samples.policy == "skip" for base in self.bases)
+
+
+class _Simple:
+    """A batch of one folder."""
+
+    def __init__(self, base: FastImageFolder, indices: Sequence[int], key: Key) -> None:
+        self._base, self._batch = base, base._start_batch(indices, key)
+        self.kept: Sequence[int] = ()
+
+    def finish(self) -> list[Any]:
+        samples = self._base._finish_batch(self._batch)
+        self.kept = self._batch.kept
+        return samples
+
+    def why_empty(self) -> BadSampleError | None:
+        return self._base._why_empty(self._batch)
+
+    def cancel(self) -> None:
+        self._batch.pending.cancel()
+
+
+class _Mixed:
+    """A batch of several folders; in one memory, where they make the same tensors."""
+
+    def __init__(
+        self, bases: Sequence[FastImageFolder], places: Sequence[tuple[FastImageFolder, int]], key: Key
+    ) -> None:
+        first, self._count = bases[0], len(places)
+        self._tensor: torch.Tensor | None = None
+        memory = None
+        plans = [base.plan for base in bases]
+        if all(plan.output == plans[0].output and plan.kind is plans[0].kind for plan in plans):
+            memory, self._tensor = batch_memory(plans[0], len(places), first._running().slots, True)
+        self._plan = plans[0]
+        self._parts: list[tuple[FastImageFolder, list[int], Batch]] = []
+        self.kept: Sequence[int] = ()
+        for base in bases:
+            numbers = [number for number, (owner, _) in enumerate(places) if owner is base]
+            indices = [places[number][1] for number in numbers]
+            part = Key(key.seed, key.epoch, key.draws[numbers])
+            rows = None if memory is None else [memory[number] for number in numbers]
+            self._parts.append((base, numbers, base._start_batch(indices, part, rows=rows)))
+
+    def finish(self) -> list[Any]:
+        found: dict[int, tuple[Any, Any]] = {}
+        for base, numbers, batch in self._parts:
+            made = base._finish_batch(batch)  # without images, if they are in the common memory
+            found.update(zip((numbers[n] for n in batch.kept), made, strict=True))
+        self.kept = sorted(found)
+        samples = [found[number] for number in self.kept]
+        if self._tensor is None:
+            return samples
+        tensor = self._tensor if len(samples) == self._count else self._tensor[self.kept]
+        return samples_of(tensor, self._plan.rows(tensor), [target for _, target in samples])
+
+    def why_empty(self) -> BadSampleError | None:
+        base, _, batch = self._parts[0]
+        return base._why_empty(batch)
+
+    def cancel(self) -> None:
+        for _, _, batch in self._parts:
+            batch.pending.cancel()
+
+
+class _Node:
+    """A dataset on the way to the folders: which folder's which sample an index is."""
+
+    def bases(self) -> list[FastImageFolder]:
+        raise NotImplementedError
+
+    def places(self, indices: Sequence[int]) -> list[tuple[FastImageFolder, int]]:
+        raise NotImplementedError
+
+
+class _Folder(_Node):
+    def __init__(self, base: FastImageFolder) -> None:
+        self._base = base
+
+    def bases(self) -> list[FastImageFolder]:
+        return [self._base]
+
+    def places(self, indices: Sequence[int]) -> list[tuple[FastImageFolder, int]]:
+        return [(self._base, index) for index in indices]
+
+
+class _Subset(_Node):
+    def __init__(self, subset: Subset[Any], child: _Node) -> None:
+        self._subset, self._child = subset, child
+
+    def bases(self) -> list[FastImageFolder]:
+        return self._child.bases()
+
+    def places(self, indices: Sequence[int]) -> list[tuple[FastImageFolder, int]]:
+        chosen = self._subset.indices
+        return self._child.places([chosen[index] for index in indices])
+
+
+class _Concat(_Node):
+    def __init__(self, concat: ConcatDataset[Any], children: Sequence[_Node]) -> None:
+        self._concat, self._children = concat, children
+
+    def bases(self) -> list[FastImageFolder]:
+        return list(dict.fromkeys(base for child in self._children for base in child.bases()))
+
+    def places(self, indices: Sequence[int]) -> list[tuple[FastImageFolder, int]]:
+        ends, found = self._concat.cumulative_sizes, []
+        for index in indices:
+            if index < 0:  # as ConcatDataset has it
+                if -index > ends[-1]:
+                    raise ValueError("absolute value of index should not exceed dataset length")
+                index += ends[-1]
+            number = bisect_right(ends, index)
+            if number == len(ends):
+                raise IndexError(f"sample {index} of a dataset of {ends[-1]}")
+            found += self._children[number].places([index - (ends[number - 1] if number else 0)])
+        return found
+
+
+def source_of(dataset: Any, twins: dict[int, FastImageFolder]) -> FolderSource | None:
+    """The source behind a dataset, if every object on the way is one whose code is known.
+
+    Args:
+        dataset: the user's dataset.
+        twins: by the ``id`` of a plain ``ImageFolder``, what makes batches of it; more are added.
+    """
+    root = _node_of(dataset, twins)
+    return None if root is None else FolderSource(root)
+
+
+def why_no_source(dataset: Any) -> str:
+    """Why ``source_of`` gives None, in words; empty where it does not."""
+    if type(dataset) is Subset:
+        return why_no_source(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return next(filter(None, map(why_no_source, dataset.datasets)), "")
+    if isinstance(dataset, FastImageFolder):
+        return "" if _is_fast(dataset) else f"{type(dataset).__name__} makes its samples in its own way"
+    return why_no_twin(dataset)
+
+
+def _node_of(dataset: Any, twins: dict[int, FastImageFolder]) -> _Node | None:
+    if type(dataset) is Subset:
+        child = _node_of(dataset.dataset, twins)
+        return None if child is None else _Subset(dataset, child)
+    if type(dataset) is ConcatDataset:
+        children = [_node_of(item, twins) for item in dataset.datasets]
+        known = [child for child in children if child is not None]
+        return _Concat(dataset, known) if known and len(known) == len(children) else None
+    if isinstance(dataset, FastImageFolder):
+        return _Folder(dataset) if _is_fast(dataset) else None
+    if isinstance(dataset, ImageFolder) and why_no_twin(dataset) == "":
+        # One twin for each folder, so that its subsets share threads and memory.
+        return _Folder(twins.setdefault(id(dataset), ImageFolderTwin(dataset)))
+    return None
+
+
+def _is_fast(dataset: FastImageFolder) -> bool:
+    return type(dataset).__getitems__ is FastImageFolder.__getitems__ and dataset._answers_for_batches()

@@ -1,0 +1,83 @@
+"""A fast twin of a plain ``ImageFolder``: reads everything live from the user's object."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torchvision import get_image_backend
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import default_loader, pil_loader
+
+from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.types import BadSamples, Decode
+
+__all__ = ["ImageFolderTwin", "why_no_twin"]
+
+
+class ImageFolderTwin(FastImageFolder):
+    """Makes batches of a torchvision ``ImageFolder``, which stays what the user sees and changes.
+
+    Args:
+        original: the user's dataset; a change of its ``transform`` or ``samples`` shows at once.
+    """
+
+    def __init__(self, original: ImageFolder) -> None:
+        # No constructor above is called: nothing is scanned again, and no attribute copied.
+        self._original = original
+        self.seed = None
+        self.bad_samples, self.decode = BadSamples(), Decode()
+        self.threads, self.thread_safe = "auto", False
+        self.memory_format = torch.contiguous_format
+        self._runtime = None
+        self._compiled = None
+
+    samples = property(lambda self: self._original.samples)
+    targets = property(lambda self: self._original.targets)
+    transform = property(lambda self: self._original.transform)
+    target_transform = property(lambda self: self._original.target_transform)
+    root = property(lambda self: self._original.root)
+
+    def _loads_fast(self) -> bool:
+        return why_no_twin(self._original) == ""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Sample ``index``, by the user's dataset."""
+        sample: tuple[Any, Any] = self._original[index]
+        return sample
+
+    def _answers_for_batches(self) -> bool:
+        return self._loads_fast()
+
+    def __len__(self) -> int:
+        return len(self._original)
+
+    def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
+        path, target = samples[position]
+        return os.fspath(path), target
+
+
+def why_no_twin(dataset: Any) -> str:
+    """Why a dataset's samples may not be made by fastpipe: what of it is not ``ImageFolder``'s.
+
+    Returns:
+        The reason; empty if nothing speaks against it.
+    """
+    kind = type(dataset)
+    if not isinstance(dataset, ImageFolder):
+        return f"{kind.__name__} is no ImageFolder"
+    method = DatasetFolder.__getitem__
+    if method.__module__ != DatasetFolder.__module__:
+        return "ImageFolder.__getitem__ has been replaced"
+    for name in ("__getitem__", "__getattribute__"):
+        if getattr(kind, name) is not getattr(DatasetFolder, name):
+            return f"{kind.__name__} has its own {name}"
+    for name in ("__getitems__", "__getattr__"):
+        if hasattr(kind, name):
+            return f"{kind.__name__} has its own {name}"
+    if dataset.loader not in (default_loader, pil_loader):
+        return f"it loads images with {getattr(dataset.loader, '__name__', dataset.loader)!r}"
+    if dataset.loader is default_loader and get_image_backend() != "PIL":
+        return f"torchvision's image backend is {get_image_backend()!r}"
+    return ""
