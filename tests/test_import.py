@@ -38,6 +38,20 @@ print(json.dumps(sorted(tops & heavy)))
     assert json.loads(_python(code)) == []
 
 
+@pytest.mark.parametrize("arguments", [None, ["--help"], ["verify", "--help"], ["bench", "--help"]], ids=str)
+def test_the_command_and_its_help_load_no_framework(arguments: list[str] | None) -> None:
+    code = f"""
+import contextlib, io, json, sys
+from fastpipe.cli import main
+if {arguments!r}:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main({arguments!r})
+heavy = {{"torch", "torchvision", "numba", "PIL", "matplotlib", "tensorflow"}}
+print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    assert json.loads(_python(code)) == []
+
+
 @pytest.mark.parametrize(
     ("missing", "use", "command"),
     [

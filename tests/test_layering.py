@@ -30,12 +30,17 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "torch": _BASE | _MIDDLE | {"torch"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
+    "verify": {"errors", "types", "_extras", "bench", "verify", ""},
+    "cli": {"errors", "bench", "verify", ""},
+    "__main__": {"cli"},
 }
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
 
 
 def _layer(path: Path) -> str:
     parts = path.relative_to(_PACKAGE).with_suffix("").parts
+    if parts[-1] == "__main__":  # the command line, wherever it stands
+        return "__main__"
     return "" if parts == ("__init__",) else parts[0]
 
 
@@ -129,10 +134,10 @@ def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in _MODULES if _layer(p) == "bench"],
+    [p for p in _MODULES if _layer(p) in ("bench", "verify")],
     ids=lambda path: str(path.relative_to(_PACKAGE)),
 )
-def test_bench_uses_public_names(path: Path) -> None:
+def test_bench_and_verify_use_public_names(path: Path) -> None:
     public = {
         "fastpipe": {*fastpipe.__all__, "__version__", "bench", "testing"},
         "fastpipe.testing": {*testing.__all__},

@@ -1,7 +1,7 @@
 """``python -m fastpipe.bench``: how much faster, on this machine and on your data.
 
 ========================  ==========================================================
-``cli``                   the command: arguments, exit codes, one-line errors
+``cli``                   ``fastpipe bench``: its cases and their options
 ``runner``                interleaved rounds and their statistics; knows nothing of images
 ``data`` ``machine``      which photos are read; what the machine and the packages are
 ``images``                the case: its rows, its check, its result

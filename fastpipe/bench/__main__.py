@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fastpipe.bench.cli import main
+from fastpipe.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

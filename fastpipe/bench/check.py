@@ -2,31 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import LoaderSpec, build, check_transform, make_dataset
 
-__all__ = ["Check", "compare", "run_check"]
+__all__ = ["INDEX", "Check", "Differing", "compare", "index_problems", "run_check"]
+
+# The attributes of an ImageFolder that say which samples there are, in which order.
+INDEX = ("classes", "class_to_idx", "samples", "targets")
 
 # A level of 255 is what resampling in other arithmetic may differ by; two levels only
 # in so few values that it cannot be anything systematic.
 MOST_SHARE_OF_TWO = 1e-4
 
+MOST_NAMED = 5
+
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Differing:
+    """A sample that is not the same.
+
+    Attributes:
+        index: its index in the dataset.
+        path: its file.
+        largest: the largest difference of its values; infinite where one is not a number.
+            ``None`` if they cannot be compared.
+        note: then why not.
+    """
+
+    index: int
+    path: str
+    largest: float | None
+    note: str = ""
+
+    @property
+    def badness(self) -> float:
+        """What to sort by: whatever cannot be compared is worst."""
+        return math.inf if self.largest is None else self.largest
+
 
 @dataclass
 class Check:
-    """How two loaders' uint8 outputs over the same photos compare.
+    """How two loaders' outputs over the same photos compare.
 
     Attributes:
         photos: how many photos were compared.
         values: how many numbers (pixels × channels).
         differing: how many of them differ.
-        over_one: how many differ by more than 1 of 255.
-        largest: the largest difference, of 255.
+        over_one: how many differ by more than 1 (for uint8: of 255).
+        largest: the largest difference (for uint8: of 255).
+        photos_differing: how many photos have a value that differs.
+        worst: those that differ most, the worst first.
+        bytes_only: whether all numbers were uint8, so that differences are of 255.
         problems: what is wrong beyond the tolerance; empty when all is well.
     """
 
@@ -34,7 +71,10 @@ class Check:
     values: int = 0
     differing: int = 0
     over_one: int = 0
-    largest: int = 0
+    largest: float = 0
+    photos_differing: int = 0
+    worst: list[Differing] = field(default_factory=list)
+    bytes_only: bool = True
     problems: tuple[str, ...] = ()
 
     @property
@@ -42,19 +82,38 @@ class Check:
         """Whether nothing differs beyond the tolerance."""
         return not self.problems
 
-    def add(self, expected: Any, got: Any) -> None:
-        """Take one batch of uint8 tensors of equal shape into account."""
-        gap = (expected.short() - got.short()).abs()
-        self.photos += len(expected)
-        self.values += gap.numel()
-        self.differing += int((gap > 0).sum())
-        self.over_one += int((gap > 1).sum())
-        self.largest = max(self.largest, int(gap.max()))
+    def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
+        """Take one sample into account.
+
+        Args:
+            pairs: the arrays it consists of, expected and got, of equal shape and type.
+            index, path: which sample it is.
+        """
+        largest: float = 0
+        self.photos += 1
+        for expected, got in pairs:
+            self.values += expected.size
+            self.bytes_only = self.bytes_only and expected.dtype == np.uint8
+            if np.array_equal(expected, got):
+                continue
+            gap = _gap(expected, got)
+            self.differing += int(np.count_nonzero(gap))
+            self.over_one += int(np.count_nonzero(gap > 1))
+            largest = max(largest, gap.max().item())
+        if largest > 0:
+            self.largest = max(self.largest, largest)
+            self._name(Differing(index, path, largest))
+
+    def add_unlike(self, note: str, index: int, path: str) -> None:
+        """Take one sample into account whose values cannot be compared, for the reason in ``note``."""
+        self.photos += 1
+        self._name(Differing(index, path, None, note))
 
     def judge(self) -> None:
         """Say what of the pixels is beyond the tolerance."""
         if self.largest > 2:
-            self.problems += (f"pixels differ by up to {self.largest} of 255",)
+            where = f", most in {self.worst[0].path!r}" if self.worst[0].path else ""
+            self.problems += (f"pixels differ by up to {self.largest} of 255{where}",)
         elif self.over_one > MOST_SHARE_OF_TWO * self.values:
             share = self.over_one / self.values
             self.problems += (f"{share:.3%} of the pixel values differ by 2 of 255",)
@@ -71,17 +130,68 @@ class Check:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        return {**asdict(self), "problems": list(self.problems), "ok": self.ok}
+        """The outcome for the JSON file, which names no files."""
+        names = ("photos", "values", "differing", "over_one", "largest")
+        figures = {name: getattr(self, name) for name in names}
+        return {**figures, "problems": list(self.problems), "ok": self.ok}
+
+    def _name(self, sample: Differing) -> None:
+        """Count a sample that differs, and keep it if it is one of the worst."""
+        self.photos_differing += 1
+        self.worst = sorted([*self.worst, sample], key=lambda one: -one.badness)[:MOST_NAMED]
 
 
-def compare(expected: Any, got: Any, on_batch: Callable[[int], None] = lambda images: None) -> Check:
+def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """How far numbers are apart; infinitely where one of the two is not a number."""
+    if expected.dtype.kind == "u":  # in the type itself: photographs are large
+        unsigned: npt.NDArray[Any] = np.maximum(expected, got) - np.minimum(expected, got)
+        return unsigned
+    wide = np.promote_types(expected.dtype, np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(expected.astype(wide) - got.astype(wide))
+    same = (expected == got) | ((expected != expected) & (got != got))
+    # Whole numbers above 2**53 may differ and have no gap in float64.
+    return np.where(same, 0.0, np.where(np.isnan(gap), np.inf, np.maximum(gap, np.finfo(np.float64).tiny)))
+
+
+def index_problems(expected: Any, got: Any) -> dict[str, str]:
+    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``.
+
+    Args:
+        expected: the ``ImageFolder``.
+        got: the ``FastImageFolder``.
+
+    Returns:
+        Name of the attribute → a sentence with the first difference.
+    """
+    return {
+        name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
+        for name in INDEX
+        if (pair := (getattr(expected, name), getattr(got, name)))[0] != pair[1]
+    }
+
+
+def _first_difference(expected: Any, got: Any) -> str:
+    left, right = (list(side.items() if isinstance(side, dict) else side) for side in (expected, got))
+    for position, (wanted, found) in enumerate(zip(left, right, strict=False)):
+        if wanted != found:
+            return f"entry {position} is {found!r}, expected {wanted!r}"
+    return f"{len(right):,} entries, expected {len(left):,}"
+
+
+def compare(
+    expected: Any,
+    got: Any,
+    on_batch: Callable[[int], None] = lambda images: None,
+    photos: Sequence[tuple[int, str]] = (),
+) -> Check:
     """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``.
 
     Args:
         expected: the replaced loader.
         got: the one to check.
         on_batch: called with the number of photos of each batch.
+        photos: index and path of each, in order, to name the worst.
     """
     check = Check()
     wrong: list[str] = []
@@ -94,7 +204,9 @@ def compare(expected: Any, got: Any, on_batch: Callable[[int], None] = lambda im
             break
         if labels.dtype != other_labels.dtype or not bool((labels == other_labels).all()):
             wrong.append(f"labels of batch {number} differ")
-        check.add(images, other_images)
+        for pair in zip(images.numpy(), other_images.numpy(), strict=True):
+            index, path = photos[check.photos] if photos else (check.photos, "")
+            check.add([pair], index, path)
         on_batch(len(labels))
     check.problems = tuple(wrong)
     check.judge()
@@ -116,9 +228,9 @@ def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> 
         dataset = make_dataset(group, photos.folder, check_transform())
         datasets.append(dataset)
         loaders.append(build(spec, dataset, 32, list(photos.indices)))
-    for name in ("classes", "class_to_idx", "samples", "targets"):
-        if getattr(datasets[0], name) != getattr(datasets[1], name):
-            return Check(problems=(f"FastImageFolder.{name} is not that of ImageFolder",))
+    problems = index_problems(*datasets)
+    if problems:
+        return Check(problems=tuple(problems.values()))
     torch = require("torch", extra="torch")
     with torch.no_grad():
-        return compare(loaders[0], loaders[1], on_batch)
+        return compare(loaders[0], loaders[1], on_batch, list(zip(photos.indices, photos.files, strict=True)))

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 
-__all__ = ["Photos", "folder_to_use", "generated_folder", "scan"]
+__all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "scan"]
 
 VARIABLE = "FASTPIPE_PHOTOS"
 CLASSES, PER_CLASS = 8, 50
@@ -73,10 +74,24 @@ def folder_to_use(
     named = given or os.environ.get(VARIABLE)
     if not named:
         return generated_folder(say=say), "generated photographs", True
+    folder = existing_folder(named, f"{source}: ")
+    return folder, folder.resolve().name, False
+
+
+def existing_folder(named: str, source: str = "") -> Path:
+    """The folder of that name.
+
+    Args:
+        named: what the user gave.
+        source: put before the message, to say where it was given.
+
+    Raises:
+        OptionError: there is none.
+    """
     folder = Path(named).expanduser()
     if not folder.is_dir():
-        raise OptionError(f"{source}: {str(folder)!r} is not a folder; give one with a sub-folder per class")
-    return folder, folder.resolve().name, False
+        raise OptionError(f"{source}{str(folder)!r} is not a folder; give one with a sub-folder per class")
+    return folder
 
 
 def generated_folder(
@@ -109,8 +124,8 @@ def generated_folder(
     return final
 
 
-def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: int = MOST_BYTES) -> Photos:
-    """List the photos of an image folder as ``torchvision`` does and choose those to read.
+def listed(folder: Path, transform: Any = None) -> Any:
+    """torchvision's ``ImageFolder`` of a folder.
 
     Raises:
         OptionError: there are no class folders, or classes without an image.
@@ -120,10 +135,19 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
             f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class"
         )
     try:
-        listed = require("torchvision", extra="torch").datasets.ImageFolder(str(folder))
+        return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     except FileNotFoundError as error:
         raise OptionError(f"{str(folder)!r} cannot be used: {str(error).splitlines()[0]}") from None
-    samples: list[tuple[str, int]] = listed.samples
+
+
+def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: int = MOST_BYTES) -> Photos:
+    """List the photos of an image folder as ``torchvision`` does and choose those to read.
+
+    Raises:
+        OptionError: there are no class folders, or classes without an image.
+    """
+    dataset = listed(folder)
+    samples: list[tuple[str, int]] = dataset.samples
     sizes = [os.path.getsize(path) for path, _ in samples]
     mean = max(1.0, sum(sizes) / len(sizes))
     count = max(1, min(len(samples), most_photos, int(most_bytes / mean)))
@@ -131,7 +155,7 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
     return Photos(
         folder=folder,
         name=name,
-        classes=len(listed.classes),
+        classes=len(dataset.classes),
         total=len(samples),
         indices=indices,
         files=tuple(samples[i][0] for i in indices),

@@ -106,6 +106,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     result = bench.result()
     if result is None:
         return 1
+    progress.stop()
     print_result(result, console)
     if args.json:
         save(result, args.json)

@@ -24,6 +24,7 @@ __all__ = [
     "shown",
     "validate",
     "verdict",
+    "write_json",
 ]
 
 SCHEMA = 1
@@ -186,12 +187,17 @@ def validate(result: Any) -> dict[str, Any]:
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result file; an interrupted write leaves the old file as it was."""
+    """Write a result file."""
     validate(result)
+    write_json(result, path)
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Write a JSON file, and its folder; an interrupted write leaves the old file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The command: help, cases, bad input."""
+"""``fastpipe bench``: help, cases, bad input."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from fastpipe.bench import cli
 from fastpipe.bench.results import save
+from fastpipe.cli import main
 from fastpipe.testing import photo_tree
 
 
@@ -23,20 +24,20 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "images", "--data", str(tmp_path / "none")]) == 2
+    assert main(["bench", "images", "--data", str(tmp_path / "none")]) == 2
     assert "is not a folder" in one_line(capsys)
 
 
 def test_a_folder_without_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"")
-    assert cli.main(["bench", "images", "--data", str(tmp_path)]) == 2
+    assert main(["bench", "images", "--data", str(tmp_path)]) == 2
     assert "has no class folders" in one_line(capsys)
 
 
 def test_a_class_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo_tree(tmp_path, classes=1, per_class=1, sizes=(8, 8))
     (tmp_path / "empty").mkdir()
-    assert cli.main(["bench", "images", "--data", str(tmp_path)]) == 2
+    assert main(["bench", "images", "--data", str(tmp_path)]) == 2
     assert "empty" in one_line(capsys)
 
 
@@ -48,26 +49,25 @@ def test_a_class_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["bench", "images", "--rounds", "3", "--seconds", "60"],
         ["bench", "sounds"],
         ["bench", "table"],
-        [],
     ],
 )
 def test_wrong_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
+        main(arguments)
     assert stopped.value.code == 2
     assert "usage: fastpipe" in capsys.readouterr().err
 
 
 def test_without_a_case_it_is_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--data", str(tmp_path / "none")]) == 2
+    assert main(["bench", "--data", str(tmp_path / "none")]) == 2
     assert "is not a folder" in one_line(capsys)
 
 
 def test_table(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(result, tmp_path / "result.json")
-    assert cli.main(["bench", "table", str(tmp_path / "result.json")]) == 0
+    assert main(["bench", "table", str(tmp_path / "result.json")]) == 0
     assert capsys.readouterr().out.startswith("| loader |")
-    assert cli.main(["bench", "table", str(tmp_path / "none.json")]) == 2
+    assert main(["bench", "table", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in one_line(capsys)
 
 
@@ -78,14 +78,14 @@ def test_an_interrupt_ends_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setitem(cli.CASES, "images", cli.Case("", cli.CASES["images"].add_arguments, interrupted))
-    assert cli.main(["bench", "images"]) == 130
+    assert main(["bench", "images"]) == 130
     assert "interrupted" in one_line(capsys)
 
 
 def test_help_loads_no_framework() -> None:
     code = (
         "import sys, contextlib\n"
-        "from fastpipe.bench.cli import main\n"
+        "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"
         "    main(['bench', 'images', '--help'])\n"
         "assert not {'torch', 'torchvision', 'matplotlib', 'numba'} & set(sys.modules), 'loaded too much'\n"

@@ -1,0 +1,88 @@
+"""The command ``fastpipe``: its parts, their errors as one line, their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+import fastpipe
+from fastpipe.bench import cli as bench
+from fastpipe.bench.progress import Progress
+from fastpipe.errors import FastpipeError
+from fastpipe.verify import cli as verify
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+# Wide enough for a table where the output is a file or a pipe.
+PLAIN_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class Command:
+    """A part of the command.
+
+    Attributes:
+        about: one line of help.
+        add_arguments: adds its options to a parser.
+        run: does it; returns the exit code.
+        prepare: completes its arguments before they are parsed.
+    """
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console, Progress], int]
+    prepare: Callable[[list[str]], list[str]] = list
+
+
+COMMANDS = {
+    "verify": Command(verify.ABOUT, verify.add_arguments, verify.run),
+    "bench": Command(bench.ABOUT, bench.add_arguments, bench.run, bench.with_default_case),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; ``None`` takes the process's own.
+
+    Returns:
+        Exit code: 0 done, 1 outputs differ from the replaced loader's, 2 bad input,
+        130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in COMMANDS:
+        arguments[1:] = COMMANDS[arguments[0]].prepare(arguments[1:])
+    args = _parser().parse_args(arguments)
+    errors = Console(stderr=True)
+    try:
+        output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+        with Progress(errors) as progress:
+            return COMMANDS[args.command].run(args, output, progress)
+    except BrokenPipeError:
+        return 0
+    except (FastpipeError, OSError) as error:
+        # As Text, because rich makes pictures of words such as ":x:" in a plain string.
+        errors.print(Text(f"fastpipe {args.command}: {error}", style="red"), soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print(f"fastpipe {args.command}: interrupted")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser, put together from the commands'."""
+    parser = argparse.ArgumentParser(
+        "fastpipe", description="Make the input pipeline of a training script fast."
+    )
+    parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        about = f"{command.about[:1].upper()}{command.about[1:]}."
+        command.add_arguments(commands.add_parser(name, help=command.about, description=about))
+    return parser

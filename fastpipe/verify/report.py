@@ -1,0 +1,201 @@
+"""What people read of a comparison, and its JSON file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fastpipe.bench.check import INDEX, Check
+from fastpipe.bench.machine import versions
+from fastpipe.verify.chains import Chain
+from fastpipe.verify.compare import Failures, Outcome
+
+__all__ = ["content", "print_outcome", "sentence", "share"]
+
+SCHEMA = 1
+
+# Failing files that are named on the terminal; the JSON file has more.
+MOST_NAMED = 5
+
+# Room for the longest name of a figure, and a gap.
+NAME_WIDTH = 24
+
+
+def share(part: int, whole: int) -> str:
+    """A part in percent; 0% and 100% are said only where they are exact.
+
+    >>> share(0, 7), share(7, 7), share(1, 3), share(10**9 - 1, 10**9)
+    ('0%', '100%', '33.333333%', '99.999999%')
+    """
+    if part in (0, whole):
+        return "0%" if part == 0 else "100%"
+    return f"{min(max(100 * part / whole, 1e-6), 99.999999):.6f}%"
+
+
+def sentence(outcome: Outcome) -> str:
+    """The outcome in words."""
+    check = outcome.check
+    compared = _count(check.photos, "image")
+    if outcome.equal:
+        count = outcome.unreadable.count
+        more = f" {_count(count, 'file')} can be read by neither." if count else ""
+        return f"Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for {compared}.{more}"
+    if outcome.index_problems:
+        return "Different: the two do not list the same samples, so no image was compared."
+    parts = []
+    if check.photos_differing:
+        verb = "differs" if check.photos_differing == 1 else "differ"
+        size = f" by up to {_size(check, check.largest)}" if check.differing else ""
+        rounding = check.bytes_only and check.largest == 1 and check.worst[0].largest is not None
+        note = ", as if rounded in another way" if rounding else ""
+        parts.append(f"{check.photos_differing:,} of {compared} {verb}{size}{note}")
+    if outcome.one_sided.count:
+        count = outcome.one_sided.count
+        verb = "fails" if count == 1 else "fail"
+        parts.append(f"{_count(count, 'image')} {verb} with one of the two only")
+    return f"Different: {'; '.join(parts)}."
+
+
+def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console) -> None:
+    """The figures, the files that matter, and the outcome in a sentence."""
+    for name, value, is_well in _rows(outcome, chain, folder):
+        figure = Text.assemble((f"{name:<{NAME_WIDTH}}", "dim"), (value, "" if is_well else "bold red"))
+        console.print(figure, soft_wrap=True)
+    for title, lines in _lists(outcome, folder):
+        console.print()
+        _line(console, title, "bold")
+        for line in lines:
+            _line(console, f"  {line}")
+    console.print()
+    _line(console, sentence(outcome), "bold green" if outcome.equal else "bold red")
+
+
+def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str, Any]:
+    """What goes into the JSON file."""
+    check = outcome.check
+    return {
+        "schema": SCHEMA,
+        "equal": outcome.equal,
+        "text": sentence(outcome),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "folder": str(folder),
+        "transform": {"name": chain.name, "steps": chain.about},
+        "plan": outcome.plan,
+        "seed": seed,
+        "classes": outcome.classes,
+        "images": {
+            "total": outcome.total, "chosen": outcome.chosen, "compared": check.photos,
+            "differing": check.photos_differing,
+        },
+        "index": {name: outcome.index_problems.get(name, "equal") for name in INDEX},
+        "values": {
+            "compared": check.values, "differing": check.differing,
+            "over_one": check.over_one if check.bytes_only else None,
+            "largest": _finite(check.largest), "unit": "of 255" if check.bytes_only else "absolute",
+        },
+        "worst": [
+            {"index": one.index, "path": one.path, "largest": _finite(one.largest), "note": one.note}
+            for one in check.worst
+        ],
+        "unreadable": _failures_json(outcome.unreadable),
+        "one_sided": _failures_json(outcome.one_sided),
+    }  # fmt: skip
+
+
+def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Name, value, and whether that value is as it should be."""
+    check = outcome.check
+    yield "folder", str(folder), True
+    part = (
+        f"{outcome.chosen:,} of {outcome.total:,}" if outcome.chosen < outcome.total else f"{outcome.total:,}"
+    )
+    classes = f"{outcome.classes:,} {'class' if outcome.classes == 1 else 'classes'}"
+    yield "images", f"{part} in {classes}", True
+    yield "transform", f"{chain.name}: {chain.about}", True
+    equal = [name for name in INDEX if name not in outcome.index_problems]
+    yield "index", f"{', '.join(equal) or 'nothing'} equal", not outcome.index_problems
+    if outcome.index_problems:
+        return
+    yield "compared", f"{_count(check.photos, 'image')}, {check.values:,} values", True
+    yield "values equal", share(check.values - check.differing, check.values), not check.differing
+    if check.bytes_only:
+        yield "off by more than 1", share(check.over_one, check.values), not check.over_one
+    yield "largest difference", _size(check, check.largest), not check.differing
+    yield "unreadable", f"{_count(outcome.unreadable.count, 'file')} that neither can read", True
+    count = outcome.one_sided.count
+    yield "failing with one only", _count(count, "file"), not count
+
+
+def _lists(outcome: Outcome, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Titles, and lines below them, for what is to be named."""
+    if outcome.index_problems:
+        yield "Not equal", list(outcome.index_problems.values())
+    check = outcome.check
+    if check.worst:
+        more = _of_these(len(check.worst), check.photos_differing)
+        yield (
+            f"Images that differ{more}, the worst first",
+            [f"{_where(one, folder)}: {one.note or _size(check, one.badness)}" for one in check.worst],
+        )
+    for title, failures in (
+        ("Files that fail with one of the two only", outcome.one_sided),
+        ("Files that neither can read", outcome.unreadable),
+    ):
+        named = failures.first[:MOST_NAMED]
+        if named:
+            yield (
+                f"{title}{_of_these(len(named), failures.count)}",
+                [f"{_where(one, folder)}: {_why(one, folder)}" for one in named],
+            )
+
+
+def _why(failure: Any, folder: Path) -> str:
+    """What was raised, by whom if not by both."""
+    who = "" if failure.stock and failure.fast else "ImageFolder: " if failure.stock else "FastImageFolder: "
+    text = " ".join((failure.fast or failure.stock).split())
+    return f"{who}{text}".replace(f"{folder}{os.sep}", "")
+
+
+def _where(one: Any, folder: Path) -> str:
+    """A sample's file, below the folder, and its index."""
+    path = str(one.path).removeprefix(f"{folder}{os.sep}")
+    return f"{path} (sample {one.index})"
+
+
+def _of_these(named: int, count: int) -> str:
+    return f" ({named} of {count:,})" if named < count else ""
+
+
+def _size(check: Check, largest: float) -> str:
+    """A difference in words."""
+    return f"{largest} of 255" if check.bytes_only else f"{largest:.3g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """One line, however long: paths are to be copied."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _finite(number: float | None) -> float | None:
+    """JSON has no infinity."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _failures_json(failures: Failures) -> dict[str, Any]:
+    files = [
+        {"index": one.index, "path": one.path, "torchvision": one.stock, "fastpipe": one.fast}
+        for one in failures.first
+    ]
+    return {"count": failures.count, "files": files}

@@ -1,0 +1,101 @@
+"""The command ``fastpipe``: what all of its parts have in common."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fastpipe
+from fastpipe import cli
+from fastpipe.errors import OptionError
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let ``verify`` raise an error."""
+
+    def run(*arguments: object) -> int:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "verify", replace(cli.COMMANDS["verify"], run=run))
+
+
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["--unknown"], ["verify"], [""]])
+def test_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: fastpipe" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--help", "--version"):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([option])
+        assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.COMMANDS)
+    assert f"fastpipe {fastpipe.__version__}" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (OptionError("wrong [red] :x: thing"), 2, "fastpipe verify: wrong [red] :x: thing"),
+        (PermissionError(13, "Permission denied", "a.jpg"), 2, "fastpipe verify: [Errno 13] Permission denied: 'a.jpg'"),
+        (KeyboardInterrupt(), 130, "fastpipe verify: interrupted"),
+    ],
+    ids=["option", "system", "interrupt"],
+)  # fmt: skip
+def test_an_error_is_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    instead(monkeypatch, error)
+    assert cli.main(["verify", "folder"]) == code
+    assert tuple(capsys.readouterr()) == ("", f"{line}\n")
+
+
+def test_what_nobody_expects_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["verify", "folder"])
+
+
+def test_a_closed_pipe_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instead(monkeypatch, BrokenPipeError())
+    assert cli.main(["verify", "folder"]) == 0
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_the_installed_command_is_this_one() -> None:
+    text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text()
+    found = re.search(r"\[project.scripts\]\nfastpipe = \"(.*):(.*)\"", text)
+    assert found
+    assert (found[1], found[2]) == (cli.__name__, cli.main.__name__)
+
+
+@pytest.mark.parametrize("module", ["fastpipe", "fastpipe.bench"])
+def test_modules_that_run(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: fastpipe")
+
+
+def test_every_command_has_options_of_its_own() -> None:
+    for name, command in cli.COMMANDS.items():
+        parser = argparse.ArgumentParser(name)
+        command.add_arguments(parser)
+        assert len(parser._actions) > 1
