@@ -14,16 +14,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors
-from fastpipe.types import BadSamples, Decode
+from fastpipe.types import BadSamples, Decode, Shard
 
 if TYPE_CHECKING:
-    from fastpipe.torch import FastImageFolder, FastLoader
+    from fastpipe.torch import FastImageFolder, FastLoader, accelerate
 
 __version__ = "0.1.0"
 
-__all__ = ["BadSamples", "Decode", "FastImageFolder", "FastLoader", "errors"]
+__all__ = ["BadSamples", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors"]
 
-_LAZY = {"FastImageFolder": "fastpipe.torch", "FastLoader": "fastpipe.torch"}
+_LAZY = dict.fromkeys(("FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,8 @@ from fastpipe._extras import require
 require("torch", extra="torch")
 require("torchvision", extra="torch")
 
+from fastpipe.torch.accelerating import accelerate  # noqa: E402
 from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
 from fastpipe.torch.loader import FastLoader  # noqa: E402
 
-__all__ = ["FastImageFolder", "FastLoader"]
+__all__ = ["FastImageFolder", "FastLoader", "accelerate"]

@@ -19,6 +19,7 @@ from fastpipe.torch._torch_loader import (
     is_map_style,
     stock_iterator,
 )
+from fastpipe.torch.describe import LoaderPlan, stock_loader
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_shuffle
@@ -102,6 +103,12 @@ class FastLoader(DataLoader[Any]):
         if sampler is None and batch_sampler is None:
             mark_shuffle(self.sampler)
         self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
+        # What ``reference`` says of worker processes.
+        self.stock_workers = {
+            "num_workers": num_workers, "timeout": timeout, "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context, "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }  # fmt: skip
 
     @property
     def clock(self) -> StageClock:
@@ -114,6 +121,27 @@ class FastLoader(DataLoader[Any]):
         if source is None:
             raise AttributeError(f"no stages are timed for a {type(self.dataset).__name__}")
         return source.clock
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """What is done where, and why; ``print`` it."""
+        source = self._source()
+        return LoaderPlan(self, source, [self._order_note(), self._work_note(source)])
+
+    def reference(self) -> DataLoader[Any]:
+        """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, with the same
+        samples in the same order; for comparing, and for going back.
+
+        Random augmentation has the same distribution, but other draws.
+        """
+        return stock_loader(self, self._order, self._effective_seed(), self.stock_workers)
+
+    def runs_no_user_code(self) -> bool:
+        """Whether fastpipe makes the batches, and nothing of the script's is called on the way."""
+        source = self._source()
+        return source is not None and all(
+            base.target_transform is None and base._stock_threads(base.plan) for base in source.bases
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, which (with a seed) fixes order and augmentation.
@@ -207,6 +235,24 @@ class FastLoader(DataLoader[Any]):
 
     def _effective_seed(self) -> int | None:
         return _SeedOf(self.seed, self.dataset)()
+
+    def _order_note(self) -> str:
+        ours, seed = self._order.ours(None), self._effective_seed()
+        if ours is None:
+            sampler: Any = self._order.index_sampler
+            name = type(getattr(sampler, "sampler", sampler)).__name__
+            keyed = "" if seed is None else f", augmentation by seed={seed}"
+            return f"order: {name}'s{keyed}"
+        order = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
+        return order if self.shard is None else f"{order}, of which {self.shard}"
+
+    def _work_note(self, source: FolderSource | None) -> str:
+        if source is None or not self._auto_collation:
+            where = f"in {self.num_workers} worker processes" if self.num_workers else "in this process"
+            return f"work: one sample after the other, {where}"
+        if self.num_workers:
+            return f"work: {self.num_workers} worker processes, with threads in each"
+        return f"work: {source.threads} threads in this process, {self._depth(source)} batches ahead"
 
     def _depth(self, source: FolderSource) -> int:
         if self.prefetch_batches != "auto":

@@ -1,0 +1,122 @@
+"""``accelerate``: a script's own ``DataLoader`` becomes a ``FastLoader``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data._utils.collate import default_collate
+
+from fastpipe.errors import OptionError
+from fastpipe.torch._torch_loader import is_map_style
+from fastpipe.torch.loader import FastLoader
+from fastpipe.types import Shard
+
+__all__ = ["accelerate"]
+
+_WORKER_OPTIONS = (
+    "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
+    "persistent_workers",
+)  # fmt: skip
+_SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
+
+
+def accelerate(loader: DataLoader[Any], *, seed: int | None = None, shard: Shard | None = None) -> FastLoader:
+    """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
+
+    Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
+    Where fastpipe makes the batches and no code of the script's runs on the way (a transform or
+    ``collate_fn`` of its own, a ``worker_init_fn``), threads in this process take the place of
+    worker processes; else as many of these as before remain.  ``print(result.plan)`` says what
+    was done, ``result.reference()`` undoes it.
+
+    Args:
+        loader: a ``DataLoader``.  It is not changed, and may be used on.
+        seed, shard: as in ``FastLoader``.  With either, a plain ``shuffle=True`` shuffles by
+            the seed; any other sampler stays.
+
+    Raises:
+        OptionError: it is no ``DataLoader``, or one of a subclass that works in its own way.
+
+    >>> from torch.utils.data import DataLoader
+    >>> loader = accelerate(DataLoader(range(6), batch_size=3))
+    >>> list(loader)
+    [tensor([0, 1, 2]), tensor([3, 4, 5])]
+    """
+    _check(loader)
+    options = {name: getattr(loader, name) for name in _SHARED_OPTIONS if hasattr(loader, name)}
+    for name in ("prefetch_batches", "seed", "shard"):
+        if hasattr(loader, name):
+            options[name] = getattr(loader, name)
+    if seed is not None:
+        options["seed"] = seed
+    if shard is not None:
+        options["shard"] = shard
+    workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
+    options |= _batching(loader, options)
+    if loader.num_workers > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
+        fast = FastLoader(**options)
+        if fast.batch_size is not None and fast.runs_no_user_code():
+            fast.stock_workers = workers
+            return fast
+    return FastLoader(**options, **workers)
+
+
+def _check(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise OptionError(
+            f"accelerate() takes a torch.utils.data.DataLoader, got a {type(loader).__name__}: for a "
+            "dataset, use FastLoader(dataset, …)"
+        )
+    if isinstance(loader, FastLoader):
+        return
+    kinds = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    own = sorted({name for kind in kinds for name in vars(kind) if name in _BEHAVIOUR})
+    if own:
+        raise OptionError(
+            f"{type(loader).__name__} has its own {', '.join(own)}, which a FastLoader in its place would "
+            "not have: derive it from fastpipe.FastLoader instead of DataLoader"
+        )
+
+
+_BEHAVIOUR = {
+    "__iter__",
+    "__len__",
+    "_get_iterator",
+    "_index_sampler",
+    "__getattr__",
+    "__getattribute__",
+    "state_dict",
+}
+
+
+def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that say which samples make which batch."""
+    if not is_map_style(loader):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    batching: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is not None and type(loader.batch_sampler) is not BatchSampler:
+        # Torch's own was replaced behind its back.
+        return {"batch_sampler": loader.batch_sampler}
+    if _is_plain(loader, SequentialSampler):
+        return batching
+    is_keyed = options.get("seed") is not None or options.get("shard") is not None
+    if is_keyed and _is_plain(loader, RandomSampler):
+        return {**batching, "shuffle": True}
+    return {**batching, "sampler": loader.sampler}
+
+
+def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:
+    """Whether the sampler is the one that ``DataLoader`` itself makes."""
+    sampler: Any = loader.sampler
+    if type(sampler) is not kind or sampler.data_source is not loader.dataset:
+        return False
+    if kind is SequentialSampler:
+        return True
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+        and sampler.generator is loader.generator
+    )

@@ -1,0 +1,113 @@
+"""What a loader does where, in words; and the stock loader that would do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision.datasets import ImageFolder, VisionDataset
+
+from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.order import EpochBatches, EpochOrder
+from fastpipe.torch.sources import FolderSource, why_no_source
+
+__all__ = ["LoaderPlan", "stock_loader"]
+
+
+class LoaderPlan:
+    """What a loader does where, and why.  ``print`` it.
+
+    Attributes:
+        is_fast: whether fastpipe makes the batches.
+        why_not: what keeps the dataset from that; empty if nothing does.
+    """
+
+    def __init__(self, loader: DataLoader[Any], source: FolderSource | None, lines: list[str]) -> None:
+        self.is_fast = source is not None
+        self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
+        dataset = _name_of(loader.dataset)
+        if source is None:
+            self._lines = [f"{dataset}  →  its own code, behind torch's machinery: {self.why_not}"]
+        else:
+            folders = f" {len(source.bases)} folders" if len(source.bases) > 1 else ""
+            self._lines = [f"{dataset}  →  fastpipe's batches{folders}"]
+            plans = dict.fromkeys(repr(base.plan) for base in source.bases)
+            for plan in plans:
+                self._lines += [f"  {line.strip()}" for line in plan.splitlines()[1:-1]]
+        self._lines += lines
+
+    def __repr__(self) -> str:
+        return "LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")"
+
+
+def stock_loader(
+    loader: DataLoader[Any], order: EpochOrder, seed: int | None, workers: dict[str, Any]
+) -> DataLoader[Any]:
+    """torch's loader over torchvision's dataset, with the same batches in the same order.
+
+    Args:
+        loader: a ``FastLoader``.
+        order: its order.
+        seed: its seed.
+        workers: the stock loader's arguments that are about worker processes.
+    """
+    options: dict[str, Any] = {
+        "dataset": stock_dataset(loader.dataset), "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory, "generator": loader.generator, **workers,
+    }  # fmt: skip
+    ours = order.ours(seed)
+    if ours is not None and (ours.seed is not None or ours.shard.world > 1):
+        ours.epoch = order.next_epoch
+        if order.is_batched:
+            return DataLoader(batch_sampler=ours, **options)
+        return DataLoader(batch_size=None, sampler=_Singles(ours), **options)
+    if not order.is_batched:
+        return DataLoader(batch_size=None, sampler=loader.sampler, **options)
+    if loader.batch_size is None:
+        return DataLoader(batch_sampler=loader.batch_sampler, **options)
+    return DataLoader(
+        batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last, **options
+    )
+
+
+def stock_dataset(dataset: Any) -> Any:
+    """A dataset with torchvision's ``ImageFolder`` in the place of each ``FastImageFolder``."""
+    if type(dataset) is Subset:
+        return Subset(stock_dataset(dataset.dataset), dataset.indices)
+    if type(dataset) is ConcatDataset:
+        return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
+    if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
+        return dataset
+    folder = ImageFolder.__new__(ImageFolder)
+    VisionDataset.__init__(
+        folder, dataset.root, transform=dataset.transform, target_transform=dataset.target_transform
+    )
+    for name in ("loader", "extensions", "classes", "class_to_idx"):
+        setattr(folder, name, getattr(dataset, name))
+    folder.samples = [(path, int(target)) for path, target in dataset.samples]
+    folder.targets = [target for _, target in folder.samples]
+    folder.imgs = folder.samples
+    return folder
+
+
+class _Singles:
+    """The indices of batches of one."""
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return (index for (index,) in self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _name_of(dataset: Any) -> str:
+    name = type(dataset).__name__
+    if type(dataset) is Subset:
+        name = f"Subset of {_name_of(dataset.dataset)}"
+    elif type(dataset) is ConcatDataset:
+        inner = ", ".join(dict.fromkeys(map(_name_of, dataset.datasets)))
+        name = f"ConcatDataset of {inner}"
+    return name
