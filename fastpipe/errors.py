@@ -7,6 +7,7 @@
     ├── OptionError              (ValueError)    an argument has a value that cannot work
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
+    ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
 
 Each also derives from the built-in exception that the replaced code raises in the same
@@ -23,6 +24,7 @@ __all__ = [
     "MissingDependencyError",
     "OptionError",
     "TooManyBadSamplesError",
+    "WorkerError",
 ]
 
 
@@ -60,6 +62,24 @@ class BadSampleError(FastpipeError, OSError):
 
 class TooManyBadSamplesError(BadSampleError):
     """More samples were bad than ``BadSamples(max_errors=…)`` allows."""
+
+
+class WorkerError(FastpipeError, RuntimeError):
+    """A worker process died, or does not answer within ``timeout``.
+
+    Args:
+        message: the whole message; it names the worker, its last sample and its stack.
+        worker: its number, from 0.
+        pid: its process.
+    """
+
+    def __init__(self, message: str, *, worker: int | None = None, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), {"worker": self.worker, "pid": self.pid})
 
 
 class ClosedError(FastpipeError, RuntimeError):

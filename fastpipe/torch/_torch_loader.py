@@ -12,10 +12,11 @@ base ``_next_data``, ``_next_index``, ``_reset``, ``_sampler_iter``, ``_index_sa
 
 from __future__ import annotations
 
+import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.utils.data.dataloader import (
 from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
+from fastpipe.torch.workers import WorkerInit, explained
 from fastpipe.transform.keys import sample_seed
 
 __all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
@@ -54,7 +56,7 @@ class LoaderView:
         dataset: Any,
         batches: IndexBatches,
         seed: int | None,
-        worker_init_fn: Callable[[int], None] | None,
+        worker_init_fn: WorkerInit,
         delivery: Any = None,
     ) -> None:
         self._loader = loader
@@ -123,6 +125,8 @@ class _Counting(_BaseDataLoaderIter):
         return self._counted()
 
     def _counted(self) -> Any:
+        if not self._num_yielded:
+            self._restart_if_stale()
         try:
             # torch's entry in a profile costs as much as all the rest, also when nobody profiles.
             if torch._C._autograd._profiler_enabled():
@@ -139,12 +143,25 @@ class _Counting(_BaseDataLoaderIter):
         self._sampler_iter.progress.received += 1
         return data
 
+    def _restart_if_stale(self) -> None:
+        """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
+        progress = self._progress()
+        if progress is not None and progress.is_stale:
+            self._reset(_NO_LENGTH)
+
     def _delivered(self) -> Any:
         return self._next_data() if self._delivery is None else self._delivery.next(self)
 
     def _progress(self) -> Progress | None:
         progress: Progress | None = self._sampler_iter.progress
         return progress
+
+
+class _NoLength:
+    _IterableDataset_len_called = None
+
+
+_NO_LENGTH = _NoLength()  # all that torch's ``_reset`` wants of a loader over indices
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
@@ -156,7 +173,69 @@ class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
 
 
 class _WorkerIterator(_Counting, _MultiProcessingDataLoaderIter):
-    """torch's iterator with workers."""
+    """torch's iterator with workers; says more about those that die or do not answer."""
+
+    def __init__(self, view: LoaderView) -> None:
+        self._lanes = view.worker_init_fn.lanes
+        self._workers: list[Any] = []  # should an error come before torch sets it
+        self._has_failed = False
+        _running.add(self)
+        super().__init__(view)
+        _explain_deaths()
+
+    def explain(self, error: RuntimeError, stuck: int | None = None) -> RuntimeError:
+        """An error about this iterator's workers that says which, where and why."""
+        told = explained(error, self._workers, self._lanes, stuck)
+        self._has_failed = self._has_failed or told is not error
+        return told
+
+    def _get_data(self) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            is_late = self._timeout > 0 and "timed out" in str(error)
+            info = self._task_info.get(self._rcvd_idx) if is_late else None
+            raise self.explain(error, info[0] if info else None) from None
+
+    def _shutdown_workers(self) -> None:
+        if self._has_failed:  # who is stuck does not hear a polite request
+            _kill(self._workers)
+        super()._shutdown_workers()
+        _kill(self._workers)
+
+
+def _kill(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
+
+
+_running: weakref.WeakSet[_WorkerIterator] = weakref.WeakSet()
+_explains_deaths = False
+
+
+def _explain_deaths() -> None:
+    """Let the error that torch raises in a signal handler, wherever the script is, say more."""
+    global _explains_deaths
+    if _explains_deaths or threading.current_thread() is not threading.main_thread():
+        return
+    torchs = signal.getsignal(signal.SIGCHLD)
+    if not callable(torchs):
+        return
+    _explains_deaths = True
+
+    def handler(number: int, frame: Any) -> None:
+        try:
+            torchs(number, frame)
+        except RuntimeError as error:
+            for iterator in list(_running):
+                told = iterator.explain(error)
+                if told is not error:
+                    raise told from None
+            raise
+
+    signal.signal(signal.SIGCHLD, handler)
 
 
 class _Failed:

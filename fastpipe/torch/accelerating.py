@@ -21,7 +21,9 @@ _WORKER_OPTIONS = (
 _SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
 
 
-def accelerate(loader: DataLoader[Any], *, seed: int | None = None, shard: Shard | None = None) -> FastLoader:
+def accelerate(
+    loader: DataLoader[Any], *, seed: int | None = None, shard: Shard | None = None
+) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
     Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
@@ -55,7 +57,7 @@ def accelerate(loader: DataLoader[Any], *, seed: int | None = None, shard: Shard
     workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     options |= _batching(loader, options)
     if loader.num_workers > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
-        fast = FastLoader(**options)
+        fast: FastLoader[Any] = FastLoader(**options)
         if fast.batch_size is not None and fast.runs_no_user_code():
             fast.stock_workers = workers
             return fast

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import SlotPool
+from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.transform.keys import sample_seed
@@ -146,6 +147,5 @@ def batch_memory_like(like: Like, count: int, slots: SlotPool) -> torch.Tensor:
 def _flat(size: int, slots: SlotPool, is_batch: bool) -> torch.Tensor:
     """A flat uint8 tensor."""
     if is_batch and get_worker_info() is not None:  # will be sent to the parent: make it where both see it
-        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
+        return shared_flat(size)
     return torch.from_numpy(slots.take((size,), np.uint8) if is_batch else np.empty(size, np.uint8))

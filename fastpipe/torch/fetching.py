@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, get_worker_info
 
 from fastpipe.torch.keys import key_for, keyed
+from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder, Progress
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
@@ -201,6 +202,7 @@ class UsersDataset:
         index = None
         try:
             for index in indices:
+                note(index)
                 samples.append(dataset[index])
         except Exception as error:
             _say_which(error, dataset, index)
@@ -208,6 +210,7 @@ class UsersDataset:
         return samples
 
     def __getitem__(self, index: Any) -> Any:
+        note(index)
         try:
             return self.dataset[index]
         except Exception as error:

@@ -31,6 +31,7 @@ from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_l
 from fastpipe.torch.intraop import do_without_helpers
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.likeness import Likeness
+from fastpipe.torch.noting import note
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.transform.keys import sample_seed, uniforms
@@ -366,8 +367,17 @@ class _Runtime:
         reader = ImageReader(decode)
         self.decoders = reader.describe()
         self.maker = BatchMaker(
-            read_file, reader.open, bad_samples.policy, BadSampleLog(bad_samples), self.clock
+            _noted_read if worker else read_file,
+            reader.open,
+            bad_samples.policy,
+            BadSampleLog(bad_samples),
+            self.clock,
         )
+
+
+def _noted_read(path: str) -> bytes:
+    note(path)
+    return read_file(path)
 
 
 def _targets_of(samples: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SequentialSampler, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.engine.clock import StageClock
@@ -22,17 +22,22 @@ from fastpipe.torch._torch_loader import (
 from fastpipe.torch.describe import LoaderPlan, stock_loader
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.order import EpochOrder, ShardSampler, mark_shuffle
+from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.sources import FolderSource, source_of
 from fastpipe.torch.state import point_of, set_sampler_state, state_of
-from fastpipe.torch.workers import WorkerInit
+from fastpipe.torch.workers import WorkerInit, lanes_for
 from fastpipe.types import Shard
 
 __all__ = ["FastLoader"]
 
+_T_co = TypeVar("_T_co", covariant=True)
 
-class FastLoader(DataLoader[Any]):
+# Batches of a worker in the user's hands, beside those on their way: this one and the one before.
+_KEPT_SEGMENTS = 2
+
+
+class FastLoader(DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
 
     Over a :class:`fastpipe.FastImageFolder` or torchvision's ``ImageFolder``, also through
@@ -91,7 +96,7 @@ class FastLoader(DataLoader[Any]):
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
         self._ranks = RankCheck() if shard is not None else None
-        if shard is not None:
+        if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
             sampler = self._shard_sampler(dataset, shard, shuffle, sampler, batch_sampler, batch_size)
             shuffle = False
         super().__init__(
@@ -101,7 +106,7 @@ class FastLoader(DataLoader[Any]):
             pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
         if sampler is None and batch_sampler is None:
-            mark_shuffle(self.sampler)
+            mark_default(self.sampler)
         self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
         # What ``reference`` says of worker processes.
         self.stock_workers = {
@@ -217,7 +222,9 @@ class FastLoader(DataLoader[Any]):
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
-        view = LoaderView(self, dataset, batches, seed, WorkerInit(self.worker_init_fn))
+        segments = self.prefetch_factor + _KEPT_SEGMENTS if source is not None and self.prefetch_factor else 0
+        init = WorkerInit(self.worker_init_fn, lanes_for(self.num_workers, segments))
+        view = LoaderView(self, dataset, batches, seed, init)
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
         depth = self._depth(source)
@@ -283,7 +290,8 @@ class FastLoader(DataLoader[Any]):
             raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
         # A trainer that makes the loader anew hands over the sampler that it found.
         is_ours = isinstance(sampler, ShardSampler)
-        if (sampler is not None and not is_ours) or batch_sampler is not None:
+        is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
+        if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
             raise OptionError(
                 "shard= and a sampler both say which samples this rank takes: give one of them "
                 "(shuffle=True and seed= work with shard=)"

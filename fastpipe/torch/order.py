@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from fastpipe.index.order import epoch_order
 from fastpipe.index.shards import ShardedBatches
 from fastpipe.types import Shard
 
-__all__ = ["EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "mark_shuffle"]
+__all__ = ["EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "mark_default"]
 
 _WHOLE = Shard(0, 1)
 
@@ -83,13 +84,12 @@ class ShardSampler(DistributedSampler[int]):
 
     def __init__(self, dataset: Any, shard: Shard, shuffle: bool) -> None:
         super().__init__(dataset, num_replicas=shard.world, rank=shard.rank, shuffle=shuffle)
-        self.order: EpochOrder | None = None
+        self.order = _OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the loader's next epoch."""
         super().set_epoch(epoch)
-        if self.order is not None:
-            self.order.set_epoch(epoch)
+        self.order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         return (index for indices, _ in self._batches().indices(self.epoch) for index in indices)
@@ -97,11 +97,36 @@ class ShardSampler(DistributedSampler[int]):
     def __len__(self) -> int:
         return sum(batch.size for batch in self._batches().steps())
 
+    @property
+    def num_valid_samples(self) -> int:
+        """Samples of this rank that are not there only to fill up the last step; timm asks."""
+        batches = self._batches()
+        return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
+
     def _batches(self) -> EpochBatches:
-        assert self.order is not None, "a loader sets it"
-        batches = self.order.ours(None)
+        order = self.order.get()
+        assert order is not None, "a loader sets it, and lives"
+        batches = order.ours(None)
         assert batches is not None
         return batches
+
+
+class _OrderRef:
+    """Refers to a loader's order without keeping it, or anything it refers to, alive."""
+
+    def __init__(self, order: EpochOrder | None) -> None:
+        self._ref = None if order is None else weakref.ref(order)
+
+    def get(self) -> EpochOrder | None:
+        return None if self._ref is None else self._ref()
+
+    def set_epoch(self, epoch: int) -> None:
+        order = self.get()
+        if order is not None:
+            order.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_OrderRef, (None,))  # the order sets it again where it arrives
 
 
 @dataclass(frozen=True)
@@ -138,6 +163,7 @@ class Progress:
         taken: index batches that these took, if not one each.
         offset: samples of the next index batch that these took.
         is_over: whether it has said that there are no more.
+        is_stale: whether another epoch is wanted instead, before the first batch of this one.
         base_seed: the iterator's.
         generator: state of the sampler's generator when the epoch began.
         sampler: state of the user's sampler when the epoch began.
@@ -149,6 +175,7 @@ class Progress:
         self.taken: int | None = None
         self.offset = 0
         self.is_over = False
+        self.is_stale = False
         self.base_seed: int | None = None
 
 
@@ -174,6 +201,7 @@ class EpochOrder:
         self.is_batched = bool(loader._auto_collation)
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
         self._resume: ResumePoint | None = None
+        self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
         self._batch_size, self._drop_last = loader.batch_size or 1, loader.drop_last
@@ -181,15 +209,34 @@ class EpochOrder:
         self._is_default = batches is None or (
             type(batches) is BatchSampler and batches.sampler is loader.sampler
         )
-        if isinstance(self.sampler, ShardSampler):
-            self.sampler.order = self
+        self._attach()
 
     def __len__(self) -> int:
         ours = self.ours(None) if isinstance(self.sampler, ShardSampler) else None
         return len(self.index_sampler) if ours is None else len(ours)
 
+    def _attach(self) -> None:
+        """Let the sampler's ``set_epoch`` reach here: trainers set that, not the loader's."""
+        sampler: Any = self.sampler
+        if isinstance(sampler, ShardSampler):
+            if self._is_default:  # else it is inside a trainer's own batch sampler
+                sampler.order = _OrderRef(self)
+        elif is_default(sampler):
+            sampler.set_epoch = _OrderRef(self).set_epoch
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
+        progress = self.progress
+        if progress is not None and not progress.is_over and not progress.received:
+            if progress.point.epoch == epoch:
+                return  # it has begun already, ahead of its first batch
+            progress.is_stale, self.progress = True, None
+        elif progress is not None and progress.point.epoch != epoch:
+            self.progress = None
         self.next_epoch = epoch
         if self._resume is not None and self._resume.epoch != epoch:
             self._resume = None
@@ -233,14 +280,26 @@ class EpochOrder:
     def begin(self, begun: int, sampler_state: Any) -> Progress:
         """An epoch begins: with the first index that is asked for."""
         point, self._resume = self._resume, None
+        told = self._told_epoch()
         if point is None:
+            if told != self._told:
+                self.next_epoch = told
             point = ResumePoint(self.next_epoch, begun)
+        self._told = told
         self.next_epoch = point.epoch + 1
         generator, state = self.generator, point.generator
         if state is None and generator is not None:
             state = generator.get_state()
         self.progress = Progress(point, state, sampler_state)
         return self.progress
+
+    def _told_epoch(self) -> int:
+        """The epoch that a ``DistributedSampler`` of the script's, or of a trainer's, was told."""
+        batches = getattr(self.index_sampler, "sampler", None)
+        for sampler in (self.sampler, batches):
+            if isinstance(sampler, DistributedSampler) and not isinstance(sampler, ShardSampler):
+                return sampler.epoch
+        return 0
 
     def shard(self) -> tuple[int, int]:
         """What a ``DistributedSampler``, or one like it, says of its rank."""
@@ -260,18 +319,18 @@ class EpochOrder:
             count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
         elif type(sampler) is SequentialSampler:
             count, shuffles = len(sampler), False
-        elif type(sampler) is RandomSampler and is_shuffle(sampler) and seed is not None:
+        elif type(sampler) is RandomSampler and is_default(sampler) and seed is not None:
             count, shuffles = len(sampler), True
         else:
             return None
         return EpochBatches(count, self._batch_size, self._drop_last, seed if shuffles else None, self._shard)
 
 
-def mark_shuffle(sampler: Any) -> None:
-    """Remember that a sampler only stands for ``shuffle=True``, wherever a trainer puts it."""
-    sampler._fastpipe_is_shuffle = True
+def mark_default(sampler: Any) -> None:
+    """Remember that a sampler only stands for ``shuffle=``, wherever a trainer puts it."""
+    sampler._fastpipe_is_default = True
 
 
-def is_shuffle(sampler: Any) -> bool:
-    """Whether a sampler only stands for ``shuffle=True``."""
-    return getattr(sampler, "_fastpipe_is_shuffle", False)
+def is_default(sampler: Any) -> bool:
+    """Whether a sampler only stands for ``shuffle=``."""
+    return getattr(sampler, "_fastpipe_is_default", False)
