@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fastpipe.engine.pool import stopped_at_exit
+from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
 from fastpipe.torch.workers import WorkerInit, explained
@@ -57,7 +58,7 @@ class LoaderView:
         batches: IndexBatches,
         seed: int | None,
         worker_init_fn: WorkerInit,
-        delivery: Any = None,
+        delivery: Delivery | None = None,
     ) -> None:
         self._loader = loader
         self.dataset, self._index_sampler, self.worker_init_fn = dataset, batches, worker_init_fn
@@ -99,6 +100,8 @@ class _Counting(_BaseDataLoaderIter):
 
     def __init__(self, view: LoaderView) -> None:
         self._delivery = view.delivery
+        # Index batches taken by the batch given last, and samples of the next, if not one each.
+        self.how_far: tuple[int, int] | None = None
         super().__init__(view)  # type: ignore[arg-type]
 
     @property
@@ -135,13 +138,20 @@ class _Counting(_BaseDataLoaderIter):
             else:
                 data = self._delivered()
         except StopIteration:
-            progress = self._progress()
-            if progress is not None:
-                progress.is_over = True
+            begun = self._progress()
+            if begun is not None:
+                begun.is_over = True
             raise
         self._num_yielded += 1
-        self._sampler_iter.progress.received += 1
+        progress: Progress = self._sampler_iter.progress
+        progress.received += 1
+        if self.how_far is not None:
+            progress.taken, progress.offset = self.how_far
         return data
+
+    def is_ready(self) -> bool:
+        """Whether the next batch is there already."""
+        return False
 
     def _restart_if_stale(self) -> None:
         """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
@@ -182,6 +192,11 @@ class _WorkerIterator(_Counting, _MultiProcessingDataLoaderIter):
         _running.add(self)
         super().__init__(view)
         _explain_deaths()
+
+    def is_ready(self) -> bool:
+        """Whether the next batch is there already."""
+        info = self._task_info.get(self._rcvd_idx, ())
+        return len(info) == 2 or (self._num_workers == 1 and not self._data_queue.empty())
 
     def explain(self, error: RuntimeError, stuck: int | None = None) -> RuntimeError:
         """An error about this iterator's workers that says which, where and why."""
@@ -335,11 +350,16 @@ class ThreadedIterator(_Counting):
 
     def _say_how_far(self) -> None:
         """Where a batch ends that is not simply the next index batch."""
-        progress = self._progress()
-        assert progress is not None
         left = len(self._left)
-        progress.taken = self._taken - 1 if left else self._taken
-        progress.offset = self._left_numbers[-left] if left else 0
+        taken = self._taken - 1 if left else self._taken
+        self.how_far = taken, self._left_numbers[-left] if left else 0
+
+    def is_ready(self) -> bool:
+        """Whether the next batch is there already."""
+        if not self._pending:
+            return False
+        _, batch = self._pending[0]
+        return not isinstance(batch, _Failed) and self._refill is None and self._source.is_done(batch)
 
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -18,11 +19,17 @@ _WORKER_OPTIONS = (
     "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
     "persistent_workers",
 )  # fmt: skip
+_OWN = ("seed", "shard", "device", "augment")
 _SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
 
 
 def accelerate(
-    loader: DataLoader[Any], *, seed: int | None = None, shard: Shard | None = None
+    loader: DataLoader[Any],
+    *,
+    seed: int | None = None,
+    shard: Shard | None = None,
+    device: Any = None,
+    augment: Callable[..., Any] | None = None,
 ) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
@@ -34,8 +41,8 @@ def accelerate(
 
     Args:
         loader: a ``DataLoader``.  It is not changed, and may be used on.
-        seed, shard: as in ``FastLoader``.  With either, a plain ``shuffle=True`` shuffles by
-            the seed; any other sampler stays.
+        seed, shard, device, augment: as in ``FastLoader``.  With one of the first two, a plain
+            ``shuffle=True`` shuffles by the seed; any other sampler stays.
 
     Raises:
         OptionError: it is no ``DataLoader``, or one of a subclass that works in its own way.
@@ -47,13 +54,9 @@ def accelerate(
     """
     _check(loader)
     options = {name: getattr(loader, name) for name in _SHARED_OPTIONS if hasattr(loader, name)}
-    for name in ("prefetch_batches", "seed", "shard"):
-        if hasattr(loader, name):
-            options[name] = getattr(loader, name)
-    if seed is not None:
-        options["seed"] = seed
-    if shard is not None:
-        options["shard"] = shard
+    options |= {name: getattr(loader, name) for name in ("prefetch_batches", *_OWN) if hasattr(loader, name)}
+    given = {"seed": seed, "shard": shard, "device": device, "augment": augment}
+    options |= {name: value for name, value in given.items() if value is not None}
     workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     options |= _batching(loader, options)
     if loader.num_workers > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:

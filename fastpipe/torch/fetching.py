@@ -48,6 +48,9 @@ class BatchSource(Protocol):
     def kept(self, batch: Any) -> Sequence[int]:
         """Which of the samples asked for a finished batch has, as their numbers in it."""
 
+    def is_done(self, batch: Any) -> bool:
+        """Whether ``finish`` would not have to wait."""
+
     def why_empty(self, batch: Any) -> Exception | None:
         """The error that says why a finished batch has no sample; None where none was asked for."""
 

@@ -201,12 +201,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         *,
         threaded: bool = True,
         rows: Sequence[npt.NDArray[Any]] | None = None,
+        sends_bytes: bool = False,
     ) -> Batch:
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [Item(p, *self._path_and_target(samples, p)) for p in positions]
         plan, runtime = self.plan, self._running()
+        if sends_bytes:
+            plan = plan.as_bytes()
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SequentialSampler, Subset
+from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastpipe.device.transfer import Transfer, checked_device
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import OptionError
 from fastpipe.torch._torch_loader import (
@@ -19,6 +21,7 @@ from fastpipe.torch._torch_loader import (
     is_map_style,
     stock_iterator,
 )
+from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, stock_loader
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.image_folder import FastImageFolder
@@ -53,6 +56,12 @@ class FastLoader(DataLoader[_T_co]):
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
             or torch's global generator, with the draws that ``DataLoader`` makes.
         shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Instead of a sampler.
+        device: where batches are handed out, such as ``"cuda"``: each is copied from pinned memory
+            on a stream of its own, beside the step before.  Where the transform ends in
+            ``ToTensor`` and ``Normalize``, bytes are sent and normalised there, to the same values.
+        augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
+            what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
+            seed its draws depend on epoch and batch alone.
         prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
             more where batches are so small that the threads would run dry.
 
@@ -87,12 +96,17 @@ class FastLoader(DataLoader[_T_co]):
         in_order: bool = True,
         seed: int | None = None,
         shard: Shard | None = None,
+        device: Any = None,
+        augment: Callable[..., Any] | None = None,
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
+        self.device = device
+        self._device = None if device is None else checked_device(device)
+        self.augment = augment
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
         self._ranks = RankCheck() if shard is not None else None
@@ -224,12 +238,24 @@ class FastLoader(DataLoader[_T_co]):
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
         segments = self.prefetch_factor + _KEPT_SEGMENTS if source is not None and self.prefetch_factor else 0
         init = WorkerInit(self.worker_init_fn, lanes_for(self.num_workers, segments))
-        view = LoaderView(self, dataset, batches, seed, init)
+        view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed))
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
         depth = self._depth(source)
         source.expect_ahead(depth)
         return ThreadedIterator(view, source, depth, self.batch_size if source.skips else None)
+
+    def _delivery(self, source: FolderSource | None, seed: int | None) -> Delivery | None:
+        """What is done to batches on their way to the user; None for nothing."""
+        if self._device is None and self.augment is None:
+            return None
+        transfer, convert = None, None
+        if self._device is not None:
+            transfer = Transfer(self._device)
+            is_plain = self._auto_collation and self.collate_fn is default_collate
+            if source is not None and is_plain and self._device.type != "cpu":
+                convert = source.send_bytes()
+        return Delivery(transfer, convert, self.augment, seed, self._order.shard())
 
     def _source(self) -> FolderSource | None:
         return source_of(self.dataset, self._twins)

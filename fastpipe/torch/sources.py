@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,16 +31,36 @@ class FolderSource:
     def __init__(self, root: _Node) -> None:
         self._root = root
         self.bases = root.bases()
+        self._sends_bytes = False
+
+    def send_bytes(self) -> Callable[[Any], Any] | None:
+        """Make batches of bytes from now on, where that loses nothing.
+
+        Returns:
+            From such a batch, as ``default_collate`` makes it, to that of the transform; None where
+            batches stay as the transform makes them.
+        """
+        plans = [base.plan for base in self.bases]
+        if not all(plan.has_deferrable_end and plan.output == plans[0].output for plan in plans):
+            return None
+        if any(plan.deferred_state != plans[0].deferred_state for plan in plans):
+            return None
+        self._sends_bytes = True
+        finish = plans[0].finish_bytes
+
+        def converted(batch: Any) -> Any:
+            images, *rest = batch
+            return [finish(images), *rest]
+
+        return converted
 
     def start(self, indices: Sequence[int], key: Key) -> _Mixed | _Simple:
         """Begin a batch."""
         places = self._root.places(indices)
-        if len(self.bases) == 1:
-            return _Simple(self.bases[0], [index for _, index in places], key)
-        bases = dict.fromkeys(base for base, _ in places)
+        bases = self.bases if len(self.bases) == 1 else list(dict.fromkeys(base for base, _ in places))
         if len(bases) == 1:
-            return _Simple(next(iter(bases)), [index for _, index in places], key)
-        return _Mixed(list(bases), places, key)
+            return _Simple(bases[0], [index for _, index in places], key, self._sends_bytes)
+        return _Mixed(bases, places, key, self._sends_bytes)
 
     def finish(self, batch: _Mixed | _Simple) -> list[Any]:
         """Wait for a batch and return its samples."""
@@ -49,6 +69,10 @@ class FolderSource:
     def kept(self, batch: _Mixed | _Simple) -> Sequence[int]:
         """The numbers of the samples that a finished batch has."""
         return batch.kept
+
+    def is_done(self, batch: _Mixed | _Simple) -> bool:
+        """Whether ``finish`` would not have to wait."""
+        return batch.is_done()
 
     def why_empty(self, batch: _Mixed | _Simple) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""
@@ -86,8 +110,8 @@ class FolderSource:
 class _Simple:
     """A batch of one folder."""
 
-    def __init__(self, base: FastImageFolder, indices: Sequence[int], key: Key) -> None:
-        self._base, self._batch = base, base._start_batch(indices, key)
+    def __init__(self, base: FastImageFolder, indices: Sequence[int], key: Key, sends_bytes: bool) -> None:
+        self._base, self._batch = base, base._start_batch(indices, key, sends_bytes=sends_bytes)
         self.kept: Sequence[int] = ()
 
     def finish(self) -> list[Any]:
@@ -98,6 +122,9 @@ class _Simple:
     def why_empty(self) -> BadSampleError | None:
         return self._base._why_empty(self._batch)
 
+    def is_done(self) -> bool:
+        return self._batch.pending.job.done()
+
     def cancel(self) -> None:
         self._batch.pending.cancel()
 
@@ -106,12 +133,16 @@ class _Mixed:
     """A batch of several folders; in one memory, where they make the same tensors."""
 
     def __init__(
-        self, bases: Sequence[FastImageFolder], places: Sequence[tuple[FastImageFolder, int]], key: Key
+        self,
+        bases: Sequence[FastImageFolder],
+        places: Sequence[tuple[FastImageFolder, int]],
+        key: Key,
+        sends_bytes: bool,
     ) -> None:
         first, self._count = bases[0], len(places)
         self._tensor: torch.Tensor | None = None
         memory = None
-        plans = [base.plan for base in bases]
+        plans = [base.plan.as_bytes() if sends_bytes else base.plan for base in bases]
         if all(plan.output == plans[0].output and plan.kind is plans[0].kind for plan in plans):
             memory, self._tensor = batch_memory(plans[0], len(places), first._running().slots, True)
         self._plan = plans[0]
@@ -122,7 +153,9 @@ class _Mixed:
             indices = [places[number][1] for number in numbers]
             part = Key(key.seed, key.epoch, key.draws[numbers])
             rows = None if memory is None else [memory[number] for number in numbers]
-            self._parts.append((base, numbers, base._start_batch(indices, part, rows=rows)))
+            self._parts.append(
+                (base, numbers, base._start_batch(indices, part, rows=rows, sends_bytes=sends_bytes))
+            )
 
     def finish(self) -> list[Any]:
         found: dict[int, tuple[Any, Any]] = {}
@@ -139,6 +172,9 @@ class _Mixed:
     def why_empty(self) -> BadSampleError | None:
         base, _, batch = self._parts[0]
         return base._why_empty(batch)
+
+    def is_done(self) -> bool:
+        return all(batch.pending.job.done() for _, _, batch in self._parts)
 
     def cancel(self) -> None:
         for _, _, batch in self._parts:

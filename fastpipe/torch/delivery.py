@@ -1,0 +1,104 @@
+"""The last part of a batch's way: to the device, normalised there, augmented as a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastpipe.device.transfer import Transfer
+from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
+from fastpipe.transform.keys import sample_seed
+
+__all__ = ["Delivery"]
+
+_AUGMENT = 1 << 41  # where the draws of batch augmentation are, behind those of samples and collate
+
+
+class Delivery:
+    """Takes batches from an iterator and hands them out on the device.
+
+    The next batch begins its way as soon as it is there, also before it is asked for, so that its
+    copy runs beside the step that uses the one before.
+
+    Args:
+        transfer: to the device; None leaves batches where they are.
+        convert: from a collated batch to the one that the transform means, on the device.
+        augment: the user's augmentation of batches, or None.
+        seed: makes its draws a function of epoch and batch.
+        rank: this rank and the number of ranks.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer | None,
+        convert: Callable[[Any], Any] | None,
+        augment: Callable[..., Any] | None,
+        seed: int | None,
+        rank: tuple[int, int],
+    ) -> None:
+        self._transfer, self._convert, self._augment = transfer, convert, augment
+        self._seed, self._rank = seed, rank
+        self._ahead: _Moving | None = None
+        self._pulled = 0
+
+    def reset(self) -> None:
+        """Forget the batch that is on its way: another epoch begins."""
+        self._ahead, self._pulled = None, 0
+
+    def next(self, iterator: Any) -> Any:
+        """The iterator's next batch."""
+        moving = self._ahead or self._pull(iterator)
+        self._ahead = None
+        batch = moving.given()
+        iterator.how_far = moving.how_far
+        if self._transfer is not None and self._transfer.is_asynchronous and iterator.is_ready():
+            self._ahead = self._pull(iterator)
+        return batch
+
+    def _pull(self, iterator: Any) -> _Moving:
+        try:
+            batch = iterator._next_data()
+        except BaseException as error:
+            return _Moving(None, error, iterator.how_far)
+        progress = iterator._sampler_iter.progress
+        number = progress.point.batches + self._pulled
+        self._pulled += 1
+
+        def finish(moved: Any) -> Any:
+            if self._convert is not None:
+                moved = self._convert(moved)
+            return moved if self._augment is None else self._augmented(moved, progress.point.epoch, number)
+
+        if self._transfer is None:
+            moved = finish(batch)
+            return _Moving(lambda: moved, None, iterator.how_far)
+        return _Moving(self._transfer.start(batch, finish), None, iterator.how_far)
+
+    def _augmented(self, batch: Any, epoch: int, number: int) -> Any:
+        assert self._augment is not None
+        if self._seed is None:
+            return self._called(batch)
+        rank, ranks = self._rank
+        seed = sample_seed(self._seed, epoch, _AUGMENT + number * ranks + rank)
+        with preserved_generators():
+            seed_generators(seed)
+            with KeyedGenerator(seed):  # which knows the device's generators as well
+                return self._called(batch)
+
+    def _called(self, batch: Any) -> Any:
+        assert self._augment is not None
+        return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
+
+
+class _Moving:
+    """A batch on its way, or the error that came instead, kept until it is due."""
+
+    def __init__(self, give: Callable[[], Any] | None, error: BaseException | None, how_far: Any) -> None:
+        self._give, self._error, self.how_far = give, error, how_far
+
+    def given(self) -> Any:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        assert self._give is not None
+        return self._give()
