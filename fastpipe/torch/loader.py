@@ -21,6 +21,7 @@ from fastpipe.torch._torch_loader import (
     is_map_style,
     stock_iterator,
 )
+from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, stock_loader
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
@@ -62,6 +63,8 @@ class FastLoader(DataLoader[_T_co]):
         augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
             what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
             seed its draws depend on epoch and batch alone.
+        num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
+            whether threads here or worker processes are faster; ``plan`` says what it found.
         prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
             more where batches are so small that the threads would run dry.
 
@@ -81,7 +84,7 @@ class FastLoader(DataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -109,6 +112,12 @@ class FastLoader(DataLoader[_T_co]):
         self.augment = augment
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
+        self._why_workers = ""
+        if num_workers == "auto":
+            source = source_of(dataset, self._twins)
+            num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
+            if num_workers == 0:  # what is only about workers is for the case that there are some
+                prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = RankCheck() if shard is not None else None
         if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
             sampler = self._shard_sampler(dataset, shard, shuffle, sampler, batch_sampler, batch_size)
@@ -280,6 +289,10 @@ class FastLoader(DataLoader[_T_co]):
         return order if self.shard is None else f"{order}, of which {self.shard}"
 
     def _work_note(self, source: FolderSource | None) -> str:
+        note = self._topology_note(source)
+        return f"{note} (num_workers='auto': {self._why_workers})" if self._why_workers else note
+
+    def _topology_note(self, source: FolderSource | None) -> str:
         if source is None or not self._auto_collation:
             where = f"in {self.num_workers} worker processes" if self.num_workers else "in this process"
             return f"work: one sample after the other, {where}"
