@@ -58,8 +58,10 @@ def accelerate(
     given = {"seed": seed, "shard": shard, "device": device, "augment": augment}
     options |= {name: value for name, value in given.items() if value is not None}
     workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
+    if isinstance(loader, FastLoader):
+        workers = loader.stock_workers
     options |= _batching(loader, options)
-    if loader.num_workers > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
+    if workers["num_workers"] > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
         fast: FastLoader[Any] = FastLoader(**options)
         if fast.batch_size is not None and fast.runs_no_user_code():
             fast.stock_workers = workers

@@ -29,7 +29,14 @@ from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.sources import FolderSource, source_of
-from fastpipe.torch.state import point_of, set_sampler_state, state_of
+from fastpipe.torch.state import (
+    check_stateful,
+    is_unsaved,
+    point_of,
+    set_sampler_state,
+    state_of,
+    unsaved_state,
+)
 from fastpipe.torch.workers import WorkerInit, lanes_for
 from fastpipe.types import Shard
 
@@ -131,6 +138,7 @@ class FastLoader(DataLoader[_T_co]):
         if sampler is None and batch_sampler is None:
             mark_default(self.sampler)
         self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
+        self._kept_batches: IndexBatches | None = None
         # What ``reference`` says of worker processes.
         self.stock_workers = {
             "num_workers": num_workers, "timeout": timeout, "worker_init_fn": worker_init_fn,
@@ -198,7 +206,8 @@ class FastLoader(DataLoader[_T_co]):
 
         Raises:
             OptionError: the order comes from a sampler without ``state_dict``, from an
-                ``IterableDataset``, or batches come out of order (``in_order=False``).
+                ``IterableDataset``, or batches come out of order (``in_order=False``).  Where
+                Lightning or Accelerate asks, it is a warning.
 
         >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
         >>> for batch in loader:
@@ -208,7 +217,10 @@ class FastLoader(DataLoader[_T_co]):
         >>> len(list(loader))
         2
         """
-        self._check_stateful("state_dict")
+        try:
+            self._check_stateful("state_dict")
+        except OptionError as error:
+            return unsaved_state(error, self._order)
         return state_of(self._order, self._samples(), self._effective_seed())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -222,6 +234,8 @@ class FastLoader(DataLoader[_T_co]):
         Raises:
             OptionError: the state is of another kind of loader, dataset or seed.
         """
+        if is_unsaved(state, self._order):
+            return
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
         set_sampler_state(self._order, state.get("sampler"))
@@ -240,7 +254,7 @@ class FastLoader(DataLoader[_T_co]):
             values = {"seed": seed, "samples": self._samples(), "batches": len(self)}
             self._ranks.warn_if_ranks_disagree(self.shard, values)
         is_keyed = source is not None or seed is not None
-        batches = IndexBatches(self._order, seed, is_keyed)
+        batches = self._index_batches(seed, is_keyed)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
@@ -253,6 +267,17 @@ class FastLoader(DataLoader[_T_co]):
         depth = self._depth(source)
         source.expect_ahead(depth)
         return ThreadedIterator(view, source, depth, self.batch_size if source.skips else None)
+
+    def _index_batches(self, seed: int | None, is_keyed: bool) -> IndexBatches:
+        """The next epoch's index batches.  Where threads stand in for persistent workers, these are
+        the same for all epochs: such workers' base seed is drawn but once."""
+        kept = self._kept_batches
+        if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
+            return kept
+        batches = IndexBatches(self._order, seed, is_keyed)
+        if self.num_workers == 0 and self.stock_workers["persistent_workers"]:
+            self._kept_batches = batches
+        return batches
 
     def _delivery(self, source: FolderSource | None, seed: int | None) -> Delivery | None:
         """What is done to batches on their way to the user; None for nothing."""
@@ -307,16 +332,8 @@ class FastLoader(DataLoader[_T_co]):
         return 1 + max(1, math.ceil(2 * source.threads / size))
 
     def _check_stateful(self, method: str) -> None:
-        if not is_map_style(self):
-            raise OptionError(
-                f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
-                "not: use torchdata's StatefulDataLoader, whose workers ask the dataset for its state"
-            )
-        if not self.in_order and self.num_workers > 1:
-            raise OptionError(
-                f"{method}() counts batches in their order, but in_order=False gives them as they come: "
-                "leave in_order=True"
-            )
+        comes_in_order = self.in_order or self.num_workers <= 1
+        check_stateful(method, self._order, is_map_style(self), comes_in_order)
 
     def _shard_sampler(
         self, dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
