@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,11 +46,22 @@ def test_links_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_the_example_runs(name: str, photo_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _ROOT / "examples" / "imagefolder_resnet" / f"{name}.py"
-    scope: dict[str, object] = {"__name__": name}
-    exec(compile(path.read_text(), str(path), "exec"), scope)
-    scope["main"](str(photo_tree), 1)  # type: ignore[operator]
+    _example(name)(str(photo_tree), 1)
     assert "step 1: loss" in capsys.readouterr().out
+
+
+def _example(name: str) -> Any:
+    path = _ROOT / "examples" / "imagefolder_resnet" / f"{name}.py"
+    scope: dict[str, Any] = {"__name__": name}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    return scope["main"]
+
+
+@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_both_examples_learn_the_same(steps: int, photos: Path) -> None:
+    before, after = (_example(name)(str(photos), steps, plain=True) for name in ("before", "after"))
+    assert len(before) == steps
+    assert after == pytest.approx(before, abs=1e-5)
 
 
 def test_the_examples_differ_by_the_swap_alone() -> None:

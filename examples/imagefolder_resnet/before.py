@@ -1,8 +1,9 @@
 """Train a ResNet-18 for a few steps on a folder of photographs: the script as it was.
 
-    python examples/imagefolder_resnet/before.py FOLDER [STEPS]
+    python examples/imagefolder_resnet/before.py FOLDER [STEPS] [plain]
 
-FOLDER has one sub-folder for each class.  `diff before.py after.py` shows the whole swap.
+FOLDER has one sub-folder for each class.  `diff before.py after.py` shows the whole swap.  With
+`plain` nothing is random but the order, and the losses of both scripts are the same.
 """
 
 import sys
@@ -14,10 +15,12 @@ from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
 
-def main(folder: str, steps: int = 20) -> None:
+def main(folder: str, steps: int = 20, plain: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    resize = [transforms.Resize(256), transforms.CenterCrop(224)]
+    augment = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
     transform = transforms.Compose([
-        transforms.RandomResizedCrop(224),
-        transforms.RandomHorizontalFlip(),
+        *(resize if plain else augment),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ])  # fmt: skip
@@ -27,23 +30,24 @@ def main(folder: str, steps: int = 20) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = models.resnet18(num_classes=len(dataset.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    step, images, waited, asked = 0, 0, 0.0, time.perf_counter()
-    while step < steps:
+    losses, images, waited, asked = [], 0, 0.0, time.perf_counter()
+    while len(losses) < steps:
         for image, label in loader:
             waited += time.perf_counter() - asked
             loss = torch.nn.functional.cross_entropy(model(image.to(device)), label.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            step, images = step + 1, images + len(image)
-            print(f"step {step}: loss {loss.item():.3f}")
+            losses, images = [*losses, loss.item()], images + len(image)
+            print(f"step {len(losses)}: loss {losses[-1]:.6f}")
             asked = time.perf_counter()
-            if step == steps:
+            if len(losses) == steps:
                 break
     print(f"{steps} steps, {images} images; waited {1000 * waited / steps:.0f} ms a step for data")
+    return losses
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4) or sys.argv[3:] not in ([], ["plain"]):
         sys.exit(__doc__)
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:3]), plain=len(sys.argv) == 4)
