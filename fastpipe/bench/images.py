@@ -85,6 +85,11 @@ def loader_specs(cores: int, quick: bool = False) -> list[LoaderSpec]:
     specs.append(
         LoaderSpec("fastloader-uint8", f"{label}, uint8", "fastpipe", 0, "uint8", "normalise on the device")
     )
+    specs.append(LoaderSpec("fastloader-workers1", f"{label}(num_workers=1)", "fastpipe", 1))
+    workers = worker_counts(cores, quick)[-1]
+    given = f"accelerate(ImageFolder + DataLoader(num_workers={workers}))"
+    note = "a script's own loader"
+    specs.append(LoaderSpec("accelerated", given, "fastpipe", workers, note=note, is_accelerated=True))
     return specs
 
 

@@ -41,6 +41,7 @@ class LoaderSpec:
         num_workers: as for ``DataLoader``.
         output: what the batches hold.
         note: what a reader should know about the row.
+        is_accelerated: it is the replaced loader, handed to ``accelerate``.
     """
 
     key: str
@@ -49,6 +50,7 @@ class LoaderSpec:
     num_workers: int = 0
     output: Literal["float32", "uint8"] = "float32"
     note: str = ""
+    is_accelerated: bool = False
 
 
 class Draws:
@@ -103,14 +105,15 @@ def make_dataset(group: str, folder: Path, transform: Any) -> Any:
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     """The loader of a row; workers, where there are any, outlive the epoch."""
     stock = require("torch.utils.data", extra="torch").DataLoader
-    loader = fastpipe.FastLoader if spec.group == "fastpipe" else stock
-    return loader(
+    kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
+    loader = kind(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
         num_workers=spec.num_workers,
         persistent_workers=spec.num_workers > 0,
     )
+    return fastpipe.accelerate(loader) if spec.is_accelerated else loader
 
 
 def touch(batch: Any) -> int:
@@ -143,7 +146,8 @@ class LoaderRow:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         self.chunk = batch_size * max(1, spec.num_workers)
         self._draws = Draws(indices, self.chunk)
-        self.dataset = make_dataset(spec.group, folder, train_transform(spec.output))
+        group = "replaced" if spec.is_accelerated else spec.group
+        self.dataset = make_dataset(group, folder, train_transform(spec.output))
         self.loader = build(spec, self.dataset, batch_size, self._draws)
 
     def measure(self, images: int) -> float:

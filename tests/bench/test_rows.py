@@ -80,7 +80,7 @@ def test_boxes_lie_inside_and_have_the_areas_of_random_resized_crop() -> None:
 def test_every_row_has_its_own_key() -> None:
     for cores in (1, 2, 4, 64):
         keys = [spec.key for spec in loader_specs(cores)]
-        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 2
+        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 4
     assert worker_counts(64)[-1] == 64
 
 
