@@ -8,6 +8,7 @@
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
+    ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
 
 Each also derives from the built-in exception that the replaced code raises in the same
@@ -23,6 +24,7 @@ __all__ = [
     "FastpipeError",
     "MissingDependencyError",
     "OptionError",
+    "SharedMemoryError",
     "TooManyBadSamplesError",
     "WorkerError",
 ]
@@ -80,6 +82,10 @@ class WorkerError(FastpipeError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),), {"worker": self.worker, "pid": self.pid})
+
+
+class SharedMemoryError(FastpipeError, RuntimeError):
+    """A worker's batch does not fit into the shared memory through which torch sends it."""
 
 
 class ClosedError(FastpipeError, RuntimeError):

@@ -4,22 +4,26 @@ A *lane* belongs to one worker.  It has some segments for batches, and a page on
 notes what it is doing.  Each is a ``memfd``: it has no name, so nothing is left however a process
 ends, and the size of ``/dev/shm`` does not matter.
 
-Life cycle of a segment, which a byte on the page tells both sides:
+Whose a segment is, two numbers on the page tell both sides, each written by one of them: how often
+the worker has sent it, and how many of those messages the parent has done with, because no array
+over the segment is left.  Where they are equal nobody but the worker has it, which keeps in its own
+books what it is filling.  (A flag would not do: user code may send the same tensor again, with the
+next batch, while the parent lets go of it.)
 
-* ``FREE``: the worker may take it.  Only the worker changes that, to ``SENT``.
-* ``SENT``: the parent has it, or a message on the way to it.  The parent sets it ``FREE`` when
-  the last array over the segment is gone.
-
-While the worker fills a segment it is ``FREE`` as well, but taken in the worker's own books.
+A process that the parent forks sees the segments that the parent has just then.  They are not given
+back before that process is gone.
 """
 
 from __future__ import annotations
 
 import itertools
 import mmap
+import multiprocessing.context
 import multiprocessing.reduction
 import os
+import select
 import signal
+import threading
 import weakref
 from typing import Any
 
@@ -30,7 +34,7 @@ __all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_FREE, _SENT = 0, 1
+_MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
 _NOTES, _NOTE_SIZE = 16, 512  # notes at once, one for each thread; bytes of each
 _NOTES_AT = mmap.PAGESIZE
 _PAGE_SIZE = mmap.PAGESIZE + _NOTES * _NOTE_SIZE
@@ -52,6 +56,88 @@ class _Owner:
         self.__array_interface__ = memory.__array_interface__
 
 
+class _Fork:
+    """A fork of this process: its child keeps one end of a pipe open until it is gone."""
+
+    def __init__(self) -> None:
+        self._ours, self._childs = os.pipe()
+        self._pid = os.getpid()
+
+    def is_done_here(self) -> None:
+        """In the parent: the other end is the child's alone."""
+        os.close(self._childs)
+
+    def is_over(self) -> bool:
+        """Whether the child, and what it forked in turn, are gone."""
+        poll = select.poll()
+        poll.register(self._ours)
+        return bool(poll.poll(0))
+
+    def __del__(self) -> None:
+        if os.getpid() == self._pid:
+            os.close(self._ours)
+
+
+class _Received:
+    """A segment in the parent's hands.
+
+    Attributes:
+        owner: of the arrays over it; None when they are gone.
+        times: messages that it came with.
+        forks: children that see it as well.
+    """
+
+    def __init__(self, owner: _Owner, lane: Lane, segment: int) -> None:
+        self.owner = weakref.ref(owner)
+        self.times = 0
+        self.forks: list[_Fork] = []
+        self._returned, self._segment = lane.returned, segment
+        release = weakref.finalize(owner, _Received._release, self, lane.unreturned, lane.pid)
+        release.atexit = False
+        _in_hand.add(self)
+
+    def give_back(self) -> bool:
+        """Let the worker have it, if no child sees it any more."""
+        if any(not fork.is_over() for fork in self.forks):
+            return False
+        self.forks.clear()
+        self._returned[self._segment] = (int(self._returned[self._segment]) + self.times) & 0xFFFFFFFF
+        return True
+
+    def _release(self, unreturned: list[_Received], pid: int) -> None:
+        # A forked child has a copy of the array, but not the say.
+        if os.getpid() == pid and not self.give_back():
+            unreturned.append(self)
+
+
+_in_hand: weakref.WeakSet[_Received] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    seen = [received for received in list(_in_hand) if received.owner() is not None]
+    _forking.fork = _Fork() if seen else None
+    for received in seen:
+        received.forks = [fork for fork in received.forks if not fork.is_over()]
+        received.forks.append(_forking.fork)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.fork is not None:
+        _forking.fork.is_done_here()
+        _forking.fork = None
+
+
+def _after_fork_in_child() -> None:
+    _in_hand.clear()  # not this process's to give back; the pipe's end stays open until it is gone
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )
+
+
 class Lane:
     """The parent's side of a lane.  Pickles only towards a process that is being started.
 
@@ -61,6 +147,7 @@ class Lane:
     """
 
     def __init__(self, segments: int) -> None:
+        segments = min(segments, _MOST_SEGMENTS)
         self.number = next(_numbers)
         self.pid = os.getpid()
         self._fds: list[int] = []
@@ -69,8 +156,10 @@ class Lane:
             self._fds.append(os.memfd_create("fastpipe", os.MFD_CLOEXEC))
         os.ftruncate(self._fds[0], _PAGE_SIZE)
         self._page = _map(self._fds[0], _PAGE_SIZE)
+        self.returned = _counts(self._page)[1]
+        self.unreturned: list[_Received] = []  # as a child sees them
         self._segments: list[UInt8Array | None] = [None] * segments
-        self._owners: dict[int, weakref.ref[_Owner]] = {}
+        self._received: dict[int, _Received] = {}
 
     def writer(self) -> LaneWriter:
         """The worker's side.  To be called in the worker."""
@@ -86,15 +175,17 @@ class Lane:
         Args:
             segment, size: as ``LaneWriter.send`` gave them.
         """
-        owner = self._owners[segment]() if segment in self._owners else None
-        if owner is None:
+        for _ in range(len(self.unreturned)):  # to which a finalizer may add meanwhile
+            self.unreturned.pop(0)._release(self.unreturned, self.pid)
+        received = self._received.get(segment)
+        owner = None if received is None else received.owner()
+        if received is None or owner is None:
             memory = self._segments[segment]
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = _map(self._fds[segment + 2], size)
             owner = _Owner(memory)
-            self._owners[segment] = weakref.ref(owner)
-            release = weakref.finalize(owner, _release, self._page, segment, self.pid)
-            release.atexit = False
+            received = self._received[segment] = _Received(owner, self, segment)
+        received.times += 1
         return np.asarray(owner)[:size]
 
     def notes(self) -> list[str]:
@@ -112,7 +203,8 @@ class Lane:
         return os.pread(self._fds[1], 1 << 16, start).decode(errors="replace")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Raises where no process is being started: descriptors travel in no other way.
+        # Raises where no process is being started: descriptors travel in other ways only with a thread.
+        multiprocessing.context.assert_spawning(self)
         return {"number": self.number, "fds": [multiprocessing.reduction.DupFd(fd) for fd in self._fds]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -133,6 +225,7 @@ class LaneWriter:
         self.number = lane.number
         self._lane = lane  # which closes the descriptors when it goes
         self._page = _map(fds[0], _PAGE_SIZE)
+        self._sent, self._returned = _counts(self._page)
         self.stack_fd = fds[1]
         self._fds = fds[2:]
         self._segments: list[UInt8Array | None] = [None] * len(self._fds)
@@ -146,7 +239,8 @@ class LaneWriter:
             MemoryError: the machine has no more memory for it.
         """
         for segment in range(len(self._fds)):
-            if segment in self._taken or self._page[segment] != _FREE:
+            # In this order: what is sent leaves the books after it has been counted.
+            if segment in self._taken or self._sent[segment] != self._returned[segment]:
                 continue
             memory = self._segments[segment]
             if memory is None or memory.size < size:
@@ -162,7 +256,7 @@ class LaneWriter:
         such segment."""
         for segment, memory in enumerate(self._segments):
             if memory is not None and segment in self._taken and memory.ctypes.data == address:
-                self._page[segment] = _SENT
+                self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
                 return segment
         return None
 
@@ -198,9 +292,9 @@ def _map(fd: int, size: int) -> UInt8Array:
     return np.frombuffer(mmap.mmap(fd, size), np.uint8)
 
 
-def _release(page: UInt8Array, segment: int, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has a copy of the array, but not the say
-        page[segment] = _FREE
+def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
+    """By segment, how often it was sent, and how many of these messages are done with."""
+    return page[: 8 * _MOST_SEGMENTS].view(np.uint32).reshape(2, _MOST_SEGMENTS)
 
 
 def _close_all(fds: list[int]) -> None:

@@ -3,7 +3,8 @@
 The ranks take turns: of the samples of one *step* (one batch on every rank) rank ``r`` of ``w``
 takes every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` deals them out.
 So a step is the same set of samples for any number of ranks that together make the same
-batch, and where a step begins says all about how far an epoch has come.
+batch, and where a step begins says all about how far an epoch has come.  That holds as well for
+a ``BlockShard``, of which each rank takes a block of the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import NamedTuple
 from fastpipe.errors import OptionError
 from fastpipe.types import Shard
 
-__all__ = ["RankBatch", "ShardedBatches"]
+__all__ = ["BlockShard", "RankBatch", "ShardedBatches"]
+
+
+class BlockShard(Shard):
+    """A rank's part where a step's samples are cut into blocks, one for each rank, in their order.
+
+    What the ranks have, one after the other, is then the step as it stands in the epoch's order:
+    Accelerate gathers results so, and cuts off the end of the last step.  For mode ``"train"`` only.
+    """
 
 
 class RankBatch(NamedTuple):
@@ -22,7 +31,7 @@ class RankBatch(NamedTuple):
 
     Attributes:
         first: position of its first sample in the epoch's order.
-        step: distance from each of its samples to the next; the number of ranks.
+        step: distance from each of its samples to the next; the number of ranks, or 1 in a block.
         size: number of its samples.
         end: position where the next step begins.
     """
@@ -61,6 +70,8 @@ class ShardedBatches:
     [4, 1]
     >>> [list(batch.positions) for batch in ShardedBatches(10, 4, Shard(1, 2), drop_last=False)]
     [[1, 3, 5, 7], [9]]
+    >>> [list(batch.positions) for batch in ShardedBatches(10, 4, BlockShard(1, 2), drop_last=False)]
+    [[4, 5, 6, 7], [9]]
     """
 
     def __init__(self, count: int, batch_size: int, shard: Shard, *, drop_last: bool, start: int = 0) -> None:
@@ -96,8 +107,12 @@ class ShardedBatches:
 
     def __iter__(self) -> Iterator[RankBatch]:
         rank, world = self._shard.rank, self._shard.world
+        is_block = isinstance(self._shard, BlockShard)
         at = self._start
         for number in range(len(self)):
             size = self._whole if number < self._steps else self._last[number - self._steps]
-            yield RankBatch(at + rank, world, (size - rank + world - 1) // world, at + size)
+            if is_block:
+                yield RankBatch(at + rank * (size // world), 1, size // world, at + size)
+            else:
+                yield RankBatch(at + rank, world, (size - rank + world - 1) // world, at + size)
             at += size

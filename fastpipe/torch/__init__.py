@@ -11,5 +11,6 @@ require("torchvision", extra="torch")
 from fastpipe.torch.accelerating import accelerate  # noqa: E402
 from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
 from fastpipe.torch.loader import FastLoader  # noqa: E402
+from fastpipe.torch.trainers import prepare  # noqa: E402
 
-__all__ = ["FastImageFolder", "FastLoader", "accelerate"]
+__all__ = ["FastImageFolder", "FastLoader", "accelerate", "prepare"]

@@ -139,9 +139,9 @@ class _Epoch:
         if self.progress is None:
             self._begin()
         if self._ours is not None:
-            indices, first = next(self._sampler)
-            count = len(indices) if self._order.is_batched else 1
-            return self._keyed(indices, first, count) if self._batches.is_keyed else indices
+            indices, batch = next(self._sampler)
+            is_keyed = self._batches.is_keyed
+            return self._keyed(indices, batch.first, batch.size, batch.step) if is_keyed else indices
         indices = self._replayed.pop() if self._replayed else next(self._sampler)
         if not self._batches.is_keyed:
             return indices
@@ -152,10 +152,10 @@ class _Epoch:
         # The place in the order of all ranks: two ranks must not augment alike.
         first = self._rank + self._step * self._position
         self._position += count
-        return self._keyed(indices, first, count)
+        return self._keyed(indices, first, count, self._step)
 
-    def _keyed(self, indices: Any, first: int, count: int) -> KeyedIndices:
-        return KeyedIndices(indices, self._batches.seed, self._key_epoch, first, count, self._step)
+    def _keyed(self, indices: Any, first: int, count: int, step: int) -> KeyedIndices:
+        return KeyedIndices(indices, self._batches.seed, self._key_epoch, first, count, step)
 
     def _begin(self) -> None:
         batches = self._batches
@@ -169,7 +169,7 @@ class _Epoch:
         if self._ours is not None:
             self._sampler = self._ours.indices(point.epoch, point.position)
             if not self._order.is_batched:
-                self._sampler = ((index, first) for (index,), first in self._sampler)
+                self._sampler = ((index, batch) for (index,), batch in self._sampler)
         elif point.taken or point.offset or point.generator is not None:
             self._replay()
 

@@ -7,16 +7,21 @@ import weakref
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible
 
-__all__ = ["expect_from", "send_through", "shared_flat"]
+__all__ = ["NAMED_MEMORY", "expect_from", "room", "send_through", "shared_flat"]
+
+NAMED_MEMORY = "/dev/shm"  # where torch makes what it shares
 
 # In the parent: the lanes of its workers.  In a worker: the one that leads to its parent.
 _lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 _writer: LaneWriter | None = None
+
+_INLINE = 1 << 14  # bytes of a tensor that travels in the message itself
 
 
 def expect_from(lane: Lane) -> None:
@@ -44,24 +49,69 @@ def shared_flat(size: int) -> torch.Tensor:
         storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8).set_(storage)
     # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
+    return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+
+
+def room() -> tuple[int, int] | None:
+    """Free and total bytes of the memory in which torch makes what it shares; None where it has no limit
+    of its own."""
+    try:
+        found = os.statvfs(NAMED_MEMORY)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def _unnamed(size: int) -> Any:
     descriptor = os.memfd_create("fastpipe", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, size)
-        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
+        return torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
     finally:
         os.close(descriptor)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
     """How a tensor is pickled on its way to the parent."""
-    if _writer is not None and tensor.device.type == "cpu" and not tensor.requires_grad:
-        storage = tensor.untyped_storage()
-        segment = _writer.send(storage.data_ptr())
-        if segment is not None and not (tensor.is_conj() or tensor.is_neg()):
-            layout = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-            return _receive, (_writer.number, segment, storage.nbytes(), *layout)
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+    if _writer is None or not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    storage = tensor.untyped_storage()
+    segment = _writer.send(storage.data_ptr())
+    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    if segment is not None:
+        return _receive, (_writer.number, segment, storage.nbytes(), tensor.dtype, *layout)
+    if 0 < storage.nbytes() <= _INLINE and storage.nbytes() == tensor.nbytes:
+        # A descriptor and a connection for each would cost more, and some day there are too many.
+        content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+        return _copied, (content, tensor.dtype, *layout)
+    if not _is_shared(storage):
+        # An error here, in a queue's thread, would lose the batch, and its receiver would wait for ever.
+        unnamed = _unnamed(storage.nbytes())
+        unnamed.copy_(storage)
+        tensor = torch.empty(0, dtype=tensor.dtype).set_(unnamed, *layout)
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+
+
+def _copied(
+    content: bytes, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    flat = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+    return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, shape, stride)
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    """Let torch share a storage in its way, if there is room where it does."""
+    space = room()
+    if storage.nbytes() == 0 or storage.is_shared() or space is None:
+        return True
+    if space[0] < storage.nbytes():
+        return False
+    try:
+        storage.share_memory_()
+    except RuntimeError:  # another process was faster
+        return False
+    return True
 
 
 def _receive(

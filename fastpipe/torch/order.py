@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from fastpipe.index.order import epoch_order
-from fastpipe.index.shards import ShardedBatches
+from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.types import Shard
 
 __all__ = ["EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "mark_default"]
@@ -51,16 +51,17 @@ class EpochBatches:
         """Where the batches from a position on are."""
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
-    def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], int]]:
-        """Each batch's indices, and the position of the first of them."""
+    def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
+        """Each batch's indices, and where they are in the epoch's order."""
         order = range(self.count)
         if self.seed is not None:
             order = epoch_order(self.count, seed=self.seed, epoch=epoch).tolist()
         for batch in self.steps(start):
+            positions = batch.positions
             if batch.end <= self.count:
-                yield list(order[batch.first : batch.end : batch.step]), batch.first
+                yield list(order[positions.start : positions.stop : positions.step]), batch
             else:  # filled up from the epoch's start
-                yield [order[position % self.count] for position in batch.positions], batch.first
+                yield [order[position % self.count] for position in positions], batch
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -164,6 +165,7 @@ class Progress:
         offset: samples of the next index batch that these took.
         is_over: whether it has said that there are no more.
         is_stale: whether another epoch is wanted instead, before the first batch of this one.
+        held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
         base_seed: the iterator's.
         generator: state of the sampler's generator when the epoch began.
         sampler: state of the user's sampler when the epoch began.
@@ -176,7 +178,12 @@ class Progress:
         self.offset = 0
         self.is_over = False
         self.is_stale = False
+        self.held: tuple[int, int | None, int] | None = None
         self.base_seed: int | None = None
+
+    def hold(self) -> None:
+        """What is received from now on is not the user's yet."""
+        self.held = (self.received, self.taken, self.offset)
 
 
 class EpochOrder:
@@ -267,13 +274,14 @@ class EpochOrder:
         progress = self.progress
         assert progress is not None
         point, ours = progress.point, self.ours(None)
-        taken = point.taken + (progress.received if progress.taken is None else progress.taken)
+        received, taken, offset = progress.held or (progress.received, progress.taken, progress.offset)
+        taken = point.taken + (received if taken is None else taken)
         position = 0
         if ours is not None:
             steps = ours.steps(point.position)
-            position = steps.end(taken - point.taken) + progress.offset
+            position = steps.end(taken - point.taken) + offset
         return ResumePoint(
-            point.epoch, point.begun, point.batches + progress.received, taken, progress.offset, position,
+            point.epoch, point.begun, point.batches + received, taken, offset, position,
             progress.base_seed, progress.generator,
         )  # fmt: skip
 

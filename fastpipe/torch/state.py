@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import base64
+import sys
+import warnings
+import weakref
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,10 @@ from torch.utils.data import (
 from fastpipe.errors import OptionError
 from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler
 
-__all__ = ["point_of", "sampler_state", "set_sampler_state", "state_of"]
+__all__ = [
+    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
+    "unsaved_state",
+]  # fmt: skip
 
 VERSION = 1
 # Their order comes from a generator alone, so that it can be drawn again.
@@ -27,6 +34,9 @@ _REPLAYED = (
     SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
     ShardSampler, list, tuple, range, np.ndarray, torch.Tensor,
 )  # fmt: skip
+# They save the state of every loader that has one, whether the script wants it or not.
+_TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
+_has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
 
 def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[str, Any]:
@@ -36,11 +46,7 @@ def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[s
         order: the loader's order.
         samples: length of its dataset.
         seed: its seed.
-
-    Raises:
-        OptionError: the order comes from a sampler that has no state.
     """
-    check_sampler(order)
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
     if pending is not None:
@@ -73,7 +79,6 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
         OptionError: it is no state of such a loader.
     """
     _check(state, order, samples, seed)
-    check_sampler(order)
     generator = state.get("generator")
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
@@ -108,8 +113,92 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
         )
 
 
-def check_sampler(order: EpochOrder) -> None:
-    """Raise an error if the order comes from a sampler of the user's that has no state."""
+def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
+    """The state of a loader that has none, for a trainer that saves it unasked: says so, and no more.
+
+    A script that trains with torch's ``DataLoader`` then trains with this one as well.
+
+    Args:
+        why: says why there is no state.
+        order: the loader's order.
+
+    Raises:
+        OptionError: ``why``, where no trainer asks.
+    """
+    if not _a_trainer_asks():
+        raise why
+    if order not in _has_warned:
+        _has_warned.add(order)
+        warnings.warn(
+            f"the checkpoint does not say where in its epoch the loader is: {why}.  Training can go on from "
+            "a checkpoint of an epoch's end only",
+            stacklevel=3,
+        )
+    epoch, batches = _begun(order)
+    return {"version": VERSION, "unsaved": str(why), "epoch": epoch, "batches": batches}
+
+
+def is_unsaved(state: Any, order: EpochOrder) -> bool:
+    """Whether a state is from ``unsaved_state``; if so, the next epoch gets its number.
+
+    Raises:
+        OptionError: it is, and was taken in the middle of an epoch.
+    """
+    if not isinstance(state, dict) or "unsaved" not in state:
+        return False
+    if state.get("batches"):
+        raise OptionError(
+            f"this state was taken after {state['batches']} batches of an epoch and does not say which, "
+            f"since: {state['unsaved']}.  Go on from a checkpoint of an epoch's end"
+        )
+    order.set_epoch(state.get("epoch", 0))
+    return True
+
+
+def _begun(order: EpochOrder) -> tuple[int, int]:
+    """Number of the epoch, and of the batches received in it if it is neither over nor to begin."""
+    progress = order.progress
+    if progress is None or progress.is_over:
+        return order.next_epoch, 0
+    epoch, received = progress.point.epoch, progress.point.batches + progress.received
+    try:
+        is_over = received >= len(order)
+    except TypeError:  # a sampler without a length
+        is_over = False
+    return (epoch + 1, 0) if is_over else (epoch, received)
+
+
+def _a_trainer_asks() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRAINERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_order: bool) -> None:
+    """Raise an error if nobody could say how far a loader is in its epoch.
+
+    Args:
+        method: whose error it is.
+        order: the loader's order.
+        is_map_style: whether its dataset is indexed.
+        comes_in_order: whether batches come in the sampler's order.
+
+    Raises:
+        OptionError: says which of these is in the way.
+    """
+    if not is_map_style:
+        raise OptionError(
+            f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
+            "not: use torchdata's StatefulDataLoader, whose workers ask the dataset for its state"
+        )
+    if not comes_in_order:
+        raise OptionError(
+            f"{method}() counts batches in their order, but in_order=False gives them as they come: "
+            "leave in_order=True"
+        )
     sampler = _innermost(order.index_sampler)
     if type(sampler) not in _REPLAYED and not hasattr(sampler, "state_dict"):
         raise OptionError(

@@ -5,23 +5,28 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import re
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import get_worker_info
+import numpy as np
+import torch
+from torch.utils.data import default_collate, get_worker_info
 
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
-from fastpipe.errors import WorkerError
+from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch import noting
 from fastpipe.torch.fetching import UsersDataset
-from fastpipe.torch.lane_memory import expect_from, send_through
+from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
+from fastpipe.torch.samples import BatchSample
 
-__all__ = ["WorkerInit", "explained", "lanes_for"]
+__all__ = ["WorkerCollate", "WorkerInit", "explained", "lanes_for"]
 
 _STACK_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -29,7 +34,11 @@ _PR_SET_PDEATHSIG = 1
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
     """A lane for each worker; none where the system has no such memory."""
-    lanes = [Lane(segments) for _ in range(workers)] if lanes_are_possible() else []
+    if not workers or not lanes_are_possible():
+        return []
+    # Each segment is two descriptors here, one of its mapping: a quarter of those allowed is enough.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // workers - 2
+    lanes = [Lane(max(0, min(segments, most))) for _ in range(workers)]
     for lane in lanes:
         expect_from(lane)
     return lanes
@@ -48,7 +57,8 @@ class WorkerInit:
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
         self._function = function
-        self.lanes = lanes
+        self.lanes = list(lanes)
+        self._sent = 0
         # The signal is tied to the thread that starts the worker, which may end before the loader.
         is_main = threading.current_thread() is threading.main_thread()
         self._parent = os.getpid() if is_main else None
@@ -59,24 +69,78 @@ class WorkerInit:
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
         if self._parent is not None:
             _end_with(self._parent)
-        if self.lanes:
-            self._use(self.lanes[worker_id])
+        lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
+        if lane is not None:
+            self._use(lane)
         if self._function is not None:
             self._function(worker_id)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickled for each worker in turn.  It gets its own lane only: a fork server takes no more
+        # than 250 descriptors.
+        number, self._sent = self._sent, self._sent + 1
+        return {**self.__dict__, "lanes": [None] * number + self.lanes[number : number + 1]}
+
     def _use(self, lane: Lane) -> None:
         for other in self.lanes:
-            if other is not lane:
+            if other is not None and other is not lane:
                 other.close()
         writer = lane.writer()
         send_through(writer)
         noting.start(writer.note)
+        faulthandler.disable()  # the script's, whose handlers torch has just replaced
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)
 
 
+class WorkerCollate:
+    """A collate function as workers call it: with an error that says what to do where a batch does not
+    fit into the memory that torch shares.
+
+    Args:
+        function: the collate function.
+    """
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        # torch's own puts tensors into shared memory, unless they are there already.
+        if self._function is default_collate and samples and type(samples[0]) is not BatchSample:
+            needed, space = _bytes_of(samples[0]) * len(samples), room()
+            if space is not None and needed > space[0]:
+                raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
+        try:
+            return self._function(samples)
+        except RuntimeError as error:
+            space = room()
+            if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
+                raise
+            raise SharedMemoryError(_no_room("", space)) from error
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return int(value.nbytes)
+    if isinstance(value, Mapping):
+        return sum(map(_bytes_of, value.values()))
+    return sum(map(_bytes_of, value)) if isinstance(value, (tuple, list)) else 0
+
+
+def _no_room(size: str, space: tuple[int, int]) -> str:
+    return (
+        f"a batch {size}does not fit into {NAMED_MEMORY}, through which torch's workers send batches: of "
+        f"{_mib(space[1])} there are {_mib(space[0])} free. Enlarge it (docker run --shm-size=…), or use "
+        "smaller batches, a smaller prefetch_factor, fewer workers, or num_workers=0"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
 def explained(
-    error: RuntimeError, workers: Sequence[Any], lanes: Sequence[Lane], stuck: int | None
+    error: RuntimeError, workers: Sequence[Any], lanes: Sequence[Lane], stuck: Sequence[int] = ()
 ) -> RuntimeError:
     """An error about workers that says which, at what sample, and where in the code.
 
@@ -84,37 +148,44 @@ def explained(
         error: torch's.
         workers: the processes.
         lanes: theirs, or none.
-        stuck: number of a worker that does not answer; None to look for those that have ended.
+        stuck: numbers of workers that do not answer; none to look for those that have ended.
 
     Returns:
         The error to raise; the given one if nothing more is known.
     """
     if isinstance(error, WorkerError):
         return error
-    found = [stuck] if stuck is not None else [n for n, worker in enumerate(workers) if worker.exitcode]
+    named = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", str(error))
+    pids = [int(pid) for pid in named[1].split(",")] if named else []
+    found = list(stuck) or [n for n, worker in enumerate(workers) if worker.pid in pids]
     if not found:
         return error
     parts = [str(error).rstrip(".") + "."]
     for number in found:
         worker, lane = workers[number], lanes[number] if lanes else None
-        parts.append(_about(number, worker, lane, stuck is not None))
+        parts.append(_about(number, worker, lane, bool(stuck)))
     first = workers[found[0]]
     return WorkerError("\n".join(parts), worker=found[0], pid=first.pid)
 
 
 def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
     text = f"Worker {number} (pid {worker.pid}) "
-    text += f"does not answer: {_state_of(worker.pid)}" if is_stuck else _end_of(worker.exitcode)
+    state = _state_of(worker.pid)
+    if is_stuck:
+        text += f"does not answer: {_STATES.get(state, f'its state is {state}.')}"
+    else:
+        text += _end_of(worker.exitcode)
     if lane is None:
         return text
     notes = lane.notes()
     if notes:
         text += f"\nIts last sample: {', '.join(notes)}."
-    stack = _ask_for_stack(worker.pid, lane) if is_stuck else lane.stack()
+    stack = _ask_for_stack(worker.pid, state, lane) if is_stuck else lane.stack()
+    stack = stack.partition("\nExtension modules:")[0]
     return text + (f"\nIts stack:\n{stack.rstrip()}" if stack else "\nIts stack is not known.")
 
 
-def _end_of(exitcode: int) -> str:
+def _end_of(exitcode: int | None) -> str:
     if exitcode == -signal.SIGKILL:
         return (
             "was killed with SIGKILL, which is what the kernel does when memory is short (dmesg tells): use "
@@ -125,6 +196,8 @@ def _end_of(exitcode: int) -> str:
             "died of a bus error: a file that is mapped became shorter, or /dev/shm is full: enlarge it "
             "(docker run --shm-size=…), or use fewer workers or smaller batches."
         )
+    if exitcode is None:
+        return "has ended."
     if exitcode < 0:
         return f"died of {signal.Signals(-exitcode).name}."
     return f"ended with exit code {exitcode}."
@@ -132,20 +205,24 @@ def _end_of(exitcode: int) -> str:
 
 def _state_of(pid: int) -> str:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return "it is gone."
-    return {
-        "T": "it has been stopped (SIGSTOP).", "D": "it waits for a disk or a network file system.",
-        "R": "it is computing.", "S": "it is waiting.",
-    }.get(state, f"its state is {state}.")  # fmt: skip
+        return ""
 
 
-def _ask_for_stack(pid: int, lane: Lane) -> str:
+_STATES = {
+    "": "it is gone.", "T": "it has been stopped (SIGSTOP).",
+    "D": "it waits for a disk or a network file system.", "R": "it is computing.", "S": "it is waiting.",
+}  # fmt: skip
+
+
+def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
     """Let the worker write its stacks, which it does also while C code runs."""
     start = lane.stack_so_far()
     try:
         os.kill(pid, stack_signal())
+        if state == "T":  # it cannot write while it is stopped
+            os.kill(pid, signal.SIGCONT)
     except OSError:
         return ""
     deadline = time.monotonic() + _STACK_S

@@ -1,0 +1,485 @@
+"""``state_dict``, shards and epochs: the stream goes on exactly, whoever takes it up."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+from fastpipe import BadSamples, FastImageFolder, FastLoader, Shard
+from fastpipe.errors import OptionError
+from fastpipe.testing import photo_tree
+
+RANDOM = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
+
+
+@pytest.fixture(autouse=True)
+def same_generators() -> Iterator[None]:
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+
+
+class Numbers:
+    """A dataset whose samples show the order, and draw from every global generator."""
+
+    def __init__(self, length: int = 23) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(())), random.random(), float(np.random.random())
+
+
+def plain(batch: Any) -> Any:
+    return [part.tolist() for part in batch] if isinstance(batch, (list, tuple)) else batch.tolist()
+
+
+def hashed(batch: Any) -> Any:
+    return batch[0].numpy().tobytes(), batch[1].tolist()
+
+
+def hashed_one(sample: Any) -> Any:
+    return sample[0].numpy().tobytes(), int(sample[1])
+
+
+def stream(loader: Any, look: Any = plain) -> list[Any]:
+    return [look(batch) for batch in loader]
+
+
+def transported(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+# ---- one rank ------------------------------------------------------------------------------------
+
+ORDERS: dict[str, Any] = {
+    "shuffled by a seed": lambda d: {"shuffle": True, "seed": 3},
+    "in order": lambda d: {},
+    "in order, a seed": lambda d: {"seed": 3},
+    "shuffled": lambda d: {"shuffle": True},
+    "shuffled by a generator": lambda d: {"shuffle": True, "generator": torch.Generator().manual_seed(4)},
+    "RandomSampler": lambda d: {"sampler": RandomSampler(d, replacement=True, num_samples=70)},
+    "weighted": lambda d: {"sampler": WeightedRandomSampler(range(1, 16), 17), "seed": 3},
+    "subset": lambda d: {"sampler": SubsetRandomSampler([3, 1, 9, 12, 0, 8, 7], torch.Generator())},
+    "a list": lambda d: {"sampler": [3, 3, 1, 0, 14, 7, 7, 2, 9], "seed": 1},
+    "distributed": lambda d: {"sampler": DistributedSampler(d, 2, 1), "seed": 1},
+    "batch sampler": lambda d: {"batch_sampler": BatchSampler(RandomSampler(d), 4, True)},
+    "batches": lambda d: {"batch_sampler": [[1], [2, 3, 3], [14, 0], [5]]},
+    "no batches": lambda d: {"batch_size": None, "shuffle": True, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)], ids=str)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[int, int]) -> None:
+    dataset = FastImageFolder(tree, RANDOM)
+
+    def loader(count: int) -> FastLoader[Any]:
+        options = order(dataset)
+        if "batch_size" not in options and "batch_sampler" not in options:
+            options["batch_size"] = 3
+        return FastLoader(dataset, num_workers=count, **options)
+
+    look = hashed if order(dataset).get("batch_size", 3) else hashed_one
+    for cut in (0, 1, 2):
+        torch.manual_seed(7)
+        first = loader(workers[0])
+        iterator = iter(first)
+        head = [look(next(iterator)) for _ in range(cut)]
+        state = transported(first.state_dict())
+        if cut == 0 and workers[0] == 0:  # begins with the first batch: nothing has been drawn
+            del iterator
+            continue
+        whole = head + [look(batch) for batch in iterator]
+        second = loader(workers[1])
+        torch.manual_seed(99)  # whatever the script drew meanwhile
+        second.load_state_dict(state)
+        before = torch.get_rng_state()
+        assert head + stream(second, look) == whole
+        if not isinstance(getattr(second, "generator", None), torch.Generator):
+            assert torch.equal(torch.get_rng_state(), before), "the script's generator is not disturbed"
+        assert len(second) == len(first)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_epochs_after_it_are_the_same_too(seed: int | None) -> None:
+    def loader() -> FastLoader[Any]:
+        return FastLoader(Numbers(), 4, shuffle=True, seed=seed, generator=None if seed else torch.Generator())
+
+    first = loader()
+    iterator = iter(first)
+    head = [plain(next(iterator)) for _ in range(2)]
+    state = transported(first.state_dict())
+    rest = [plain(batch) for batch in iterator]
+    second = loader()
+    second.load_state_dict(state)
+    assert [row[0] for row in stream(second)] == [row[0] for row in rest]
+    assert [row[0] for row in stream(second)] == [row[0] for row in stream(first)]
+    assert head
+
+
+def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path) -> None:
+    for workers in (0, 2):
+        loader = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=1, num_workers=workers, prefetch_batches=5)
+        iterator = iter(loader)
+        for count in range(3):
+            assert loader.state_dict()["batches"] == count
+            next(iterator)
+        del iterator
+
+
+def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
+    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+    states, batches = [], []
+    for batch in loader:
+        batches.append(plain(batch))
+        states.append(transported(loader.state_dict()))
+    for count, state in enumerate(states, 1):
+        again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+        again.load_state_dict(state)
+        assert again.state_dict() == state, "before it goes on"
+        assert stream(again) == batches[count:]
+        assert again.state_dict()["epoch"] == 1
+
+
+def test_between_epochs() -> None:
+    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+    assert loader.state_dict() == {"version": 1, "seed": 2, "samples": 23, "epoch": 0, "batches": 0, "position": 0}
+    list(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (1, 0)
+    again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+    again.load_state_dict(state)
+    assert stream(again) == stream(loader)
+
+
+def test_with_a_seed_the_state_is_small_and_does_not_grow() -> None:
+    loader = FastLoader(Numbers(5000), 1, shuffle=True, seed=2)
+    iterator = iter(loader)
+    for _ in range(3000):
+        next(iterator)
+    assert len(json.dumps(loader.state_dict())) < 120
+
+
+def test_set_epoch_starts_that_epoch_instead() -> None:
+    def loader() -> FastLoader[Any]:
+        return FastLoader(Numbers(), 4, shuffle=True, seed=2)
+
+    first = loader()
+    iterator = iter(first)
+    head = plain(next(iterator))
+    state = first.state_dict()
+    same, other = loader(), loader()
+    same.load_state_dict(state)
+    same.set_epoch(0)  # as a script does at the begin of each epoch
+    assert [head, *stream(same)] == stream(loader())
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    expected = loader()
+    expected.set_epoch(1)
+    assert stream(other) == stream(expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_between_iter_and_the_first_batch(workers: int) -> None:
+    """Trainers ask for an iterator, and then set the epoch of the sampler."""
+    for persistent in (False, True)[: 1 + (workers > 0)]:
+        loader = FastLoader(
+            Numbers(), 4, shuffle=True, seed=2, num_workers=workers, persistent_workers=persistent
+        )  # fmt: skip
+        epochs = [stream(loader) for _ in range(4)]
+        for epoch in (3, 1, 1, 2):
+            iterator = iter(loader)
+            loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+            assert [plain(batch) for batch in iterator] == epochs[epoch]
+        del iterator
+        assert stream(loader) == epochs[3], "epochs go on from there"
+
+
+def test_a_users_sampler_that_keeps_its_own_state() -> None:
+    class Own(Sampler[int]):
+        def __init__(self) -> None:
+            self.round = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.round += 1
+            return iter([(self.round * 3 + number) % 15 for number in range(15)])
+
+        def __len__(self) -> int:
+            return 15
+
+        def state_dict(self) -> dict[str, int]:
+            return {"round": self.round}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.round = state["round"]
+
+    first = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
+    list(first)
+    iterator = iter(first)
+    next(iterator)
+    state = transported(first.state_dict())
+    second = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
+    second.load_state_dict(state)
+    assert stream(second) == [plain(batch) for batch in iterator]
+    assert stream(second) == stream(first)
+
+
+class _Stateless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+    def __len__(self) -> int:
+        return 5
+
+
+class _Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (lambda: FastLoader(Numbers(), sampler=_Stateless()), "a _Stateless, which has no state_dict"),
+        (lambda: FastLoader(Numbers(), batch_sampler=BatchSampler(_Stateless(), 2, False)), "a _Stateless"),
+        (lambda: FastLoader(_Endless()), "IterableDataset"),
+        (lambda: FastLoader(Numbers(), in_order=False, num_workers=2), "in_order=False"),
+    ],
+)
+def test_loaders_that_cannot_save_say_so(loader: Any, message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(OptionError, match=message):
+            loader().state_dict()
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    state = FastLoader(Numbers(), 4, shuffle=True, seed=2).state_dict()
+    for loader, message in (
+        (FastLoader(Numbers(), 4, shuffle=True, seed=3), "saved with seed=2, the loader has seed=3"),
+        (FastLoader(Numbers(24), 4, shuffle=True, seed=2), "of 23 samples, the loader's has 24"),
+        (FastLoader(Numbers(), 4, sampler=[1, 2], seed=2), "the same sampler"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            loader.load_state_dict(state)
+    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+    for wrong, message in (({**state, "version": 9}, "version 9"), ({"a": 1}, "takes what state_dict"), (None, "None")):
+        with pytest.raises(OptionError, match=message):
+            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cut", range(1, 4))
+def test_left_out_samples_are_taken_into_account(tmp_path: Path, cut: int) -> None:
+    root = photo_tree(tmp_path / "tree", classes=3, per_class=5, sizes=(32, 40))
+    dataset = FastImageFolder(root, RANDOM, bad_samples=BadSamples("skip"))
+    for index in (0, 4, 5, 6, 11):
+        Path(dataset.samples[index][0]).write_bytes(b"no picture")
+    for options in ({"seed": 3, "shuffle": True}, {"sampler": list(range(14, -1, -1)), "seed": 3}):
+        loader = FastLoader(dataset, 3, **options)
+        iterator = iter(loader)
+        for _ in range(cut):
+            next(iterator)
+        again = FastLoader(dataset, 3, **options)
+        again.load_state_dict(transported(loader.state_dict()))
+        assert stream(again, hashed) == [hashed(batch) for batch in iterator]
+
+
+# ---- topology ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [3, 2**70 + 1])
+def test_one_stream_for_any_threads_workers_and_ranks(tree: Path, seed: int) -> None:
+    """FastImageFolder, a plain ImageFolder, code of the script's own: samples by position."""
+    serial = v1.Compose([RANDOM, lambda image: image + float(np.random.random()) + random.random()])
+    for transform in (RANDOM, serial):
+        streams = set()
+        for threads, workers, world, kind in (
+            (1, 0, 1, FastImageFolder), (3, 0, 1, FastImageFolder), (2, 1, 1, FastImageFolder), (1, 2, 1, ImageFolder),
+            (2, 0, 2, FastImageFolder), (1, 2, 3, FastImageFolder), (1, 0, 3, ImageFolder),
+        ):  # fmt: skip
+            dataset = kind(tree, transform, threads=threads) if kind is FastImageFolder else kind(tree, transform)
+            found: dict[int, Any] = {}
+            for rank in range(world):
+                loader = FastLoader(dataset, 2, shuffle=True, seed=seed, num_workers=workers, shard=Shard(rank, world))
+                rows = [(image.numpy().tobytes(), int(label)) for batch in loader for image, label in zip(*batch, strict=True)]
+                found.update({rank + world * at: row for at, row in enumerate(rows)})
+            streams.add(tuple(found[position] for position in range(15)))
+        assert len(streams) == 1
+
+
+def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
+    streams = set()
+    for workers, world in ((0, 1), (2, 1), (0, 2), (1, 3)):
+        found = {}
+        for rank in range(world):
+            loader = FastLoader(Numbers(12), 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world))
+            rows = [tuple(row) for batch in loader for row in zip(*plain(batch), strict=True)]
+            found.update({rank + world * at: row for at, row in enumerate(rows)})
+        streams.add(tuple(found[position] for position in range(12)))
+    assert len(streams) == 1
+
+
+def test_generators_are_left_as_they_were_under_a_seed() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    list(FastLoader(Numbers(), 4, shuffle=True, seed=1, shard=Shard(0, 2)))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+@given(
+    length=st.integers(1, 40), size=st.integers(1, 4), worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    cut=st.integers(0, 6), shuffle=st.booleans(),
+)  # fmt: skip
+def test_n_ranks_resume_as_m(length: int, size: int, worlds: tuple[int, int], cut: int, shuffle: bool) -> None:
+    def ranks(world: int) -> list[FastLoader[Any]]:
+        return [
+            FastLoader(Numbers(length), size, shuffle=shuffle, seed=5, shard=Shard(rank, world))
+            for rank in range(world)
+        ]  # fmt: skip
+
+    order = [row for batch in FastLoader(Numbers(length), 1, shuffle=shuffle, seed=5) for row in zip(*plain(batch), strict=True)]
+    taken: list[Any] = []
+    states = []
+    for rank in ranks(worlds[0]):
+        iterator = iter(rank)
+        for number, batch in enumerate(iterator):
+            if number < cut:
+                taken += zip(*plain(batch), strict=True)
+            if number + 1 == cut:
+                states.append(transported(rank.state_dict()))
+    if not states:
+        return
+    assert all(state == states[0] for state in states), "the same for all ranks"
+    for rank in ranks(worlds[1]):
+        rank.load_state_dict(states[0])
+        taken += [row for batch in rank for row in zip(*plain(batch), strict=True)]
+    assert {row for row in taken if row in order} == set(order), "each sample with the draws of its position"
+    assert len(taken) < length + sum(worlds), "none twice but to fill up a step"
+
+
+def test_an_evaluation_sees_each_sample_once(tree: Path) -> None:
+    for world in (1, 2, 3, 4):
+        loaders = [FastLoader(Numbers(22), 4, shard=Shard(rank, world, "eval")) for rank in range(world)]
+        seen = [[row[0] for row in stream(loader)] for loader in loaders]
+        assert len({len(batches) for batches in seen}) == 1
+        assert len(seen[0]) == len(loaders[0])
+        assert sorted(index for batches in seen for batch in batches for index in batch) == list(range(22))
+        for step in zip(*seen, strict=True):
+            assert max(map(len, step)) - min(map(len, step)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": Shard(0, 2), "sampler": [1, 2]}, "shard= and a sampler"),
+        ({"shard": Shard(0, 2), "batch_sampler": [[1]]}, "shard= and a sampler"),
+        ({"shard": Shard(0, 2), "shuffle": True}, "needs a seed"),
+        ({"shard": (0, 2)}, "must be a fastpipe.Shard"),
+        ({"shard": Shard(0, 2, "eval"), "batch_size": None}, "give a batch_size"),
+    ],
+)
+def test_shards_that_cannot_be(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        FastLoader(Numbers(), **options)
+
+
+def test_fewer_samples_than_ranks(tree: Path) -> None:
+    with pytest.raises(OptionError, match="2 samples are left for 3 ranks"):
+        len(FastLoader(Numbers(2), shard=Shard(0, 3, "eval")))
+    assert [len(list(FastLoader(Numbers(2), shard=Shard(rank, 3)))) for rank in range(3)] == [1, 1, 1]
+
+
+def test_skip_is_refused_with_ranks(tree: Path) -> None:
+    dataset = FastImageFolder(tree, RANDOM, bad_samples="skip")
+    for each in (dataset, Subset(dataset, [1, 2]), ConcatDataset([FastImageFolder(tree), dataset])):
+        with pytest.raises(OptionError, match="bad_samples='replace'"):
+            FastLoader(each, shard=Shard(0, 2))
+
+
+def test_the_shown_sampler_is_a_distributed_one() -> None:
+    loader = FastLoader(Numbers(10), 2, shuffle=True, seed=1, shard=Shard(1, 3))
+    sampler: Any = loader.sampler
+    assert isinstance(sampler, DistributedSampler)
+    assert (sampler.rank, sampler.num_replicas, len(sampler), sampler.num_valid_samples) == (1, 3, 4, 3)
+    sampler.set_epoch(2)
+    indices = list(sampler)
+    assert [index for batch in stream(loader) for index in batch[0]] == indices
+    again = FastLoader(Numbers(10), 2, sampler=sampler, seed=1, shard=Shard(1, 3))  # as trainers make it anew
+    again.set_epoch(2)
+    assert [index for batch in stream(again) for index in batch[0]] == indices
+
+
+def test_loaders_can_be_pickled_and_copied() -> None:
+    for options in ({"shard": Shard(1, 2)}, {}):
+        loader = FastLoader(Numbers(10), 2, shuffle=True, seed=1, **options)
+        list(loader)
+        for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+            again.sampler.set_epoch(1)
+            assert stream(again) == stream_of_epoch(loader, 1)
+
+
+def stream_of_epoch(loader: FastLoader[Any], epoch: int) -> list[Any]:
+    loader.set_epoch(epoch)
+    return stream(loader)
+
+
+def test_a_distributed_samplers_epoch_is_the_keys_too() -> None:
+    """Resumed by ``sampler.set_epoch`` alone, augmentation goes on as well."""
+
+    def loader() -> Any:
+        return FastLoader(Numbers(12), 2, sampler=DistributedSampler(Numbers(12), 2, 0), seed=1)
+
+    whole = loader()
+    epochs = []
+    for epoch in range(3):
+        whole.sampler.set_epoch(epoch)
+        epochs.append(stream(whole))
+    late = loader()
+    late.sampler.set_epoch(2)
+    assert stream(late) == epochs[2]
+    counting = loader()  # whoever never sets it still gets other augmentation each time
+    first, second = stream(counting), stream(counting)
+    assert [row[0] for row in first] == [row[0] for row in second]
+    assert first != second
+    assert isinstance(whole, DataLoader)
