@@ -98,7 +98,12 @@ class _Moving:
 
     def given(self) -> Any:
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            raise self._taken()
         assert self._give is not None
         return self._give()
+
+    def _taken(self) -> BaseException:
+        """The error, which no frame of its traceback refers to."""
+        assert self._error is not None
+        error, self._error = self._error, None
+        return error

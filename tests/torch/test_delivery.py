@@ -1,0 +1,277 @@
+"""``device=`` and ``augment=``: the last part of a batch's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe.device.transfer import Transfer
+from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.testing import photo_tree
+from fastpipe.torch.delivery import Delivery
+from fastpipe.torch.sources import FolderSource
+
+NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
+ENDS: dict[str, Any] = {
+    "ToTensor": v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
+    "ToTensor, Normalize": v1.Compose([v1.CenterCrop(20), v1.ToTensor(), NORMALIZE]),
+    "ToDtype, Normalize": v2.Compose(
+        [v2.ToImage(), v2.CenterCrop(20), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.3] * 3)]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
+
+
+@pytest.fixture(autouse=True)
+def same_generators() -> Iterator[None]:
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)
+
+
+def hashed(batch: Any) -> Any:
+    return [(str(part.dtype), tuple(part.shape), part.numpy().tobytes()) for part in batch]
+
+
+def stream(loader: Any) -> list[Any]:
+    return [hashed(batch) for batch in loader]
+
+
+class _Ahead(Transfer):
+    """Behaves on the CPU as a device whose copies run beside the work."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.given = 0
+
+    is_asynchronous = True  # type: ignore[assignment]
+
+    def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
+        moved = finish(batch)
+
+        def give() -> Any:
+            self.given += 1
+            return moved
+
+        return give
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look-ahead and normalisation on the device, as with CUDA, on the CPU."""
+    make = FastLoader._delivery
+
+    def delivery(self: Any, source: FolderSource | None, seed: int | None) -> Delivery | None:
+        made = make(self, source, seed)
+        if self.device is None or made is None:
+            return made
+        made._transfer = _Ahead()
+        if source is not None:
+            made._convert = source.send_bytes()
+        return made
+
+    monkeypatch.setattr(FastLoader, "_delivery", delivery)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_device_gets_the_same_batches(tree: Path, workers: int) -> None:
+    dataset = FastImageFolder(tree, RANDOM)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": workers}
+    assert stream(FastLoader(dataset, device="cpu", **options)) == stream(FastLoader(dataset, **options))
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_bytes_normalised_on_the_device_are_the_same_numbers(tree: Path, end: Any, workers: int) -> None:
+    dataset = FastImageFolder(tree, end)
+    mixed = Subset(ConcatDataset([dataset, FastImageFolder(tree, end)]), [3, 20, 4, 0, 29])
+    for each in (dataset, mixed):
+        expected = stream(FastLoader(each, 4, num_workers=workers, persistent_workers=workers > 0))
+        loader = FastLoader(each, 4, device="cpu", num_workers=workers, persistent_workers=workers > 0)
+        assert stream(loader) == expected
+        assert stream(loader) == expected, "and in the next epoch"
+        del loader
+
+
+def test_what_may_not_be_sent_as_bytes(tree: Path) -> None:
+    def sends_bytes(transform: Any) -> bool:
+        source = FastLoader(FastImageFolder(tree, transform), 4)._source()
+        assert source is not None
+        return source.send_bytes() is not None
+
+    assert all(sends_bytes(end) for end in ENDS.values())
+    assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.PILToTensor()]))
+    assert not sends_bytes(v1.Compose([v1.Resize(20), v1.ToTensor()])), "images of any width"
+    assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.ToTensor(), lambda image: image]))
+    different = ConcatDataset([FastImageFolder(tree, ENDS["ToTensor"]), FastImageFolder(tree, ENDS["ToTensor, Normalize"])])
+    source = FastLoader(different, 4)._source()
+    assert source is not None
+    assert source.send_bytes() is None
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_under_way_to_the_device_has_not_been_received(tree: Path, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 3, "device": "cpu", "num_workers": workers}
+    loader = FastLoader(FastImageFolder(tree, RANDOM), **options)
+    iterator = iter(loader)
+    for count in range(1, 5):
+        next(iterator)
+        assert loader.state_dict()["batches"] == count
+    again = FastLoader(FastImageFolder(tree, RANDOM), **options)
+    again.load_state_dict(loader.state_dict())
+    assert stream(again) == stream(iterator)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_left_out_samples_and_a_device(tmp_path: Path) -> None:
+    root = photo_tree(tmp_path / "tree", classes=3, per_class=5, sizes=(32, 40))
+    dataset = FastImageFolder(root, RANDOM, bad_samples="skip")
+    for index in (0, 4, 5):
+        Path(dataset.samples[index][0]).write_bytes(b"no picture")
+    loader = FastLoader(dataset, 3, seed=1, device="cpu")
+    iterator = iter(loader)
+    next(iterator)
+    again = FastLoader(dataset, 3, seed=1)
+    again.load_state_dict(loader.state_dict())
+    assert stream(again) == stream(iterator)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_an_error_comes_when_its_batch_is_due(tmp_path: Path) -> None:
+    root = photo_tree(tmp_path / "tree", classes=1, per_class=8, sizes=(32, 40))
+    dataset = FastImageFolder(root, RANDOM)
+    Path(dataset.samples[5][0]).write_bytes(b"no picture")
+    iterator = iter(FastLoader(dataset, 2, seed=1, device="cpu"))
+    labels = [next(iterator)[1].tolist() for _ in range(2)]
+    with pytest.raises(BadSampleError, match="sample 5"):
+        next(iterator)
+    assert [*labels, next(iterator)[1].tolist()] == [[0, 0]] * 3
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_off_epoch_leaves_nothing_on_the_way(tree: Path, workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=3, device="cpu", **options)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    loader.set_epoch(1)
+    plain = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=3)
+    plain.set_epoch(1)
+    assert stream(loader) == stream(plain)
+
+
+# ---- augmentation of batches ---------------------------------------------------------------------
+
+MIXES: dict[str, Any] = {
+    "MixUp": v2.MixUp(num_classes=3), "CutMix": v2.CutMix(num_classes=3),
+    "either": v2.RandomChoice([v2.MixUp(num_classes=3), v2.CutMix(num_classes=3)]),
+    "a function": lambda images, labels: (images + torch.rand(()), labels),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+def test_batches_are_mixed_by_their_key(tree: Path, mix: Any) -> None:
+    streams = []
+    for workers, seed in ((0, 3), (2, 3), (0, 4)):
+        torch.manual_seed(workers)
+        loader = FastLoader(FastImageFolder(tree, RANDOM), 4, seed=seed, augment=mix, num_workers=workers)
+        before = torch.get_rng_state()
+        streams.append(stream(loader))
+        assert torch.equal(torch.get_rng_state(), before)
+        epochs = stream(loader), stream(loader)
+        assert epochs[0] != epochs[1]
+    assert streams[0] == streams[1] != streams[2]
+    loader = FastLoader(FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix)
+    iterator = iter(loader)
+    next(iterator)
+    again = FastLoader(FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix)
+    again.load_state_dict(loader.state_dict())
+    assert stream(again) == stream(iterator) == streams[0][1:]
+
+
+def test_ranks_and_batches_mix_with_different_numbers(tree: Path) -> None:
+    drawn = []
+
+    def draw(images: Any, labels: Any) -> Any:
+        drawn.append(float(torch.rand(())))
+        return images, labels
+
+    for rank in range(3):
+        list(FastLoader(FastImageFolder(tree, RANDOM), 2, seed=3, augment=draw, shard=Shard(rank, 3)))
+    assert len(drawn) == len(set(drawn)) == 9
+
+
+def test_without_a_seed_the_scripts_generator_is_drawn_from(tree: Path) -> None:
+    loader = FastLoader(FastImageFolder(tree, ENDS["ToTensor"]), 15, augment=MIXES["a function"])
+    torch.manual_seed(5)
+    (found,) = list(loader)
+    torch.manual_seed(5)
+    torch.empty((), dtype=torch.int64).random_()  # torch's base seed
+    (plain,) = list(FastLoader(FastImageFolder(tree, ENDS["ToTensor"]), 15, seed=1))
+    assert torch.equal(found[0], plain[0] + torch.rand(()))
+
+
+def test_batches_that_are_no_tuples(tree: Path) -> None:
+    def collate(samples: Any) -> Any:
+        return {"x": torch.stack([image for image, _ in samples])}
+
+    def double(batch: Any) -> Any:
+        return {"x": batch["x"] * 2}
+
+    dataset = FastImageFolder(tree, ENDS["ToTensor"])
+    plain = FastLoader(dataset, 4, collate_fn=collate)
+    for a, b in zip(plain, FastLoader(dataset, 4, collate_fn=collate, augment=double, device="cpu"), strict=True):
+        assert torch.equal(a["x"] * 2, b["x"])
+
+
+def test_the_arguments_are_kept_as_they_were_given(tree: Path) -> None:
+    loader = FastLoader(FastImageFolder(tree), device="cpu", augment=print)
+    assert (loader.device, loader.augment) == ("cpu", print)
+    with pytest.raises(OptionError, match="must be a device"):
+        FastLoader(FastImageFolder(tree), device="nothing")
+
+
+# ---- with a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_cuda_gets_the_same_numbers(tree: Path, end: Any, workers: int) -> None:
+    dataset = FastImageFolder(tree, end)
+    loader = FastLoader(dataset, 4, shuffle=True, seed=3, device="cuda", num_workers=workers)
+    expected = FastLoader(dataset, 4, shuffle=True, seed=3)
+    for (images, labels), (plain, targets) in zip(loader, expected, strict=True):
+        assert images.device.type == labels.device.type == "cuda"
+        assert torch.equal(images.cpu(), plain)
+        assert torch.equal(labels.cpu(), targets)
+
+
+@pytest.mark.gpu
+def test_cuda_mixes_by_the_key(tree: Path) -> None:
+    for mix in MIXES.values():
+        streams = [
+            [images.cpu().numpy().tobytes() for images, _ in FastLoader(
+                FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix, device="cuda", num_workers=workers)]
+            for workers in (0, 1)
+        ]  # fmt: skip
+        assert streams[0] == streams[1]
