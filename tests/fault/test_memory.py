@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import threading
 from collections import Counter
@@ -160,3 +161,38 @@ def test_twenty_thousand_batches_take_no_more_memory_than_a_thousand(tree: Path,
     gc.collect()
     assert kept.shape == (4, 3, 16, 16)
     assert _own_bytes() - before < 4 * 2**20
+
+
+def _family_bytes() -> int:
+    """Memory of this process and its children, each page counted once."""
+    total = 0
+    for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+        found = dict(
+            line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        )  # fmt: skip
+        total += sum(int(found[name]) * 1024 for name in ("Pss_Anon:", "Pss_Shmem:"))
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="run it on Linux, which tells PSS")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_hundred_epochs_of_two_hundred_photos(photos: Path, workers: int) -> None:
+    """The training of a small data set, epoch after epoch: memory after 20 epochs is that after 200."""
+    transform = v1.Compose(
+        [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)]
+    )
+    dataset = FastImageFolder(photos, transform)
+    indices = (list(range(len(dataset))) * 200)[:200]
+    loader = FastLoader(
+        Subset(dataset, indices), 32, shuffle=True, seed=1, num_workers=workers, persistent_workers=workers > 0
+    )  # fmt: skip
+    sizes = {}
+    for epoch in range(1, 201):
+        assert sum(len(labels) for _, labels in loader) == 200
+        if epoch in (20, 200):
+            gc.collect()
+            sizes[epoch] = _family_bytes()
+    print(f"{sizes[20] / 2**20:.1f} MiB after 20 epochs, {sizes[200] / 2**20:.1f} MiB after 200")
+    assert sizes[200] == pytest.approx(sizes[20], rel=0.02)
+    loader = None  # type: ignore[assignment]  # and with it the workers
