@@ -230,6 +230,7 @@ class LaneWriter:
         self._fds = fds[2:]
         self._segments: list[UInt8Array | None] = [None] * len(self._fds)
         self._taken: set[int] = set()
+        self._next = 0
         self._threads: dict[int, int] = {}
 
     def take(self, size: int) -> UInt8Array | None:
@@ -238,7 +239,9 @@ class LaneWriter:
         Raises:
             MemoryError: the machine has no more memory for it.
         """
-        for segment in range(len(self._fds)):
+        count = len(self._fds)
+        for turn in range(self._next, self._next + count):
+            segment = turn % count
             # In this order: what is sent leaves the books after it has been counted.
             if segment in self._taken or self._sent[segment] != self._returned[segment]:
                 continue
@@ -246,6 +249,8 @@ class LaneWriter:
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = self._grown(segment, size)
             self._taken.add(segment)
+            # In turn, so that all have their size soon: memory must not grow in the hundredth epoch.
+            self._next = (segment + 1) % count
             owner = _Owner(memory)
             weakref.finalize(owner, self._taken.discard, segment).atexit = False
             return np.asarray(owner)[:size]
