@@ -106,7 +106,7 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     """The loader of a row; workers, where there are any, outlive the epoch."""
     stock = require("torch.utils.data", extra="torch").DataLoader
     kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
-    loader = kind(
+    loader: Any = kind(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
