@@ -1,4 +1,4 @@
-"""The one place that touches private parts of torch's ``DataLoader``.
+"""The place that, with ``_torch_workers``, touches private parts of torch's ``DataLoader``.
 
 torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which
 only the dataset, the index sampler, the collate function and the worker's init function are
@@ -12,13 +12,9 @@ base ``_next_data``, ``_next_index``, ``_reset``, ``_sampler_iter``, ``_index_sa
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,16 +23,15 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
-    _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from fastpipe.engine.pool import stopped_at_exit
-from fastpipe.errors import WorkerError
+from fastpipe.torch._torch_workers import WatchedWorkers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
-from fastpipe.torch.workers import WorkerCollate, WorkerInit, explained
+from fastpipe.torch.workers import WorkerInit
 from fastpipe.transform.keys import sample_seed
 
 __all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
@@ -185,137 +180,13 @@ class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
         return super()._next_data()  # type: ignore[no-untyped-call]
 
 
-class _WorkerIterator(_Counting, _MultiProcessingDataLoaderIter):
-    """torch's iterator with workers; says more about those that die or do not answer."""
-
-    def __init__(self, view: LoaderView) -> None:
-        self._lanes = view.worker_init_fn.lanes
-        self._workers: list[Any] = []  # should an error come before torch sets it
-        self._worker_pids_set = False
-        self._has_failed = False
-        self._death: tuple[str, int | None, int | None] | None = None
-        self._pid = os.getpid()
-        self._loader = weakref.ref(view._loader)
-        view.collate_fn = WorkerCollate(view.collate_fn)  # type: ignore[assignment]
-        _running.add(self)
-        super().__init__(view)
-        _explain_deaths()
+class _WorkerIterator(_Counting, WatchedWorkers):
+    """torch's iterator with workers."""
 
     def is_ready(self) -> bool:
         """Whether the next batch is there already."""
         info = self._task_info.get(self._rcvd_idx, ())
         return len(info) == 2 or (self._num_workers == 1 and not self._data_queue.empty())
-
-    def explain(self, error: RuntimeError, stuck: Sequence[int] = ()) -> RuntimeError:
-        """An error about this iterator's workers that says which, where and why."""
-        told = explained(error, self._workers, self._lanes, stuck)
-        if isinstance(told, WorkerError):
-            self._has_failed = True
-            if not stuck:  # who is late may come yet
-                self._death = str(told), told.worker, told.pid
-            loader = self._loader()
-            if loader is not None and loader._iterator is self:
-                forget_iterator(loader)  # persistent workers: the next epoch needs others
-        return told
-
-    def _next_data(self) -> Any:
-        if self._death is not None:  # torch would go on without that worker's batches
-            text, worker, pid = self._death
-            raise WorkerError(text, worker=worker, pid=pid)
-        return super()._next_data()  # type: ignore[no-untyped-call]
-
-    def _get_data(self) -> Any:
-        try:
-            return super()._get_data()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise self.explain(error, self._stuck(error)) from None
-
-    def _stuck(self, error: RuntimeError) -> list[int]:
-        """Numbers of the workers that are late, as an error says; between two epochs it may be any."""
-        if self._timeout <= 0 or "timed out" not in str(error):
-            return []
-        info = self._task_info.get(self._rcvd_idx)
-        return [info[0]] if info else [n for n, worker in enumerate(self._workers) if worker.is_alive()]
-
-    def _process_data(self, *args: Any) -> Any:
-        try:
-            return super()._process_data(*args)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            # torch's frame refers to the error, whose traceback refers to the frame, and through
-            # it to this: workers would live until the garbage collector comes, and then for five
-            # seconds more, as it takes their queues away first.
-            _clear_innermost_frame(error)
-            raise
-
-    def _shutdown_workers(self) -> None:
-        if os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
-            return
-        if self._has_failed:  # who is stuck does not hear a polite request
-            self._kill_workers()
-        super()._shutdown_workers()
-        self._kill_workers()
-
-    def _kill_workers(self) -> None:
-        alive = [worker for worker in self._workers if worker.is_alive()]
-        if alive and self._worker_pids_set:  # else torch raises an error about their end
-            _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-            self._worker_pids_set = False
-        for worker in alive:
-            worker.kill()
-        for worker in alive:
-            worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
-
-    def let_workers_end(self) -> None:
-        """At the end of the interpreter, where ``multiprocessing`` waits for them without a limit."""
-        if self._has_failed:
-            self._shutdown_workers()
-        elif os.getpid() == self._pid:
-            for worker in self._workers:
-                if worker.is_alive():
-                    os.kill(worker.pid, signal.SIGCONT)  # should somebody have stopped it
-
-
-def _clear_innermost_frame(error: BaseException) -> None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is not None:
-        trace.tb_frame.clear()
-
-
-_running: weakref.WeakSet[_WorkerIterator] = weakref.WeakSet()
-_explains_deaths = False
-
-
-@atexit.register
-def _let_workers_end() -> None:
-    for iterator in list(_running):
-        iterator.let_workers_end()
-
-
-def _explain_deaths() -> None:
-    """Let the error that torch raises in a signal handler, wherever the script is, say more."""
-    global _explains_deaths
-    if _explains_deaths or threading.current_thread() is not threading.main_thread():
-        return
-    torchs = signal.getsignal(signal.SIGCHLD)
-    if not callable(torchs):
-        return
-    _explains_deaths = True
-
-    def handler(number: int, frame: Any) -> None:
-        try:
-            torchs(number, frame)
-        except RuntimeError as error:
-            told = error
-            for iterator in list(_running):
-                told = iterator.explain(told)
-            try:
-                raise told from None
-            finally:
-                del told, iterator  # which the traceback would keep, and the traceback the script's loader
-
-    signal.signal(signal.SIGCHLD, handler)
 
 
 class _Failed:

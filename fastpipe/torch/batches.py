@@ -15,6 +15,7 @@ from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import SlotPool
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
+from fastpipe.torch.noting import note
 from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.transform.keys import sample_seed
 from fastpipe.transform.plan import Plan
@@ -110,6 +111,7 @@ class Batch:
 
     def _run_stock(self, value: Any, number: int) -> Any:
         """Run the user's transforms in this thread."""
+        note(self.pending.items[number].path)
         try:
             if self._is_keyed:
                 return run_seeded(self.plan.stock, value, _seed_of(self._key, number))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
+import multiprocessing
 import os
 import re
 import resource
+import select
 import signal
 import sys
 import threading
@@ -67,8 +70,7 @@ class WorkerInit:
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
-        if self._parent is not None:
-            _end_with(self._parent)
+        _end_with(self._parent)
         lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
         if lane is not None:
             self._use(lane)
@@ -236,10 +238,28 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
     return lane.stack(start)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int | None) -> None:
     """Let the kernel end this process together with its parent, also while it is stuck."""
-    if sys.platform != "linux" or os.getppid() != parent:
-        return  # another start method's process in between
+    if sys.platform != "linux":
+        return
+    if os.getppid() != parent:  # a fork server is in between, or another thread has started it
+        _end_with_pipe()
+        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # which has ended meanwhile
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_with_pipe() -> None:
+    """The same by the pipe whose other end the parent holds: the kernel sends the signal when it closes."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    pipe = parent.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    if poll.poll(0):  # the parent has ended meanwhile
         os.kill(os.getpid(), signal.SIGKILL)

@@ -180,7 +180,12 @@ def _family_bytes() -> int:
 def test_two_hundred_epochs_of_two_hundred_photos(photos: Path, workers: int) -> None:
     """The training of a small data set, epoch after epoch: memory after 20 epochs is that after 200."""
     transform = v1.Compose(
-        [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)]
+        [
+            v1.RandomResizedCrop(224),
+            v1.RandomHorizontalFlip(),
+            v1.ToTensor(),
+            v1.Normalize([0.5] * 3, [0.2] * 3),
+        ]
     )
     dataset = FastImageFolder(photos, transform)
     indices = (list(range(len(dataset))) * 200)[:200]

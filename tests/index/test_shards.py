@@ -13,7 +13,9 @@ from fastpipe.types import Shard
 COUNT, SIZE, WORLD = st.integers(0, 70), st.integers(1, 7), st.integers(1, 6)
 
 
-def ranks(count: int, size: int, world: int, mode: str, drop_last: bool, start: int = 0) -> list[list[RankBatch]]:
+def ranks(
+    count: int, size: int, world: int, mode: str, drop_last: bool, start: int = 0
+) -> list[list[RankBatch]]:
     return [
         list(ShardedBatches(count, size, Shard(rank, world, mode), drop_last=drop_last, start=start))
         for rank in range(world)
@@ -58,7 +60,9 @@ def test_eval_takes_each_sample_once(count: int, size: int, world: int, start: i
 
 
 @given(count=COUNT, size=SIZE, world=WORLD, mode=st.sampled_from(["train", "eval"]), drop_last=st.booleans())
-def test_an_epoch_can_be_cut_at_any_step(count: int, size: int, world: int, mode: str, drop_last: bool) -> None:
+def test_an_epoch_can_be_cut_at_any_step(
+    count: int, size: int, world: int, mode: str, drop_last: bool
+) -> None:
     try:
         whole = ShardedBatches(count, size, Shard(0, world, mode), drop_last=drop_last)
     except OptionError:

@@ -107,7 +107,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_same_batches_as_the_loader_given(tree: Path, options: dict[str, Any]) -> None:
     dataset = ImageFolder(tree, STEADY)
     expected = []
-    for make in (lambda it: it, accelerate, lambda it: accelerate(it).reference(), lambda it: accelerate(accelerate(it))):
+    for make in (
+        lambda it: it,
+        accelerate,
+        lambda it: accelerate(it).reference(),
+        lambda it: accelerate(accelerate(it)),
+    ):
         if "generator" in options:
             options["generator"].manual_seed(5)
         loader = make(DataLoader(dataset, **options))
@@ -126,7 +131,14 @@ def test_the_loaders_own_objects_are_kept(tree: Path) -> None:
     assert type(fast) is FastLoader
     for name in ("dataset", "sampler", "collate_fn", "generator", "worker_init_fn"):
         assert getattr(fast, name) is getattr(stock, name)
-    for name in ("batch_size", "drop_last", "num_workers", "prefetch_factor", "persistent_workers", "timeout"):
+    for name in (
+        "batch_size",
+        "drop_last",
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "timeout",
+    ):
         assert getattr(fast, name) == getattr(stock, name)
 
 
@@ -135,7 +147,9 @@ DATASETS: dict[str, Any] = {
     "random_split": lambda a, b: random_split(a, [6, 9], torch.Generator().manual_seed(0))[1],
     "ConcatDataset": lambda a, b: ConcatDataset([a, b]),
     "one folder twice": lambda a, b: ConcatDataset([Subset(a, range(4)), a]),
-    "all of them": lambda a, b: Subset(ConcatDataset([Subset(b, [1, 0]), a, ConcatDataset([b, a])]), [0, 22, 1, -3, 9, 2]),
+    "all of them": lambda a, b: Subset(
+        ConcatDataset([Subset(b, [1, 0]), a, ConcatDataset([b, a])]), [0, 22, 1, -3, 9, 2]
+    ),
 }
 
 
@@ -143,7 +157,9 @@ DATASETS: dict[str, Any] = {
 @pytest.mark.parametrize("workers", [0, 1])
 def test_wrapped_folders_are_fast_too(tree: Path, other_tree: Path, build: Any, workers: int) -> None:
     for transforms in ((STEADY, STEADY), (STEADY, v1.Compose([v1.Resize((32, 32)), v1.ToTensor()]))):
-        dataset = build(*(ImageFolder(root, each) for root, each in zip((tree, other_tree), transforms, strict=True)))
+        dataset = build(
+            *(ImageFolder(root, each) for root, each in zip((tree, other_tree), transforms, strict=True))
+        )
         stock, fast = pair(dataset, batch_size=4, num_workers=workers)
         assert fast.plan.is_fast
         assert stream(fast) == stream(stock)
@@ -213,7 +229,10 @@ class _Squares:
     [
         (lambda tree: _Own(tree, STEADY), "_Own has its own __getitem__"),
         (lambda tree: _OwnBatches(tree, STEADY), "_OwnBatches has its own __getitems__"),
-        (lambda tree: ImageFolder(tree, STEADY, loader=lambda path: Image.new("RGB", (40, 40))), "loads images with"),
+        (
+            lambda tree: ImageFolder(tree, STEADY, loader=lambda path: Image.new("RGB", (40, 40))),
+            "loads images with",
+        ),
         (lambda tree: _Squares(), "_Squares is no ImageFolder"),
         (lambda tree: Subset(_Own(tree, STEADY), [1, 2]), "_Own has its own __getitem__"),
         (lambda tree: ConcatDataset([ImageFolder(tree, STEADY), _Own(tree, STEADY)]), "_Own has its own"),
@@ -231,7 +250,10 @@ def test_code_of_the_script_wins(tree: Path, make: Any, why: str, workers: int) 
     assert stream(fast) == stream(stock)
 
 
-@pytest.mark.parametrize("make", [lambda tree: _OwnClasses(tree, STEADY), lambda tree: ImageFolder(tree, STEADY, loader=pil_loader)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda tree: _OwnClasses(tree, STEADY), lambda tree: ImageFolder(tree, STEADY, loader=pil_loader)],
+)
 def test_subclasses_that_load_like_imagefolder_are_fast(tree: Path, make: Any) -> None:
     stock, fast = pair(make(tree), batch_size=4)
     assert fast.plan.is_fast
@@ -260,7 +282,9 @@ def test_threads_take_the_place_of_workers_only_without_code_of_the_script(tree:
 def test_a_seed_takes_the_place_of_a_plain_shuffle_only(tree: Path) -> None:
     dataset = ImageFolder(tree, RANDOM)
     shuffled = accelerate(DataLoader(dataset, 4, shuffle=True), seed=3)
-    assert stream(shuffled, 1) == stream(FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, seed=3), 2)
+    assert stream(shuffled, 1) == stream(
+        FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, seed=3), 2
+    )
     weighted = WeightedRandomSampler([1.0] * 15, 15)
     assert accelerate(DataLoader(dataset, 4, sampler=weighted), seed=3).sampler is weighted
 
@@ -298,7 +322,11 @@ def test_loaders_that_are_no_plain_ones(tree: Path) -> None:
 
 
 def test_the_plan_says_what_was_done_and_why(tree: Path) -> None:
-    text = repr(accelerate(DataLoader(random_split(ImageFolder(tree, STEADY), [6, 9])[0], 4, shuffle=True), seed=3).plan)
+    text = repr(
+        accelerate(
+            DataLoader(random_split(ImageFolder(tree, STEADY), [6, 9])[0], 4, shuffle=True), seed=3
+        ).plan
+    )
     for part in ("Subset of ImageFolder", "region decode", "shuffled by seed=3", "threads in this process"):
         assert part in text
     assert "WeightedRandomSampler's, augmentation by seed=1" in repr(
@@ -306,7 +334,9 @@ def test_the_plan_says_what_was_done_and_why(tree: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"seed": 5}, {"seed": 5, "shard": Shard(1, 2)}, {"shard": Shard(0, 2, "eval")}])
+@pytest.mark.parametrize(
+    "options", [{}, {"seed": 5}, {"seed": 5, "shard": Shard(1, 2)}, {"shard": Shard(0, 2, "eval")}]
+)
 @pytest.mark.parametrize("size", [4, None])
 def test_the_reference_has_the_same_samples_in_the_same_order(tree: Path, options: Any, size: Any) -> None:
     if size is None and "shard" in options and options["shard"].mode == "eval":

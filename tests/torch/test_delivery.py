@@ -25,7 +25,12 @@ ENDS: dict[str, Any] = {
     "ToTensor": v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
     "ToTensor, Normalize": v1.Compose([v1.CenterCrop(20), v1.ToTensor(), NORMALIZE]),
     "ToDtype, Normalize": v2.Compose(
-        [v2.ToImage(), v2.CenterCrop(20), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.3] * 3)]
+        [
+            v2.ToImage(),
+            v2.CenterCrop(20),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.3] * 3),
+        ]
     ),
 }
 
@@ -118,7 +123,9 @@ def test_what_may_not_be_sent_as_bytes(tree: Path) -> None:
     assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.PILToTensor()]))
     assert not sends_bytes(v1.Compose([v1.Resize(20), v1.ToTensor()])), "images of any width"
     assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.ToTensor(), lambda image: image]))
-    different = ConcatDataset([FastImageFolder(tree, ENDS["ToTensor"]), FastImageFolder(tree, ENDS["ToTensor, Normalize"])])
+    different = ConcatDataset(
+        [FastImageFolder(tree, ENDS["ToTensor"]), FastImageFolder(tree, ENDS["ToTensor, Normalize"])]
+    )
     source = FastLoader(different, 4)._source()
     assert source is not None
     assert source.send_bytes() is None
@@ -127,7 +134,13 @@ def test_what_may_not_be_sent_as_bytes(tree: Path) -> None:
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_under_way_to_the_device_has_not_been_received(tree: Path, workers: int) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 3, "device": "cpu", "num_workers": workers}
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle": True,
+        "seed": 3,
+        "device": "cpu",
+        "num_workers": workers,
+    }
     loader = FastLoader(FastImageFolder(tree, RANDOM), **options)
     iterator = iter(loader)
     for count in range(1, 5):
@@ -239,7 +252,9 @@ def test_batches_that_are_no_tuples(tree: Path) -> None:
 
     dataset = FastImageFolder(tree, ENDS["ToTensor"])
     plain = FastLoader(dataset, 4, collate_fn=collate)
-    for a, b in zip(plain, FastLoader(dataset, 4, collate_fn=collate, augment=double, device="cpu"), strict=True):
+    for a, b in zip(
+        plain, FastLoader(dataset, 4, collate_fn=collate, augment=double, device="cpu"), strict=True
+    ):
         assert torch.equal(a["x"] * 2, b["x"])
 
 

@@ -221,7 +221,13 @@ def test_the_signature_begins_as_data_loaders() -> None:
     for mine, its in zip(ours, theirs, strict=False):
         assert (mine.name, mine.default, mine.kind) == (its.name, its.default, its.kind)
     extra = ours[len(theirs) :]
-    assert [parameter.name for parameter in extra] == ["seed", "shard", "device", "augment", "prefetch_batches"]
+    assert [parameter.name for parameter in extra] == [
+        "seed",
+        "shard",
+        "device",
+        "augment",
+        "prefetch_batches",
+    ]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in extra)
     assert issubclass(FastLoader, DataLoader)
 

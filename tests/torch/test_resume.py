@@ -140,7 +140,9 @@ def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[in
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_epochs_after_it_are_the_same_too(seed: int | None) -> None:
     def loader() -> FastLoader[Any]:
-        return FastLoader(Numbers(), 4, shuffle=True, seed=seed, generator=None if seed else torch.Generator())
+        return FastLoader(
+            Numbers(), 4, shuffle=True, seed=seed, generator=None if seed else torch.Generator()
+        )
 
     first = loader()
     iterator = iter(first)
@@ -180,7 +182,14 @@ def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
 
 def test_between_epochs() -> None:
     loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    assert loader.state_dict() == {"version": 1, "seed": 2, "samples": 23, "epoch": 0, "batches": 0, "position": 0}
+    assert loader.state_dict() == {
+        "version": 1,
+        "seed": 2,
+        "samples": 23,
+        "epoch": 0,
+        "batches": 0,
+        "position": 0,
+    }
     list(loader)
     state = loader.state_dict()
     assert (state["epoch"], state["batches"]) == (1, 0)
@@ -300,7 +309,11 @@ def test_states_that_do_not_fit_are_refused() -> None:
         with pytest.raises(OptionError, match=message):
             loader.load_state_dict(state)
     loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    for wrong, message in (({**state, "version": 9}, "version 9"), ({"a": 1}, "takes what state_dict"), (None, "None")):
+    for wrong, message in (
+        ({**state, "version": 9}, "version 9"),
+        ({"a": 1}, "takes what state_dict"),
+        (None, "None"),
+    ):
         with pytest.raises(OptionError, match=message):
             loader.load_state_dict(wrong)  # type: ignore[arg-type]
 
@@ -334,11 +347,19 @@ def test_one_stream_for_any_threads_workers_and_ranks(tree: Path, seed: int) -> 
             (1, 0, 1, FastImageFolder), (3, 0, 1, FastImageFolder), (2, 1, 1, FastImageFolder), (1, 2, 1, ImageFolder),
             (2, 0, 2, FastImageFolder), (1, 2, 3, FastImageFolder), (1, 0, 3, ImageFolder),
         ):  # fmt: skip
-            dataset = kind(tree, transform, threads=threads) if kind is FastImageFolder else kind(tree, transform)
+            dataset = (
+                kind(tree, transform, threads=threads) if kind is FastImageFolder else kind(tree, transform)
+            )
             found: dict[int, Any] = {}
             for rank in range(world):
-                loader = FastLoader(dataset, 2, shuffle=True, seed=seed, num_workers=workers, shard=Shard(rank, world))
-                rows = [(image.numpy().tobytes(), int(label)) for batch in loader for image, label in zip(*batch, strict=True)]
+                loader = FastLoader(
+                    dataset, 2, shuffle=True, seed=seed, num_workers=workers, shard=Shard(rank, world)
+                )
+                rows = [
+                    (image.numpy().tobytes(), int(label))
+                    for batch in loader
+                    for image, label in zip(*batch, strict=True)
+                ]
                 found.update({rank + world * at: row for at, row in enumerate(rows)})
             streams.add(tuple(found[position] for position in range(15)))
         assert len(streams) == 1
@@ -349,7 +370,9 @@ def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
     for workers, world in ((0, 1), (2, 1), (0, 2), (1, 3)):
         found = {}
         for rank in range(world):
-            loader = FastLoader(Numbers(12), 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world))
+            loader = FastLoader(
+                Numbers(12), 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world)
+            )
             rows = [tuple(row) for batch in loader for row in zip(*plain(batch), strict=True)]
             found.update({rank + world * at: row for at, row in enumerate(rows)})
         streams.add(tuple(found[position] for position in range(12)))
@@ -371,14 +394,20 @@ def test_generators_are_left_as_they_were_under_a_seed() -> None:
     length=st.integers(1, 40), size=st.integers(1, 4), worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     cut=st.integers(0, 6), shuffle=st.booleans(),
 )  # fmt: skip
-def test_n_ranks_resume_as_m(length: int, size: int, worlds: tuple[int, int], cut: int, shuffle: bool) -> None:
+def test_n_ranks_resume_as_m(
+    length: int, size: int, worlds: tuple[int, int], cut: int, shuffle: bool
+) -> None:
     def ranks(world: int) -> list[FastLoader[Any]]:
         return [
             FastLoader(Numbers(length), size, shuffle=shuffle, seed=5, shard=Shard(rank, world))
             for rank in range(world)
         ]  # fmt: skip
 
-    order = [row for batch in FastLoader(Numbers(length), 1, shuffle=shuffle, seed=5) for row in zip(*plain(batch), strict=True)]
+    order = [
+        row
+        for batch in FastLoader(Numbers(length), 1, shuffle=shuffle, seed=5)
+        for row in zip(*plain(batch), strict=True)
+    ]
     taken: list[Any] = []
     states = []
     for rank in ranks(worlds[0]):

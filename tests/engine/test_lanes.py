@@ -1,0 +1,502 @@
+"""Memory that a worker writes and its parent reads: whose it is, when, and what becomes of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe.engine import lanes
+from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
+
+pytestmark = [
+    pytest.mark.skipif(not lanes_are_possible(), reason="run it on Linux, which has memfd_create"),
+    pytest.mark.usefixtures("no_gc"),
+]
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _sent(writer: LaneWriter, array: Any) -> int:
+    segment = writer.send(_address(array))
+    assert segment is not None
+    return segment
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# ---- both sides in one process: they share nothing but the page and the segments ------------------
+
+
+def test_what_is_written_arrives() -> None:
+    lane = Lane(2)
+    writer = lane.writer()
+    batch = writer.take(100)
+    assert batch is not None
+    assert (batch.shape, batch.dtype, batch.flags.writeable) == ((100,), np.uint8, True)
+    batch[:] = np.arange(100)
+    received = lane.receive(_sent(writer, batch), 100)
+    assert received.tolist() == list(range(100))
+    received[0] = 7  # the same memory
+    assert batch[0] == 7
+
+
+def test_a_segment_is_used_again_when_both_sides_have_let_go() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    for value in range(50):
+        batch = writer.take(64)
+        assert batch is not None
+        batch[:] = value
+        segment = _sent(writer, batch)
+        del batch
+        assert writer.take(64) is None  # a message is on its way
+        received = lane.receive(segment, 64)
+        assert writer.take(64) is None  # the parent has it
+        assert (received == value).all()
+        del received
+
+
+def test_a_view_keeps_a_segment() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    received = lane.receive(_sent(writer, batch), 64)
+    view = received.reshape(8, 8)[2:4].view(np.uint16)[0]
+    del batch, received
+    assert writer.take(64) is None
+    del view
+    assert writer.take(64) is not None
+
+
+def test_a_worker_that_keeps_a_batch_does_not_write_into_it() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    received = lane.receive(_sent(writer, batch), 64)
+    del received
+    assert writer.take(64) is None
+    del batch
+    assert writer.take(64) is not None
+
+
+def test_a_batch_that_is_not_sent_is_free_when_it_is_dropped() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    assert writer.take(64) is None
+    del batch
+    assert writer.take(64) is not None
+
+
+def test_what_arrives_twice_is_one_memory_and_free_when_both_are_gone() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    assert batch is not None
+    first = lane.receive(_sent(writer, batch), 64)
+    second = lane.receive(_sent(writer, batch), 64)
+    assert _address(first) == _address(second)
+    del batch, first
+    assert writer.take(64) is None
+    del second
+    assert writer.take(64) is not None
+
+
+def test_what_is_sent_again_while_the_parent_lets_go_of_it_is_not_overwritten() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    assert batch is not None
+    batch[:] = 5
+    received = lane.receive(_sent(writer, batch), 64)
+    segment = _sent(writer, batch)  # with the next batch
+    del received, batch
+    assert writer.take(64) is None
+    again = lane.receive(segment, 64)
+    assert (again == 5).all()
+    del again
+    assert writer.take(64) is not None
+
+
+def test_one_batch_in_very_many_messages_stays_the_parents() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    batch = writer.take(64)
+    segments = [_sent(writer, batch) for _ in range(512)]  # as the samples of a batch, one by one
+    del batch
+    assert writer.take(64) is None
+    received = [lane.receive(segment, 64) for segment in segments]
+    assert writer.take(64) is None
+    del received
+    assert writer.take(64) is not None
+
+
+def test_a_segment_grows_and_does_not_shrink() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    for size in (10, 5000, 100, 100_000, 1):
+        batch = writer.take(size)
+        assert batch is not None
+        assert batch.size == size
+        batch[:] = size % 251
+        received = lane.receive(_sent(writer, batch), size)
+        assert received.size == size
+        assert (received == size % 251).all()
+        del batch, received
+    assert os.fstat(lane._fds[2]).st_size == 100_000
+
+
+def test_only_addresses_of_segments_in_use_are_sent() -> None:
+    lane = Lane(2)
+    writer = lane.writer()
+    assert writer.send(_address(np.zeros(4))) is None
+    batch = writer.take(64)
+    address = _address(batch)
+    del batch
+    assert writer.send(address) is None  # the next batch's
+    assert Lane(0).writer().take(64) is None
+
+
+def test_a_lane_has_as_many_segments_as_its_page_has_room_for() -> None:
+    with _more_descriptors(4096):
+        lane = Lane(2000)
+        writer = lane.writer()
+        writer.note(1, "a note")
+        held = []
+        while (batch := writer.take(1)) is not None:
+            _sent(writer, batch)
+            held.append(batch)
+        assert len(held) == lanes._MOST_SEGMENTS
+        assert lane.notes() == ["a note"]
+        del held, batch, writer, lane
+
+
+@contextmanager
+def _more_descriptors(count: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < count:
+        pytest.skip(f"raise the hard limit of open files (ulimit -Hn) to {count}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, before[0]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_without_memory_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    lane = Lane(1)
+    writer = lane.writer()
+    assert writer.take(64) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fail)
+        assert writer.take(64) is not None  # is there already
+        with pytest.raises(MemoryError, match=r"no 2 MiB .* No space left .*smaller batches.*num_workers=0"):
+            writer.take(2 << 20)
+    assert writer.take(2 << 20) is not None  # and nothing is lost
+
+
+def test_beyond_a_limit_of_the_system_it_is_a_memory_error() -> None:
+    lane = Lane(1)
+
+    def child() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        writer = lane.writer()
+        assert writer.take(1 << 16) is not None
+        with pytest.raises(MemoryError, match="File too large"):
+            writer.take(1 << 22)
+
+    _in_child(child)
+
+
+# ---- notes and stacks ----------------------------------------------------------------------------
+
+
+def test_the_last_note_of_each_thread_is_kept() -> None:
+    lane = Lane(0)
+    writer = lane.writer()
+    assert lane.notes() == []
+    writer.note(11, "a long name of a file")
+    writer.note(22, "b")
+    writer.note(11, "c")
+    assert lane.notes() == ["c", "b"]
+
+
+def test_notes_are_cut_and_no_text_breaks_them() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    writer.note(1, "ü" * 1000)
+    writer.note(2, "\udcff/name")  # as a file name that is no UTF-8 comes
+    for thread in range(3, 40):  # more threads than lines
+        writer.note(thread, "x")
+    notes = lane.notes()
+    assert len(notes) == 16
+    assert notes[0].startswith("ü" * 250)
+    assert notes[1].endswith("/name")
+    assert writer.take(10) is not None  # the page's other part is as it was
+
+
+def test_stacks_are_read_from_where_they_begin() -> None:
+    lane = Lane(0)
+    writer = lane.writer()
+    assert lane.stack() == ""
+    os.write(writer.stack_fd, b"first\n")
+    start = lane.stack_so_far()
+    assert lane.stack(start) == ""
+    os.write(writer.stack_fd, b"second\n")
+    assert (lane.stack(start), lane.stack()) == ("second\n", "first\nsecond\n")
+
+
+def test_the_stack_signal_is_nobody_elses() -> None:
+    assert signal.SIGRTMIN < stack_signal() < signal.SIGRTMAX
+
+
+# ---- two processes -------------------------------------------------------------------------------
+
+
+def _in_child(work: Callable[[], None]) -> None:
+    """Run in a forked process that must end well."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            sys.__stderr__.write(f"{error!r}\n")  # type: ignore[union-attr]
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+class _Worker:
+    """A forked process at the other end of a lane, which does what it is told."""
+
+    def __init__(self, lane: Lane) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                ours.close()
+                _serve(theirs, lane.writer())
+                code = 0
+            finally:
+                os._exit(code)
+        theirs.close()
+        self._pipe = ours
+
+    def __call__(self, *asked: Any) -> Any:
+        self._pipe.send(asked)
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        self._pipe.close()
+        assert os.waitpid(self.pid, 0)[1] == 0
+
+
+def _serve(pipe: Connection, writer: LaneWriter) -> None:
+    batches: dict[int, Any] = {}
+    while True:
+        try:
+            what, name, value = pipe.recv()
+        except EOFError:
+            return
+        answer: Any = None
+        if what == "take":
+            batch = writer.take(value)
+            if batch is not None:
+                batch[:] = name % 251
+                batches[name] = batch
+            answer = batch is not None
+            del batch
+        elif what == "send":
+            answer = writer.send(_address(batches[name]))
+        elif what == "drop":
+            del batches[name]
+        elif what == "is whole":
+            answer = bool((batches[name] == name % 251).all())
+        pipe.send(answer)
+
+
+@contextmanager
+def _worker_of(lane: Lane) -> Iterator[_Worker]:
+    worker = _Worker(lane)
+    yield worker
+    worker.end()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "take", "send", "send", "receive", "receive", "drop", "let go", "view"]),
+        st.integers(0, 1000),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(segments=st.integers(1, 3), steps=STEPS)
+def test_no_batch_changes_while_anybody_has_it(segments: int, steps: list[tuple[str, int]]) -> None:
+    lane = Lane(segments)
+    made: dict[int, int] = {}  # in the worker's hands: their sizes
+    messages: list[tuple[int, int, int]] = []  # on their way: batch, segment, size
+    held: list[tuple[int, Any]] = []  # in the parent's hands
+
+    def busy() -> set[int]:
+        return {*made, *(name for name, _, _ in messages), *(name for name, _ in held)}
+
+    with _worker_of(lane) as worker:
+        for name, (step, number) in enumerate(steps):
+            if step == "take":
+                is_free = len(busy()) < segments
+                assert worker("take", name, number + 1) is is_free
+                if is_free:
+                    made[name] = number + 1
+            elif step == "send" and made:
+                chosen = list(made)[number % len(made)]
+                messages.append((chosen, worker("send", chosen, None), made[chosen]))
+            elif step == "receive" and messages:
+                chosen, segment, size = messages.pop(0)
+                held.append((chosen, lane.receive(segment, size)))
+            elif step == "drop" and made:
+                chosen = list(made)[number % len(made)]
+                worker("drop", chosen, None)
+                del made[chosen]
+            elif step == "let go" and held:
+                del held[number % len(held)]
+            elif step == "view" and held:
+                chosen, array = held.pop(number % len(held))
+                held.append((chosen, array[number % array.size :]))
+                del array
+            assert all((array == name % 251).all() for name, array in held)
+            assert all(worker("is whole", name, None) for name in made)
+
+
+def test_a_worker_that_is_killed_leaves_what_it_sent() -> None:
+    lane = Lane(2)
+    worker = _Worker(lane)
+    worker("take", 7, 100)
+    segment = worker("send", 7, None)
+    os.kill(worker.pid, signal.SIGKILL)
+    os.waitpid(worker.pid, 0)
+    worker._pipe.close()
+    assert (lane.receive(segment, 100) == 7).all()
+
+
+def test_what_a_forked_child_sees_stays_as_long_as_the_child() -> None:
+    lane = Lane(1)
+    with _worker_of(lane) as worker:
+        worker("take", 7, 100)
+        received = lane.receive(worker("send", 7, None), 100)
+        worker("drop", 7, None)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(theirs)
+            os.read(ours, 1)  # until the parent has gone on
+            is_whole = bool((received == 7).all())
+            del received
+            os._exit(0 if is_whole else 1)
+        os.close(ours)
+        del received
+        assert not worker("take", 8, 100)
+        os.close(theirs)
+        assert os.waitpid(child, 0)[1] == 0
+        (left,) = lane.unreturned
+        assert left.give_back()
+        assert worker("take", 9, 100)
+
+
+def test_a_childs_segment_comes_back_with_the_next_batch_after_its_end() -> None:
+    lane = Lane(2)
+    with _worker_of(lane) as worker:
+        worker("take", 1, 100)
+        received = lane.receive(worker("send", 1, None), 100)
+        worker("drop", 1, None)
+        _in_child(lambda: None)
+        del received
+        for name in range(2, 12):  # both segments are there
+            assert worker("take", name, 100)
+            assert worker("take", name + 100, 100)
+            for each in (name, name + 100):
+                kept = lane.receive(worker("send", each, None), 100)
+                worker("drop", each, None)
+                assert (kept == each % 251).all()
+                del kept
+
+
+def test_a_forked_child_gives_nothing_back() -> None:
+    lane = Lane(1)
+    with _worker_of(lane) as worker:
+        worker("take", 7, 100)
+        held = [lane.receive(worker("send", 7, None), 100)]
+        worker("drop", 7, None)
+        _in_child(held.clear)
+        assert not worker("take", 8, 100)
+        held.clear()
+        assert worker("take", 8, 100)
+
+
+def test_forks_leave_no_descriptors() -> None:
+    lane = Lane(1)
+    writer = lane.writer()
+    counts = []
+    for _ in range(5):
+        batch = writer.take(64)
+        received = lane.receive(_sent(writer, batch), 64)
+        for _ in range(5):
+            _in_child(lambda: None)
+        del batch, received
+        counts.append(_descriptors())
+    assert len(set(counts)) == 1
+
+
+def test_a_lane_that_is_dropped_leaves_no_descriptors_and_its_batches_stay() -> None:
+    before = _descriptors()
+    lane = Lane(3)
+    writer = lane.writer()
+    batch = writer.take(64)
+    assert batch is not None
+    batch[:] = 9
+    received = lane.receive(_sent(writer, batch), 64)
+    del lane, writer, batch
+    assert (received == 9).all()
+    del received
+    assert _descriptors() == before
+
+
+def test_arrays_are_dropped_in_other_threads() -> None:
+    lane = Lane(2)
+    writer = lane.writer()
+    for value in range(100):
+        batch = writer.take(64)
+        assert batch is not None
+        batch[:] = value
+        held = [lane.receive(_sent(writer, batch), 64)]
+        del batch
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+
+
+def test_a_lane_pickles_only_towards_a_process_that_is_started() -> None:
+    with pytest.raises(RuntimeError):
+        pickle.dumps(Lane(1))

@@ -1,0 +1,183 @@
+"""What happens where /dev/shm is small, as it is in a container unless it was started with more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import fastpipe
+from fastpipe.errors import SharedMemoryError
+from fastpipe.testing import photo_tree
+from fastpipe.torch import workers
+from fastpipe.torch.workers import WorkerCollate
+
+_REMEDY = r"docker run --shm-size.*smaller batches.*prefetch_factor.*fewer workers.*num_workers=0"
+
+# With 4 MiB: each way of making batches, one after the other in one process, as importing torch takes seconds.
+_SCRIPT = """
+import json, os, sys
+import numpy as np
+import torch
+from torchvision import transforms
+from fastpipe import FastImageFolder, FastLoader
+from fastpipe.errors import SharedMemoryError
+
+class Numbers:
+    def __init__(self, size, make=torch.full):
+        self.size, self.make = size, make
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"value": self.make((self.size,), index), "more": (np.zeros(3), "text")}
+
+def as_list(samples):
+    return [torch.full_like(sample["value"], float(sample["value"][0])) for sample in samples]
+
+def outcome(batches):
+    try:
+        return [first_of(batch) for batch in batches]
+    except Exception as error:
+        return type(error).__name__ + ": " + str(error)
+
+def first_of(batch):
+    batch = batch["value"] if isinstance(batch, dict) else batch[0]
+    return float(batch.flatten()[0])
+
+LARGE = 2_000_000
+found = {"room": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize}
+found["small"] = outcome(FastLoader(Numbers(1000), 2, num_workers=2))
+found["tensors"] = outcome(FastLoader(Numbers(LARGE), 2, num_workers=2))
+found["arrays"] = outcome(FastLoader(Numbers(LARGE, np.full), 2, num_workers=1))
+found["collate_fn"] = outcome(FastLoader(Numbers(LARGE), 2, num_workers=2, collate_fn=as_list))
+found["no batches"] = outcome(FastLoader(Numbers(LARGE), None, num_workers=1))
+found["no workers"] = outcome(FastLoader(Numbers(LARGE), 2))
+
+crop = transforms.Compose([transforms.Resize((600, 600)), transforms.ToTensor()])
+dataset = FastImageFolder(sys.argv[1], crop, threads=1)
+expected = list(FastLoader(dataset, 2))
+for workers in (1, 2):
+    kept = list(FastLoader(dataset, 2, num_workers=workers))
+    found[f"images, {workers} workers"] = all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(kept, expected, strict=True))
+del kept
+with open("/dev/shm/filler", "wb") as filler:
+    space = os.statvfs("/dev/shm")
+    filler.write(bytes((space.f_bavail - 16) * space.f_frsize))  # a worker's semaphores take some pages
+    filler.flush()
+    batches = list(FastLoader(dataset, 2, num_workers=1))
+    found["images, nothing left"] = all(torch.equal(a[0], b[0]) for a, b in zip(batches, expected, strict=True))
+    found["nothing left"] = outcome(FastLoader(Numbers(30_000), 2, num_workers=1))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script found, in a mount namespace of its own with a small /dev/shm."""
+    unshare = shutil.which("unshare")
+    mount = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
+    if (
+        unshare is None
+        or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("run it as root, with util-linux installed: it mounts a small /dev/shm for one process")
+    tree = photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=4, sizes=(40, 44))
+    root = Path(fastpipe.__file__).parents[1]
+    ran = subprocess.run(
+        [unshare, "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, _SCRIPT, str(tree)],
+        capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(root)}, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    assert answer["room"] == 4 << 20
+    return answer
+
+
+def test_small_batches_pass(found: dict[str, Any]) -> None:
+    assert found["small"] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("name", ["tensors", "arrays", "nothing left"])
+def test_a_batch_too_large_for_torchs_way_is_a_clear_error(found: dict[str, Any], name: str) -> None:
+    text = found[name].replace("\n", " ")
+    assert text.startswith("SharedMemoryError: ")
+    size = "0\\.5 MiB" if name == "nothing left" else "30\\.5 MiB"
+    assert _matches(
+        rf"a batch of {size} does not fit into /dev/shm.* of 4\.0 MiB there are \d\.\d MiB free", text
+    )
+    assert _matches(_REMEDY, text)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "no batches", "no workers"])
+def test_what_need_not_go_through_it_works(found: dict[str, Any], name: str) -> None:
+    assert found[name] == ([0, 1, 2, 3, 4, 5, 6, 7] if name == "no batches" else [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("name", ["images, 1 workers", "images, 2 workers", "images, nothing left"])
+def test_batches_of_images_do_not_go_through_it(found: dict[str, Any], name: str) -> None:
+    assert found[name] is True
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return re.search(pattern, text) is not None
+
+
+# ---- the check by itself -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sample", "size"),
+    [
+        (torch.zeros(10), 40),
+        (np.zeros((2, 3), np.float64), 48),
+        ({"a": torch.zeros(2), "b": [np.zeros(3, np.uint8), (torch.zeros(1), 5, "text", None)]}, 15),
+        (7, 0),
+        ("text", 0),
+    ],
+)
+def test_a_batch_needs_what_its_tensors_take(monkeypatch: pytest.MonkeyPatch, sample: Any, size: int) -> None:
+    collate = WorkerCollate(default_collate)
+    monkeypatch.setattr(workers, "room", lambda: (4 * size - 1, 10 << 20))
+    if size:
+        with pytest.raises(SharedMemoryError, match=_REMEDY):
+            collate([sample] * 4)
+    monkeypatch.setattr(workers, "room", lambda: (4 * size, 10 << 20))
+    if sample is not None and "None" not in str(sample):
+        assert len(collate([sample] * 4)) == len(default_collate([sample] * 4))
+
+
+def test_without_a_limit_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "room", lambda: None)
+    assert WorkerCollate(default_collate)([torch.zeros(3)] * 2).shape == (2, 3)
+
+
+def test_another_collate_function_is_not_judged_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "room", lambda: (0, 0))
+    assert WorkerCollate(len)([torch.zeros(3)] * 2) == 2
+
+
+def test_an_error_of_torchs_about_it_becomes_a_clear_one() -> None:
+    def full(samples: Any) -> Any:
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
+        )
+
+    def other(samples: Any) -> Any:
+        raise RuntimeError("stack expects each tensor to be equal size")
+
+    with pytest.raises(SharedMemoryError, match=_REMEDY) as caught:
+        WorkerCollate(full)([1])
+    assert "No space left" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="equal size") as kept:
+        WorkerCollate(other)([1])
+    assert type(kept.value) is RuntimeError
