@@ -195,12 +195,15 @@ class UsersDataset:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+        inner = dataset
+        while type(inner) is Subset:  # which has a ``__getitems__``, but no code of its own in it
+            inner = inner.dataset
+        self._answers_for_batches = bool(getattr(inner, "__getitems__", None))
 
     def __getitems__(self, indices: Any) -> Any:
         dataset = self.dataset
-        several = getattr(dataset, "__getitems__", None)
-        if several:
-            return several(indices)
+        if self._answers_for_batches:
+            return dataset.__getitems__(indices)
         samples: list[Any] = []
         index = None
         try:
@@ -234,7 +237,7 @@ class KeyedDataset(UsersDataset):
     def __getitems__(self, asked: KeyedIndices) -> Any:
         _fetched.last = asked
         base = _base_seed()
-        if asked.seed is None or getattr(self.dataset, "__getitems__", None):
+        if asked.seed is None or self._answers_for_batches:
             with keyed(asked.key(base)), _seeded(asked, base):
                 return super().__getitems__(asked.indices)
         samples = []

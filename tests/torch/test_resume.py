@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,27 @@ def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path
             assert loader.state_dict()["batches"] == count
             next(iterator)
         del iterator
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise KeyError("seven")
+        return super().__getitem__(index)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes from Python 3.11 on: run it there")
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("size", [4, None])
+def test_an_error_of_the_scripts_own_dataset_says_which_sample(seed: int | None, size: int | None) -> None:
+    for dataset, index in (
+        (Broken(), 7),
+        (Subset(Broken(), [0, 1, 7]), 2),
+        (ConcatDataset([Numbers(5), Broken()]), 12),
+    ):
+        with pytest.raises(KeyError, match="seven") as caught:
+            list(FastLoader(dataset, size, seed=seed))
+        assert caught.value.__notes__ == [f"while loading sample {index}"]
 
 
 def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
@@ -367,11 +389,22 @@ def test_one_stream_for_any_threads_workers_and_ranks(tree: Path, seed: int) -> 
 
 def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
     streams = set()
-    for workers, world in ((0, 1), (2, 1), (0, 2), (1, 3)):
+    for workers, world, wrapped in (
+        (0, 1, 0),
+        (2, 1, 0),
+        (0, 2, 0),
+        (1, 3, 0),
+        (0, 1, 1),
+        (0, 3, 1),
+        (2, 2, 2),
+    ):
         found = {}
+        dataset: Any = Numbers(12)
+        for _ in range(wrapped):
+            dataset = Subset(dataset, range(12))
         for rank in range(world):
             loader = FastLoader(
-                Numbers(12), 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world)
+                dataset, 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world)
             )
             rows = [tuple(row) for batch in loader for row in zip(*plain(batch), strict=True)]
             found.update({rank + world * at: row for at, row in enumerate(rows)})
