@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import resource
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,13 @@ class Meet:
 
     def pid(self) -> int:
         """In the test: wait until somebody is there."""
-        return int(Path(self._fifo).read_text())
+        pid = int(Path(self._fifo).read_text())
+        assert pid, "the process that should have come failed before"
+        return pid
+
+    def nobody_comes(self) -> None:
+        """Let the test not wait for ever."""
+        Path(self._fifo).write_text("0\n")
 
 
 class Numbers:
@@ -482,8 +490,12 @@ def test_stuck_workers_end_with_a_parent_that_is_killed(
     parent = os.fork()
     if parent == 0:
         try:
+            # A fork server of the test process is not this process's child.
+            multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
             work(make("image folder", tree, meet, 1, multiprocessing_context=method))
         finally:
+            traceback.print_exc()
+            meet.nobody_comes()
             os._exit(1)
     worker = os.pidfd_open(meet.pid())
     os.kill(parent, signal.SIGKILL)
