@@ -63,12 +63,13 @@ class LoaderView:
         self.delivery = delivery
         if seed is not None and loader.collate_fn is not _utils.collate.default_collate:
             self.collate_fn = KeyedCollate(loader.collate_fn)
-        if seed is not None:
-            # The base seed, from which torch seeds its workers, comes from the seed as well, and
-            # the script's generators stay as they are.
-            draw = sample_seed(seed, batches.order.next_epoch, -1)
-            self.generator = torch.Generator().manual_seed(draw)
-        elif batches.base_seed is not None:  # goes on where it had been drawn
+        goes_on = batches.order.pending is not None or batches.base_seed is not None
+        if seed is not None and batches.base_seed is None:
+            # The base seed, from which torch seeds its workers, comes from the seed as well.
+            batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1
+        if goes_on or (seed is not None and batches.order.ours(seed) is not None):
+            # Where torch would draw the base seed, the script's generators stay as they are; but not
+            # before a sampler that draws from them as well: its order is to be torch's.
             self.generator = torch.Generator()
 
     def __getattr__(self, name: str) -> Any:

@@ -123,7 +123,7 @@ def _clear_innermost_frame(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is not None:
+    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # and none of the script's
         trace.tb_frame.clear()
 
 

@@ -78,7 +78,7 @@ def _check(loader: Any) -> None:
     if isinstance(loader, FastLoader):
         return
     kinds = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
-    own = sorted({name for kind in kinds for name in vars(kind) if name in _BEHAVIOUR})
+    own = sorted({name for kind in kinds for name in vars(kind)} - _HARMLESS)
     if own:
         raise OptionError(
             f"{type(loader).__name__} has its own {', '.join(own)}, which a FastLoader in its place would "
@@ -86,15 +86,12 @@ def _check(loader: Any) -> None:
         )
 
 
-_BEHAVIOUR = {
-    "__iter__",
-    "__len__",
-    "_get_iterator",
-    "_index_sampler",
-    "__getattr__",
-    "__getattribute__",
-    "state_dict",
-}
+# What a class has anyway; its constructor has done its work.
+_HARMLESS = {
+    "__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__",
+    "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__", "__dict__", "__weakref__", "__firstlineno__",
+    "__static_attributes__", "__abstractmethods__", "_abc_impl",
+}  # fmt: skip
 
 
 def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +101,7 @@ def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any
     if loader.batch_size is None and loader.batch_sampler is not None:
         return {"batch_sampler": loader.batch_sampler}
     batching: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is not None and type(loader.batch_sampler) is not BatchSampler:
-        # Torch's own was replaced behind its back.
+    if loader.batch_sampler is not None and not _is_torchs(loader):
         return {"batch_sampler": loader.batch_sampler}
     if _is_plain(loader, SequentialSampler):
         return batching
@@ -113,6 +109,16 @@ def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any
     if is_keyed and _is_plain(loader, RandomSampler):
         return {**batching, "shuffle": True}
     return {**batching, "sampler": loader.sampler}
+
+
+def _is_torchs(loader: DataLoader[Any]) -> bool:
+    """Whether the batches are still those that ``DataLoader`` itself makes of the sampler."""
+    batches: Any = loader.batch_sampler
+    return (
+        type(batches) is BatchSampler
+        and batches.sampler is loader.sampler
+        and (batches.batch_size, batches.drop_last) == (loader.batch_size, loader.drop_last)
+    )
 
 
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:

@@ -58,7 +58,7 @@ class Delivery:
     def _pull(self, iterator: Any) -> _Moving:
         try:
             batch = iterator._next_data()
-        except BaseException as error:
+        except Exception as error:  # also StopIteration; an interrupt is due at once
             return _Moving(None, error, iterator.how_far)
         progress = iterator._sampler_iter.progress
         number = progress.point.batches + self._pulled

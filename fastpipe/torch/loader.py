@@ -112,6 +112,9 @@ class FastLoader(DataLoader[_T_co]):
     ) -> None:
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
+        if isinstance(dataset, IterableDataset):
+            given = {"seed": seed, "device": device, "augment": augment}
+            _refuse_for_iterable([name for name, value in given.items() if value is not None])
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
         self.device = device
@@ -249,6 +252,7 @@ class FastLoader(DataLoader[_T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
             return super()._get_iterator()
+        self._order.look_at(self)
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
             values = {"seed": seed, "samples": self._samples(), "batches": len(self)}
@@ -367,6 +371,14 @@ class FastLoader(DataLoader[_T_co]):
                 "wait for each other for ever: use bad_samples='replace' with shard="
             )
         return ShardSampler(dataset, shard, shuffles)
+
+
+def _refuse_for_iterable(given: list[str]) -> None:
+    if given:
+        raise OptionError(
+            f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: seed, "
+            "move and augment in the dataset or in the loop"
+        )
 
 
 class _SeedOf:

@@ -211,12 +211,18 @@ class EpochOrder:
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
-        self._batch_size, self._drop_last = loader.batch_size or 1, loader.drop_last
-        batches: Any = loader.batch_sampler
-        self._is_default = batches is None or (
-            type(batches) is BatchSampler and batches.sampler is loader.sampler
-        )
         self._attach()
+
+    def look_at(self, loader: DataLoader[Any]) -> None:
+        """Take the samplers that the loader has now: some scripts replace them."""
+        self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
+        self.is_batched = bool(loader._auto_collation)
+
+    @property
+    def _is_default(self) -> bool:
+        """Whether the index batches are those that torch makes of the sampler."""
+        batches = self.index_sampler
+        return not self.is_batched or (type(batches) is BatchSampler and batches.sampler is self.sampler)
 
     def __len__(self) -> int:
         ours = self.ours(None) if isinstance(self.sampler, ShardSampler) else None
@@ -242,8 +248,8 @@ class EpochOrder:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
             progress.is_stale, self.progress = True, None
-        elif progress is not None and progress.point.epoch != epoch:
-            self.progress = None
+        else:
+            self.progress = None  # broken off, or over
         self.next_epoch = epoch
         if self._resume is not None and self._resume.epoch != epoch:
             self._resume = None
@@ -251,6 +257,7 @@ class EpochOrder:
     def resume_at(self, point: ResumePoint) -> None:
         """Let the next epoch go on there."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
+        self._told = self._told_epoch()
 
     @property
     def pending(self) -> ResumePoint | None:
@@ -289,11 +296,10 @@ class EpochOrder:
         """An epoch begins: with the first index that is asked for."""
         point, self._resume = self._resume, None
         told = self._told_epoch()
+        if told != self._told:  # the script has chosen this epoch, whatever was to come next
+            point, self.next_epoch, self._told = None, told, told
         if point is None:
-            if told != self._told:
-                self.next_epoch = told
             point = ResumePoint(self.next_epoch, begun)
-        self._told = told
         self.next_epoch = point.epoch + 1
         generator, state = self.generator, point.generator
         if state is None and generator is not None:
@@ -331,7 +337,9 @@ class EpochOrder:
             count, shuffles = len(sampler), True
         else:
             return None
-        return EpochBatches(count, self._batch_size, self._drop_last, seed if shuffles else None, self._shard)
+        batches: Any = self.index_sampler
+        size, drop_last = (batches.batch_size, batches.drop_last) if self.is_batched else (1, False)
+        return EpochBatches(count, size, drop_last, seed if shuffles else None, self._shard)
 
 
 def mark_default(sampler: Any) -> None:

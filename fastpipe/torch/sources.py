@@ -269,7 +269,10 @@ def _node_of(dataset: Any, twins: dict[int, FastImageFolder]) -> _Node | None:
         return _Folder(dataset) if _is_fast(dataset) else None
     if isinstance(dataset, ImageFolder) and why_no_twin(dataset) == "":
         # One twin for each folder, so that its subsets share threads and memory.
-        return _Folder(twins.setdefault(id(dataset), ImageFolderTwin(dataset)))
+        twin = twins.get(id(dataset))
+        if not isinstance(twin, ImageFolderTwin) or twin.original is not dataset:
+            twin = twins[id(dataset)] = ImageFolderTwin(dataset)
+        return _Folder(twin)
     return None
 
 

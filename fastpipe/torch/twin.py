@@ -25,7 +25,7 @@ class ImageFolderTwin(FastImageFolder):
 
     def __init__(self, original: ImageFolder) -> None:
         # No constructor above is called: nothing is scanned again, and no attribute copied.
-        self._original = original
+        self.original = original
         self.seed = None
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False
@@ -33,25 +33,25 @@ class ImageFolderTwin(FastImageFolder):
         self._runtime = None
         self._compiled = None
 
-    samples = property(lambda self: self._original.samples)
-    targets = property(lambda self: self._original.targets)
-    transform = property(lambda self: self._original.transform)
-    target_transform = property(lambda self: self._original.target_transform)
-    root = property(lambda self: self._original.root)
+    samples = property(lambda self: self.original.samples)
+    targets = property(lambda self: self.original.targets)
+    transform = property(lambda self: self.original.transform)
+    target_transform = property(lambda self: self.original.target_transform)
+    root = property(lambda self: self.original.root)
 
     def _loads_fast(self) -> bool:
-        return why_no_twin(self._original) == ""
+        return why_no_twin(self.original) == ""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Sample ``index``, by the user's dataset."""
-        sample: tuple[Any, Any] = self._original[index]
+        sample: tuple[Any, Any] = self.original[index]
         return sample
 
     def _answers_for_batches(self) -> bool:
         return self._loads_fast()
 
     def __len__(self) -> int:
-        return len(self._original)
+        return len(self.original)
 
     def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
         path, target = samples[position]

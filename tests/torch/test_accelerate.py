@@ -363,3 +363,88 @@ def test_bad_files_are_named(tree: Path, tmp_path: Path) -> None:
             assert re.search(r"sample 0 could not be read.*broken\.jpg", str(error))
         else:
             raise AssertionError("no error")
+
+
+# ---- scripts that change a loader behind its back --------------------------------------------------
+
+
+class _Repeating:
+    """A batch sampler that never ends, as timm's and YOLO's loaders put one into their place."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from iter(self.sampler)
+
+
+def _multi_epochs(kind: Any) -> Any:
+    class MultiEpochs(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._DataLoader__initialized = False
+            self.batch_sampler = _Repeating(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self) -> Any:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    return MultiEpochs
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_whose_batches_never_end(tree: Path, workers: int) -> None:
+    for dataset in (ImageFolder(tree, STEADY), _Squares()):
+        streams = []
+        for kind in (DataLoader, FastLoader):
+            torch.manual_seed(0)
+            loader = _multi_epochs(kind)(dataset, 4, shuffle=True, num_workers=workers)
+            streams.append([plain(batch) for _ in range(3) for batch in loader])
+            del loader
+        assert streams[0] == streams[1]
+
+
+def test_a_batch_sampler_that_was_changed(tree: Path) -> None:
+    for name, value in (("batch_size", 5), ("drop_last", True), ("sampler", [3, 1])):
+        for make in (lambda it: it, accelerate, lambda it: FastLoader(it.dataset, it.batch_size)):
+            stock: DataLoader[Any] = DataLoader(_Squares(), 2)
+            setattr(stock.batch_sampler, name, value)
+            made = make(stock)
+            if type(made) is FastLoader and made.batch_sampler is not stock.batch_sampler:
+                setattr(made.batch_sampler, name, value)
+            assert len(made) == len(stock)
+            assert [batch.tolist() for batch in made] == [batch.tolist() for batch in stock]
+
+
+class _WithEpoch(DataLoader[Any]):
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.epoch = epoch  # type: ignore[attr-defined]
+
+
+def test_what_a_subclass_adds_is_not_lost_without_a_word(tree: Path) -> None:
+    with pytest.raises(OptionError, match="_WithEpoch has its own set_epoch"):
+        accelerate(_WithEpoch(_Squares()))
+
+
+def test_a_datasets_seed_leaves_the_order_of_a_sampler(tree: Path) -> None:
+    dataset = FastImageFolder(tree, STEADY, seed=3)
+    drawn = []
+    for make in (lambda it: it, accelerate):
+        torch.manual_seed(0)
+        drawn.append([label.tolist() for _, label in make(DataLoader(dataset, 15, shuffle=True))])
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"device": "cpu"}, {"augment": print}])
+def test_what_has_no_effect_on_iterables_is_refused(options: Any) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))}= has no effect on an IterableDataset"):
+        accelerate(DataLoader(_Named()), **options)

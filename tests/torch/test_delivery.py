@@ -192,6 +192,22 @@ def test_a_broken_off_epoch_leaves_nothing_on_the_way(tree: Path, workers: int) 
     assert stream(loader) == stream(plain)
 
 
+@pytest.mark.usefixtures("ahead")
+def test_an_interrupt_is_not_put_off(tree: Path) -> None:
+    def collate(samples: Any) -> Any:
+        if len(samples) == 3:
+            raise KeyboardInterrupt
+        return torch.stack([image for image, _ in samples])
+
+    batches = iter(
+        FastLoader(
+            FastImageFolder(tree, RANDOM), batch_sampler=[[0], [1, 2, 3]], collate_fn=collate, device="cpu"
+        )
+    )
+    with pytest.raises(KeyboardInterrupt):
+        next(batches), next(batches)
+
+
 # ---- augmentation of batches ---------------------------------------------------------------------
 
 MIXES: dict[str, Any] = {

@@ -526,6 +526,25 @@ def stream_of_epoch(loader: FastLoader[Any], epoch: int) -> list[Any]:
     return stream(loader)
 
 
+def test_a_distributed_sampler_that_is_sent_elsewhere_after_a_state_was_loaded() -> None:
+    def loader() -> Any:
+        return FastLoader(Numbers(12), 2, sampler=DistributedSampler(Numbers(12), 2, 0), seed=1)
+
+    first = loader()
+    first.sampler.set_epoch(3)
+    iterator = iter(first)
+    next(iterator)
+    state = transported(first.state_dict())
+    rest = [plain(batch) for batch in iterator]
+    first.sampler.set_epoch(4)
+    other = stream(first)
+    for epoch, expected in ((3, rest), (4, other)):
+        again = loader()
+        again.load_state_dict(state)
+        again.sampler.set_epoch(epoch)
+        assert stream(again) == expected
+
+
 def test_a_distributed_samplers_epoch_is_the_keys_too() -> None:
     """Resumed by ``sampler.set_epoch`` alone, augmentation goes on as well."""
 
