@@ -89,8 +89,8 @@ def _check(loader: Any) -> None:
 # What a class has anyway; its constructor has done its work.
 _HARMLESS = {
     "__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__",
-    "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__", "__dict__", "__weakref__", "__firstlineno__",
-    "__static_attributes__", "__abstractmethods__", "_abc_impl",
+    "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__",
+    "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
 }  # fmt: skip
 
 
