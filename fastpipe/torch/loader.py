@@ -62,7 +62,8 @@ class FastLoader(DataLoader[_T_co]):
         seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
             (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
-            or torch's global generator, with the draws that ``DataLoader`` makes.
+            or torch's global generator, with the draws that ``DataLoader`` makes.  (An
+            ``IterableDataset`` has no order to be made, and is left to torch.)
         shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Instead of a sampler.
         device: where batches are handed out, such as ``"cuda"``: each is copied from pinned memory
             on a stream of its own, beside the step before.  Where the transform ends in
@@ -113,7 +114,7 @@ class FastLoader(DataLoader[_T_co]):
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
         if isinstance(dataset, IterableDataset):
-            given = {"seed": seed, "device": device, "augment": augment}
+            given = {"device": device, "augment": augment}
             _refuse_for_iterable([name for name, value in given.items() if value is not None])
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
@@ -376,7 +377,7 @@ class FastLoader(DataLoader[_T_co]):
 def _refuse_for_iterable(given: list[str]) -> None:
     if given:
         raise OptionError(
-            f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: seed, "
+            f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: "
             "move and augment in the dataset or in the loop"
         )
 
