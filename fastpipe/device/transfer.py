@@ -7,7 +7,7 @@ done with it (``record_stream``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from fastpipe._extras import require
@@ -66,15 +66,19 @@ class Transfer:
             A function that gives the moved batch, to be called where it is used.
         """
         if not self.is_asynchronous:
-            moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device)))
+            moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
             return lambda: moved
         cuda = self._torch.cuda
         if self._stream is None:
             self._stream = cuda.Stream(self.device)
         with cuda.stream(self._stream):
-            moved = finish(map_tensors(batch, self._copy))
+            moved = finish(map_tensors(batch, self._copy, self._moved))
             done = self._stream.record_event()
         return lambda: self._given(moved, done)
+
+    def _moved(self, value: Any) -> Any:
+        """What is no tensor: a batch class of the user's may know how to move itself."""
+        return value.to(self.device) if hasattr(value, "to") else value
 
     def _copy(self, tensor: Any) -> Any:
         if tensor.device.type == "cpu" and not tensor.is_pinned():
@@ -94,17 +98,22 @@ class Transfer:
         return map_tensors(moved, use)
 
 
-def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """A batch with ``function`` applied to its tensors; other values are the same objects.
+def _same(value: Any) -> Any:
+    return value
+
+
+def map_tensors(batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = _same) -> Any:
+    """A batch with ``function`` applied to its tensors.
 
     Args:
         batch: a tensor, or mappings and sequences (also named tuples) of batches.
         function: from tensor to tensor.
+        otherwise: applied to what is neither; by default these are the same objects.
     """
     if isinstance(batch, require("torch", extra="torch").Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        made = {key: map_tensors(value, function) for key, value in batch.items()}
+        made = {key: map_tensors(value, function, otherwise) for key, value in batch.items()}
         if type(batch) is dict:
             return made
         if isinstance(batch, MutableMapping) and hasattr(batch, "copy"):
@@ -113,9 +122,7 @@ def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
             return clone
         return type(batch)(made)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return type(batch)(*(map_tensors(value, function, otherwise) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)([map_tensors(value, function) for value in batch])
-    if isinstance(batch, Sequence) or not hasattr(batch, "to"):
-        return batch  # a string, bytes, a number …
-    return batch.to(function(require("torch", extra="torch").empty(0)).device)  # a batch class of the user's
+        return type(batch)([map_tensors(value, function, otherwise) for value in batch])
+    return otherwise(batch)

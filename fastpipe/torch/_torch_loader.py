@@ -232,6 +232,11 @@ class ThreadedIterator(_Counting):
         self._close = weakref.finalize(self, _cancel_all, source, self._pending)
         self._close.atexit = False
 
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        _cancel_all(self._source, self._pending)  # of the epoch that is not wanted any more
+        self._left, self._taken, self._nothing, self._exhausted = [], 0, None, False
+
     def _next_data(self) -> Any:
         samples = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:

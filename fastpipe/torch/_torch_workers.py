@@ -140,7 +140,9 @@ def _let_workers_end() -> None:
 def _explain_deaths() -> None:
     """Let the error that torch raises in a signal handler, wherever the script is, say more."""
     global _explains_deaths
-    if _explains_deaths or threading.current_thread() is not threading.main_thread():
+    if _explains_deaths or not hasattr(signal, "SIGCHLD"):
+        return
+    if threading.current_thread() is not threading.main_thread():
         return
     torchs = signal.getsignal(signal.SIGCHLD)
     if not callable(torchs):

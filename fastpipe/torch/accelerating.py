@@ -75,14 +75,13 @@ def _check(loader: Any) -> None:
             f"accelerate() takes a torch.utils.data.DataLoader, got a {type(loader).__name__}: for a "
             "dataset, use FastLoader(dataset, …)"
         )
-    if isinstance(loader, FastLoader):
-        return
-    kinds = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    known = FastLoader if isinstance(loader, FastLoader) else DataLoader
+    kinds = type(loader).__mro__[: type(loader).__mro__.index(known)]
     own = sorted({name for kind in kinds for name in vars(kind)} - _HARMLESS)
     if own:
         raise OptionError(
             f"{type(loader).__name__} has its own {', '.join(own)}, which a FastLoader in its place would "
-            "not have: derive it from fastpipe.FastLoader instead of DataLoader"
+            "not have: derive it from fastpipe.FastLoader, and make one of those instead"
         )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import fcntl
 import multiprocessing
 import os
 import re
-import resource
 import select
 import signal
 import sys
@@ -28,6 +26,10 @@ from fastpipe.torch import noting
 from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
 from fastpipe.torch.samples import BatchSample
+
+if sys.platform != "win32":  # where there are no lanes either
+    import fcntl
+    import resource
 
 __all__ = ["WorkerCollate", "WorkerInit", "explained", "lanes_for"]
 

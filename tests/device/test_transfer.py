@@ -29,7 +29,9 @@ def test_tensors_are_mapped_in_any_structure() -> None:
         "x": torch.ones(2), "names": ["a", b"b"], "pair": Pair(torch.zeros(1), (torch.ones(1), 3)),
         "ordered": OrderedDict(a=torch.ones(1)), "none": None, "own": _Batch(),
     }  # fmt: skip
-    made = map_tensors(batch, lambda tensor: tensor.to("meta"))
+    made = map_tensors(
+        batch, lambda tensor: tensor.to("meta"), lambda value: getattr(value, "to", lambda _: value)("meta")
+    )
     assert type(made) is dict
     assert type(made["pair"]) is Pair
     assert type(made["pair"].second) is tuple
@@ -39,6 +41,16 @@ def test_tensors_are_mapped_in_any_structure() -> None:
     assert made["names"] is not None
     assert (made["names"], made["none"], made["pair"].second[1]) == (["a", b"b"], None, 3)
     assert batch["x"].device.type == "cpu", "the batch given is as it was"
+
+
+def test_a_batch_class_of_the_users_moves_itself_and_stays_there() -> None:
+    batch = {"x": torch.ones(1), "own": [_Batch()], "name": "a"}
+    for transfer in (Transfer(torch.device("meta")),):
+        moved = transfer.start(batch, lambda moved: moved)()
+        assert moved["own"][0].device.type == moved["x"].device.type == "meta"
+        assert moved["name"] == "a"
+        # As where the batch is used: what is no tensor is left alone.
+        assert map_tensors(moved, lambda tensor: tensor)["own"][0] is moved["own"][0]
 
 
 def test_a_device_that_is_not_there() -> None:

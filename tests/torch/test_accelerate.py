@@ -434,6 +434,13 @@ def test_what_a_subclass_adds_is_not_lost_without_a_word(tree: Path) -> None:
     with pytest.raises(OptionError, match="_WithEpoch has its own set_epoch"):
         accelerate(_WithEpoch(_Squares()))
 
+    class Own(FastLoader[Any]):
+        def __iter__(self) -> Any:
+            return iter([])
+
+    with pytest.raises(OptionError, match="Own has its own __iter__"):
+        accelerate(Own(_Squares()))
+
 
 def test_a_datasets_seed_leaves_the_order_of_a_sampler(tree: Path) -> None:
     dataset = FastImageFolder(tree, STEADY, seed=3)

@@ -263,6 +263,27 @@ def test_set_epoch_between_iter_and_the_first_batch(workers: int) -> None:
         assert stream(loader) == epochs[3], "epochs go on from there"
 
 
+def test_set_epoch_after_an_error_of_the_first_batch(tree: Path, tmp_path: Path) -> None:
+    dataset = FastImageFolder(tree, RANDOM)
+    good = dataset.samples[3][0]
+    loader = FastLoader(dataset, 4, seed=1)
+    loader.set_epoch(2)
+    expected = stream(loader, hashed)
+    dataset.samples = [
+        (str(tmp_path / "none.jpg") if path == good else path, label) for path, label in dataset.samples
+    ]
+    iterator = iter(FastLoader(dataset, 4, seed=1))
+    failing = iter(loader)
+    for each in (iterator, failing):
+        with pytest.raises(OSError, match=r"none\.jpg"):
+            next(each)
+    dataset.samples = [
+        (good if path.endswith("none.jpg") else path, label) for path, label in dataset.samples
+    ]
+    loader.set_epoch(2)
+    assert [hashed(batch) for batch in failing] == expected
+
+
 def test_a_users_sampler_that_keeps_its_own_state() -> None:
     class Own(Sampler[int]):
         def __init__(self) -> None:
