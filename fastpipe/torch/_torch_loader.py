@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -31,6 +32,7 @@ from fastpipe.torch._torch_workers import WatchedWorkers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
+from fastpipe.torch.samples import collate_unfinished
 from fastpipe.torch.workers import WorkerInit
 from fastpipe.transform.keys import sample_seed
 
@@ -62,7 +64,9 @@ class LoaderView:
         self.dataset, self._index_sampler, self.worker_init_fn = dataset, batches, worker_init_fn
         self.delivery = delivery
         if seed is not None and loader.collate_fn is not _utils.collate.default_collate:
-            self.collate_fn = KeyedCollate(loader.collate_fn)
+            self.collate_fn: Callable[[list[Any]], Any] = KeyedCollate(loader.collate_fn)
+        if delivery is not None and delivery.finishes:
+            self.collate_fn = collate_unfinished
         goes_on = batches.order.pending is not None or batches.base_seed is not None
         if seed is not None and batches.base_seed is None:
             # The base seed, from which torch seeds its workers, comes from the seed as well.

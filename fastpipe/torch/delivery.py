@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastpipe.device.transfer import Transfer
+from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.transform.keys import sample_seed
 
@@ -22,7 +23,7 @@ class Delivery:
 
     Args:
         transfer: to the device; None leaves batches where they are.
-        convert: from a collated batch to the one that the transform means, on the device.
+        finishes: whether batches come as ``Unfinished``, to be finished on the device.
         augment: the user's augmentation of batches, or None.
         seed: makes its draws a function of epoch and batch.
         rank: this rank and the number of ranks.
@@ -31,12 +32,13 @@ class Delivery:
     def __init__(
         self,
         transfer: Transfer | None,
-        convert: Callable[[Any], Any] | None,
+        finishes: bool,
         augment: Callable[..., Any] | None,
         seed: int | None,
         rank: tuple[int, int],
     ) -> None:
-        self._transfer, self._convert, self._augment = transfer, convert, augment
+        self.finishes = finishes
+        self._transfer, self._augment = transfer, augment
         self._seed, self._rank = seed, rank
         self._ahead: _Moving | None = None
         self._pulled = 0
@@ -65,8 +67,8 @@ class Delivery:
         self._pulled += 1
 
         def finish(moved: Any) -> Any:
-            if self._convert is not None:
-                moved = self._convert(moved)
+            if isinstance(moved, Unfinished):
+                moved = _finished(moved)
             return moved if self._augment is None else self._augmented(moved, progress.point.epoch, number)
 
         if self._transfer is None:
@@ -88,6 +90,14 @@ class Delivery:
     def _called(self, batch: Any) -> Any:
         assert self._augment is not None
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
+
+
+def _finished(unfinished: Unfinished) -> Any:
+    batch, end = unfinished
+    if end is None:
+        return batch
+    images, *rest = batch
+    return [end.of_tensor(images), *rest]
 
 
 class _Moving:

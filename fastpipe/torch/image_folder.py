@@ -237,7 +237,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         targets = [self._target_of(batch.pending.items[n]) for n in kept]
         whole = batch.whole(kept)
         if whole is not None:
-            return samples_of(*whole, targets)
+            return samples_of(*whole, targets, batch.plan.end)
         values = batch.values(kept)
         if values and not batch.stock_here:
             self._running().likeness.learn(batch.plan, values)

@@ -288,13 +288,14 @@ class FastLoader(DataLoader[_T_co]):
         """What is done to batches on their way to the user; None for nothing."""
         if self._device is None and self.augment is None:
             return None
-        transfer, convert = None, None
+        transfer, finishes = None, False
         if self._device is not None:
             transfer = Transfer(self._device)
             is_plain = self._auto_collation and self.collate_fn is default_collate
             if source is not None and is_plain and self._device.type != "cpu":
-                convert = source.send_bytes()
-        return Delivery(transfer, convert, self.augment, seed, self._order.shard())
+                finishes = True
+                source.send_bytes()
+        return Delivery(transfer, finishes, self.augment, seed, self._order.shard())
 
     def _source(self) -> FolderSource | None:
         return source_of(self.dataset, self._twins)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import _utils
+from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
-__all__ = ["BatchSample", "Whole", "samples_of"]
+from fastpipe.transform.pixels import Conversion
+
+__all__ = ["BatchSample", "Unfinished", "Whole", "collate_unfinished", "samples_of"]
 
 
 class Whole:
@@ -17,14 +19,15 @@ class Whole:
 
     Attributes:
         tensor: (N, C, H, W).
+        end: what is still to be done to it, where the plan left its end out.
         is_taken: whether the tensor was handed out as a collated batch; a second collation
             of the same samples makes a copy, as any collation of torch's does.
     """
 
-    __slots__ = ("is_taken", "tensor")
+    __slots__ = ("end", "is_taken", "tensor")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: torch.Tensor, end: Conversion | None = None) -> None:
+        self.tensor, self.end = tensor, end
         self.is_taken = False
 
 
@@ -39,20 +42,36 @@ class BatchSample(tuple[Any, ...]):
         return (tuple, (tuple(self),))
 
 
-def samples_of(tensor: torch.Tensor, rows: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+def samples_of(
+    tensor: torch.Tensor, rows: Sequence[Any], targets: Sequence[Any], end: Conversion | None = None
+) -> list[Any]:
     """The samples of a batch, in order.
 
     Args:
         tensor: (N, C, H, W).
         rows: N views of it, of the type that the transform gives.
         targets: N targets.
+        end: what is still to be done to the tensor.
     """
-    whole, samples = Whole(tensor), []
+    whole, samples = Whole(tensor, end), []
     for position, pair in enumerate(zip(rows, targets, strict=True)):
         sample = BatchSample(pair)
         sample.whole, sample.position = whole, position
         samples.append(sample)
     return samples
+
+
+class Unfinished(NamedTuple):
+    """A batch as ``default_collate`` makes it, and what is still to be done to its images."""
+
+    batch: Any
+    end: Conversion | None
+
+
+def collate_unfinished(samples: list[Any]) -> Unfinished:
+    """``default_collate`` of samples whose plan may have left its end out."""
+    end = samples[0].whole.end if samples and type(samples[0]) is BatchSample else None
+    return Unfinished(default_collate(samples), end)
 
 
 def _collate_samples(

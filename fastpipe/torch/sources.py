@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -33,26 +33,10 @@ class FolderSource:
         self.bases = root.bases()
         self._sends_bytes = False
 
-    def send_bytes(self) -> Callable[[Any], Any] | None:
-        """Make batches of bytes from now on, where that loses nothing.
-
-        Returns:
-            From such a batch, as ``default_collate`` makes it, to that of the transform; None where
-            batches stay as the transform makes them.
-        """
-        plans = [base.plan for base in self.bases]
-        if not all(plan.has_deferrable_end and plan.output == plans[0].output for plan in plans):
-            return None
-        if any(plan.deferred_state != plans[0].deferred_state for plan in plans):
-            return None
+    def send_bytes(self) -> None:
+        """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
+        what is still to be done to such a batch."""
         self._sends_bytes = True
-        finish = plans[0].finish_bytes
-
-        def converted(batch: Any) -> Any:
-            images, *rest = batch
-            return [finish(images), *rest]
-
-        return converted
 
     def start(self, indices: Sequence[int], key: Key) -> _Mixed | _Simple:
         """Begin a batch."""
@@ -142,7 +126,11 @@ class _Mixed:
         first, self._count = bases[0], len(places)
         self._tensor: torch.Tensor | None = None
         memory = None
-        plans = [base.plan.as_bytes() if sends_bytes else base.plan for base in bases]
+        plans = [base.plan for base in bases]
+        ends = {None if plan.end is None else plan.end.affine for plan in (plan.as_bytes() for plan in plans)}
+        sends_bytes = sends_bytes and len(ends) == 1
+        if sends_bytes:
+            plans = [plan.as_bytes() for plan in plans]
         if all(plan.output == plans[0].output and plan.kind is plans[0].kind for plan in plans):
             memory, self._tensor = batch_memory(plans[0], len(places), first._running().slots, True)
         self._plan = plans[0]
@@ -167,7 +155,7 @@ class _Mixed:
         if self._tensor is None:
             return samples
         tensor = self._tensor if len(samples) == self._count else self._tensor[self.kept]
-        return samples_of(tensor, self._plan.rows(tensor), [target for _, target in samples])
+        return samples_of(tensor, self._plan.rows(tensor), [target for _, target in samples], self._plan.end)
 
     def why_empty(self) -> BadSampleError | None:
         base, _, batch = self._parts[0]
@@ -181,17 +169,17 @@ class _Mixed:
             batch.pending.cancel()
 
 
-class _Node:
-    """A dataset on the way to the folders: which folder's which sample an index is."""
+class _Node(Protocol):
+    """A dataset on the way to the folders."""
 
     def bases(self) -> list[FastImageFolder]:
-        raise NotImplementedError
+        """The folders behind it."""
 
     def places(self, indices: Sequence[int]) -> list[tuple[FastImageFolder, int]]:
-        raise NotImplementedError
+        """Which folder's which sample each index is."""
 
 
-class _Folder(_Node):
+class _Folder:
     def __init__(self, base: FastImageFolder) -> None:
         self._base = base
 
@@ -202,7 +190,7 @@ class _Folder(_Node):
         return [(self._base, index) for index in indices]
 
 
-class _Subset(_Node):
+class _Subset:
     def __init__(self, subset: Subset[Any], child: _Node) -> None:
         self._subset, self._child = subset, child
 
@@ -214,7 +202,7 @@ class _Subset(_Node):
         return self._child.places([chosen[index] for index in indices])
 
 
-class _Concat(_Node):
+class _Concat:
     def __init__(self, concat: ConcatDataset[Any], children: Sequence[_Node]) -> None:
         self._concat, self._children = concat, children
 

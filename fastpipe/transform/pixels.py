@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._extras import require
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
@@ -39,6 +40,28 @@ class Conversion:
     mean: npt.NDArray[np.float32] | None = None
     std: npt.NDArray[np.float32] | None = None
     table: Words | None = None
+
+    @property
+    def affine(self) -> tuple[bool, bytes, bytes]:
+        """What an affine conversion computes; equal for those that compute the same."""
+        assert self.mean is not None
+        assert self.std is not None
+        return self.divide, self.mean.tobytes(), self.std.tobytes()
+
+    def of_tensor(self, batch: Any) -> Any:
+        """An affine conversion on any device: the kernel's numbers, by the same float32 arithmetic.
+
+        Args:
+            batch: uint8 tensor (N, C, H, W).
+
+        Returns:
+            float32 (N, C, H, W).
+        """
+        torch = require("torch", extra="torch")
+        mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (self.mean, self.std))
+        values = batch.to(torch.float32)
+        values = values.div_(255) if self.divide else values.mul_(float(np.float32(1) / np.float32(255)))
+        return values.sub_(mean).div_(std)
 
 
 _LARGEST_KEPT = 1 << 23  # elements: one enormous image must not cost memory for ever

@@ -23,7 +23,7 @@ from fastpipe._extras import require
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pixels import Words, convert, render
+from fastpipe.transform.pixels import Conversion, Words, convert, render
 from fastpipe.transform.ramp import (
     Layout,
     conversion_of,
@@ -72,6 +72,7 @@ class Plan:
         kind: class of the samples before those: a PIL image's, a tensor's.
         output: the tensor that each sample becomes; None where shapes may differ or the
             stock part decides.
+        end: of a plan ``as_bytes``, what is still to be done to its batches.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Plan:
         self._layout: Layout = layout_of(ramp) if drawn or stock else layout
         self._how = conversion_of(ramp, self._layout)
         self.output = self._fixed_output()
+        self.end: Conversion | None = None
         self._bytes: Plan | None = None
 
     def __repr__(self) -> str:
@@ -169,48 +171,20 @@ class Plan:
         """
         return tensor_shaped(storage, shape, self._dtype, self._layout)
 
-    @property
-    def has_deferrable_end(self) -> bool:
-        """Whether the end of the plan only computes floats from bytes, which can be done elsewhere."""
-        return self.output is not None and self._how.kind == "affine"
-
-    @property
-    def deferred_state(self) -> tuple[Any, ...]:
-        """What ``finish_bytes`` does; equal for plans whose ends are equal."""
-        how = self._how
-        return how.divide, *(None if part is None else part.tobytes() for part in (how.mean, how.std))
-
     def as_bytes(self) -> Plan:
-        """This plan without its deferrable end: samples are uint8 tensors of the same shape."""
-        if not self.has_deferrable_end:
+        """This plan without its ``end``, if all that is left to do then is to compute floats from bytes,
+        which can be done elsewhere: samples are uint8 tensors of the same shape.  Else this plan."""
+        if self.output is None or self._how.kind != "affine":
             return self
         if self._bytes is None:
-            torch = require("torch", extra="torch")
             plan = copy.copy(self)
+            plan.end = self._how
             plan._how = replace(self._how, kind="bytes", word=np.uint8)
             plan._dtype = "uint8"
-            plan.kind = torch.Tensor
+            plan.kind = require("torch", extra="torch").Tensor
             plan.output = plan._fixed_output()
             self._bytes = plan
         return self._bytes
-
-    def finish_bytes(self, batch: Any) -> Any:
-        """The deferrable end, on any device: the same numbers, as it does the same float32 arithmetic.
-
-        Args:
-            batch: uint8 (N, C, H, W) of the plan ``as_bytes``.
-
-        Returns:
-            float32 (N, C, H, W).
-        """
-        torch = require("torch", extra="torch")
-        how = self._how
-        assert how.mean is not None
-        assert how.std is not None
-        mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (how.mean, how.std))
-        values = batch.to(torch.float32)
-        values = values.div_(255) if how.divide else values.mul_(float(np.float32(1) / np.float32(255)))
-        return values.sub_(mean).div_(std)
 
     def rows(self, batch: Any) -> list[Any]:
         """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -17,7 +18,9 @@ from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.testing import photo_tree
 from fastpipe.torch.delivery import Delivery
+from fastpipe.torch.samples import BatchSample
 from fastpipe.torch.sources import FolderSource
+from fastpipe.types import Key
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
@@ -85,8 +88,9 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         if self.device is None or made is None:
             return made
         made._transfer = _Ahead()
-        if source is not None:
-            made._convert = source.send_bytes()
+        if source is not None and self.collate_fn is default_collate:
+            made.finishes = True
+            source.send_bytes()
         return made
 
     monkeypatch.setattr(FastLoader, "_delivery", delivery)
@@ -113,22 +117,39 @@ def test_bytes_normalised_on_the_device_are_the_same_numbers(tree: Path, end: An
         del loader
 
 
-def test_what_may_not_be_sent_as_bytes(tree: Path) -> None:
-    def sends_bytes(transform: Any) -> bool:
-        source = FastLoader(FastImageFolder(tree, transform), 4)._source()
+def test_what_is_sent_as_bytes(tree: Path) -> None:
+    def sent(*transforms: Any) -> tuple[torch.dtype, bool]:
+        dataset = ConcatDataset([FastImageFolder(tree, transform) for transform in transforms])
+        source = FastLoader(dataset, 4)._source()
         assert source is not None
-        return source.send_bytes() is not None
+        source.send_bytes()
+        samples = source.finish(source.start([0, 1, len(dataset) - 1], Key(0, 0, np.arange(3))))
+        return samples[0][0].dtype, isinstance(samples[0], BatchSample) and samples[0].whole.end is not None
 
-    assert all(sends_bytes(end) for end in ENDS.values())
-    assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.PILToTensor()]))
-    assert not sends_bytes(v1.Compose([v1.Resize(20), v1.ToTensor()])), "images of any width"
-    assert not sends_bytes(v1.Compose([v1.CenterCrop(20), v1.ToTensor(), lambda image: image]))
-    different = ConcatDataset(
-        [FastImageFolder(tree, ENDS["ToTensor"]), FastImageFolder(tree, ENDS["ToTensor, Normalize"])]
-    )
-    source = FastLoader(different, 4)._source()
-    assert source is not None
-    assert source.send_bytes() is None
+    for end in ENDS.values():
+        assert sent(end) == (torch.uint8, True)
+        assert sent(end, end) == (torch.uint8, True)
+    assert sent(v1.Compose([v1.CenterCrop(20), v1.PILToTensor()])) == (torch.uint8, False), "to the end"
+    assert sent(v1.Compose([v1.Resize(20), v1.ToTensor()])) == (torch.float32, False), "images of any width"
+    assert sent(v1.Compose([v1.CenterCrop(20), v1.ToTensor(), lambda image: image])) == (torch.float32, False)
+    assert sent(ENDS["ToTensor"], ENDS["ToTensor, Normalize"]) == (torch.float32, False), "not the same end"
+
+
+@pytest.mark.usefixtures("ahead")
+def test_a_transform_that_changes_in_the_middle_of_an_epoch(tree: Path) -> None:
+    """Each batch brings along what is still to be done to it."""
+    before = ENDS["ToTensor, Normalize"]
+    for after in (ENDS["ToDtype, Normalize"], v1.Compose([v1.CenterCrop(20), v1.PILToTensor()])):
+        old, new = (stream(FastLoader(FastImageFolder(tree, each), 2, seed=1)) for each in (before, after))
+        dataset = FastImageFolder(tree, before)
+        iterator = iter(FastLoader(dataset, 2, seed=1, prefetch_batches=1, device="cpu"))
+        found = [hashed(next(iterator))]
+        dataset.transform = after
+        found += stream(iterator)
+        # Those that had begun are old ones: how many is a matter of time.
+        changed = next(number for number in range(8) if found[number] == new[number])
+        assert found == old[:changed] + new[changed:]
+        assert 0 < changed < 8
 
 
 @pytest.mark.usefixtures("ahead")
