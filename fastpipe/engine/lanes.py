@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.engine.slots import Lease
+
 __all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -44,16 +46,6 @@ _numbers = itertools.count()
 def lanes_are_possible() -> bool:
     """Whether this system has what lanes are made of: Linux has."""
     return hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate")
-
-
-class _Owner:
-    """Base of all arrays over one segment while they live."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "_memory")
-
-    def __init__(self, memory: UInt8Array) -> None:
-        self._memory = memory
-        self.__array_interface__ = memory.__array_interface__
 
 
 class _Fork:
@@ -87,7 +79,7 @@ class _Received:
         forks: children that see it as well.
     """
 
-    def __init__(self, owner: _Owner, lane: Lane, segment: int) -> None:
+    def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
         self.owner = weakref.ref(owner)
         self.times = 0
         self.forks: list[_Fork] = []
@@ -183,7 +175,7 @@ class Lane:
             memory = self._segments[segment]
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = _map(self._fds[segment + 2], size)
-            owner = _Owner(memory)
+            owner = Lease(memory)
             received = self._received[segment] = _Received(owner, self, segment)
         received.times += 1
         return np.asarray(owner)[:size]
@@ -251,7 +243,7 @@ class LaneWriter:
             self._taken.add(segment)
             # In turn, so that all have their size soon: memory must not grow in the hundredth epoch.
             self._next = (segment + 1) % count
-            owner = _Owner(memory)
+            owner = Lease(memory)
             weakref.finalize(owner, self._taken.discard, segment).atexit = False
             return np.asarray(owner)[:size]
         return None

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SlotPool"]
+__all__ = ["Lease", "SlotPool"]
 
 _PATIENCE = 16  # smaller batches in a row until the larger slots are given up
 
 
-class _Lease:
+class Lease:
     """Owns a slot's memory while any array or tensor over it lives.
 
     NumPy makes this object the base of the array made from it, and every view, tensor and
@@ -56,7 +56,7 @@ class SlotPool:
         """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = self._pop(max(size, 1))
-        lease = _Lease(memory)
+        lease = Lease(memory)
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
         array: npt.NDArray[Any] = np.asarray(lease)[:size].view(dtype).reshape(shape)
         return array

@@ -28,8 +28,9 @@ from torch.utils.data.dataloader import (
 )
 
 from fastpipe.engine.pool import stopped_at_exit
-from fastpipe.torch._torch_workers import WatchedWorkers
+from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
 from fastpipe.torch.delivery import Delivery
+from fastpipe.torch.due import DueError
 from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished
@@ -71,7 +72,7 @@ class LoaderView:
         if seed is not None and batches.base_seed is None:
             # The base seed, from which torch seeds its workers, comes from the seed as well.
             batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1
-        if goes_on or (seed is not None and batches.order.ours(seed) is not None):
+        if goes_on or (seed is not None and batches.order.ours() is not None):
             # Where torch would draw the base seed, the script's generators stay as they are; but not
             # before a sampler that draws from them as well: its order is to be torch's.
             self.generator = torch.Generator()
@@ -83,11 +84,6 @@ class LoaderView:
 def is_map_style(loader: DataLoader[Any]) -> bool:
     """Whether the dataset is indexed, as opposed to iterated."""
     return bool(loader._dataset_kind == _DatasetKind.Map)
-
-
-def forget_iterator(loader: DataLoader[Any]) -> None:
-    """Let go of persistent workers: the next epoch starts new ones."""
-    loader._iterator = None
 
 
 def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
@@ -194,19 +190,6 @@ class _WorkerIterator(_Counting, WatchedWorkers):
         return len(info) == 2 or (self._num_workers == 1 and not self._data_queue.empty())
 
 
-class _Failed:
-    """An error of the sampler or of its indices, kept until its batch is due."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error: BaseException | None = error
-
-    def take(self) -> BaseException:
-        """The error, which is not kept any longer: its traceback refers to much."""
-        assert self.error is not None
-        error, self.error = self.error, None
-        return error
-
-
 class ThreadedIterator(_Counting):
     """Takes batches from a source's threads; the next ones are made while one is used.
 
@@ -255,7 +238,7 @@ class ThreadedIterator(_Counting):
         if not self._pending:
             raise StopIteration
         self._asked, batch = self._pending.popleft()
-        if isinstance(batch, _Failed):
+        if isinstance(batch, DueError):
             self._exhausted = False  # the sampler may have more to give
             raise batch.take()
         start = perf_counter_ns()
@@ -305,7 +288,7 @@ class ThreadedIterator(_Counting):
         if not self._pending:
             return False
         _, batch = self._pending[0]
-        return not isinstance(batch, _Failed) and self._refill is None and self._source.is_done(batch)
+        return not isinstance(batch, DueError) and self._refill is None and self._source.is_done(batch)
 
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:
@@ -315,18 +298,18 @@ class ThreadedIterator(_Counting):
                 self._exhausted = True
                 return
             except Exception as error:
-                self._pending.append((None, _Failed(error)))
+                self._pending.append((None, DueError(error)))
                 self._exhausted = True  # until the error has been raised
                 return
             try:
                 batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
             except Exception as error:
-                batch = _Failed(error)
+                batch = DueError(error)
             self._pending.append((asked, batch))
 
 
 def _cancel_all(source: BatchSource, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:
     while pending:
         _, batch = pending.popleft()
-        if not isinstance(batch, _Failed):
+        if not isinstance(batch, DueError):
             source.cancel(batch)

@@ -17,13 +17,18 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import _utils
+from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastpipe.errors import WorkerError
 from fastpipe.torch.workers import WorkerCollate, explained
 
-__all__ = ["WatchedWorkers"]
+__all__ = ["WatchedWorkers", "forget_iterator"]
+
+
+def forget_iterator(loader: DataLoader[Any]) -> None:
+    """Let go of persistent workers: the next epoch starts new ones."""
+    loader._iterator = None
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
@@ -51,7 +56,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
                 self._death = str(told), told.worker, told.pid
             loader = self._loader()
             if loader is not None and loader._iterator is self:
-                loader._iterator = None  # persistent workers: the next epoch needs others
+                forget_iterator(loader)
         return told
 
     def _next_data(self) -> Any:

@@ -59,12 +59,12 @@ def accelerate(
     options |= {name: value for name, value in given.items() if value is not None}
     workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     if isinstance(loader, FastLoader):
-        workers = loader.stock_workers
+        workers = loader._stock_workers
     options |= _batching(loader, options)
     if workers["num_workers"] > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
         fast: FastLoader[Any] = FastLoader(**options)
-        if fast.batch_size is not None and fast.runs_no_user_code():
-            fast.stock_workers = workers
+        if fast.batch_size is not None and fast._runs_no_user_code():
+            fast._stock_workers = workers
             return fast
     return FastLoader(**options, **workers)
 

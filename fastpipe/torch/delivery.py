@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastpipe.device.transfer import Transfer
+from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.transform.keys import sample_seed
@@ -61,7 +62,7 @@ class Delivery:
         try:
             batch = iterator._next_data()
         except Exception as error:  # also StopIteration; an interrupt is due at once
-            return _Moving(None, error, iterator.how_far)
+            return _Moving(DueError(error), iterator.how_far)
         progress = iterator._sampler_iter.progress
         number = progress.point.batches + self._pulled
         self._pulled += 1
@@ -73,8 +74,8 @@ class Delivery:
 
         if self._transfer is None:
             moved = finish(batch)
-            return _Moving(lambda: moved, None, iterator.how_far)
-        return _Moving(self._transfer.start(batch, finish), None, iterator.how_far)
+            return _Moving(lambda: moved, iterator.how_far)
+        return _Moving(self._transfer.start(batch, finish), iterator.how_far)
 
     def _augmented(self, batch: Any, epoch: int, number: int) -> Any:
         assert self._augment is not None
@@ -101,19 +102,12 @@ def _finished(unfinished: Unfinished) -> Any:
 
 
 class _Moving:
-    """A batch on its way, or the error that came instead, kept until it is due."""
+    """A batch on its way, or the error that came instead."""
 
-    def __init__(self, give: Callable[[], Any] | None, error: BaseException | None, how_far: Any) -> None:
-        self._give, self._error, self.how_far = give, error, how_far
+    def __init__(self, found: Callable[[], Any] | DueError, how_far: Any) -> None:
+        self._found, self.how_far = found, how_far
 
     def given(self) -> Any:
-        if self._error is not None:
-            raise self._taken()
-        assert self._give is not None
-        return self._give()
-
-    def _taken(self) -> BaseException:
-        """The error, which no frame of its traceback refers to."""
-        assert self._error is not None
-        error, self._error = self._error, None
-        return error
+        if isinstance(self._found, DueError):
+            raise self._found.take()
+        return self._found()

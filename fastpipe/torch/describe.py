@@ -55,7 +55,7 @@ def stock_loader(
         "dataset": stock_dataset(loader.dataset), "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory, "generator": loader.generator, **workers,
     }  # fmt: skip
-    ours = order.ours(seed)
+    ours = order.ours()
     if ours is not None and (ours.seed is not None or ours.shard.world > 1):
         ours.epoch = order.next_epoch
         if order.is_batched:

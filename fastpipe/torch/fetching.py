@@ -124,7 +124,7 @@ class _Epoch:
         order = batches.order
         self._batches, self._order = batches, order
         self._state = sampler_state(order.sampler, order.index_sampler)
-        self._ours = order.ours(batches.seed)
+        self._ours = order.ours()
         self._sampler: Iterator[Any] = iter(()) if self._ours is not None else iter(order.index_sampler)
         self._rank, self._step = order.shard()
         self._key_epoch = 0
@@ -296,7 +296,10 @@ class KeyedCollate:
 
 
 class _Fetched(threading.local):
+    """What a thread fetches: the batch last asked for and, outside of workers, the base seed."""
+
     last: KeyedIndices | None = None
+    base_seed = 0
 
 
 _fetched = _Fetched()
@@ -315,19 +318,12 @@ def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
 
 def _base_seed() -> int:
     worker = get_worker_info()
-    return worker.seed - worker.id if worker else _fetched_base.seed
-
-
-class _Base(threading.local):
-    seed = 0  # for torch's own iterator without workers, which sets it before it fetches
-
-
-_fetched_base = _Base()
+    return worker.seed - worker.id if worker else _fetched.base_seed
 
 
 def set_base_seed(seed: int) -> None:
     """Tell the base seed under which this thread fetches next, outside of workers."""
-    _fetched_base.seed = seed
+    _fetched.base_seed = seed
 
 
 def _say_which(error: BaseException, dataset: Any, index: Any) -> None:

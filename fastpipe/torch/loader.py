@@ -144,7 +144,7 @@ class FastLoader(DataLoader[_T_co]):
         self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
         self._kept_batches: IndexBatches | None = None
         # What ``reference`` says of worker processes.
-        self.stock_workers = {
+        self._stock_workers = {
             "num_workers": num_workers, "timeout": timeout, "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context, "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -174,9 +174,9 @@ class FastLoader(DataLoader[_T_co]):
 
         Random augmentation has the same distribution, but other draws.
         """
-        return stock_loader(self, self._order, self._effective_seed(), self.stock_workers)
+        return stock_loader(self, self._order, self._effective_seed(), self._stock_workers)
 
-    def runs_no_user_code(self) -> bool:
+    def _runs_no_user_code(self) -> bool:
         """Whether fastpipe makes the batches, and nothing of the script's is called on the way."""
         source = self._source()
         return source is not None and all(
@@ -280,7 +280,7 @@ class FastLoader(DataLoader[_T_co]):
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
             return kept
         batches = IndexBatches(self._order, seed, is_keyed)
-        if self.num_workers == 0 and self.stock_workers["persistent_workers"]:
+        if self.num_workers == 0 and self._stock_workers["persistent_workers"]:
             self._kept_batches = batches
         return batches
 
@@ -310,7 +310,7 @@ class FastLoader(DataLoader[_T_co]):
         return _SeedOf(self.seed, self.dataset)()
 
     def _order_note(self) -> str:
-        ours, seed = self._order.ours(None), self._effective_seed()
+        ours, seed = self._order.ours(), self._effective_seed()
         if ours is None:
             sampler: Any = self._order.index_sampler
             name = type(getattr(sampler, "sampler", sampler)).__name__

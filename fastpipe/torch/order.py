@@ -107,7 +107,7 @@ class ShardSampler(DistributedSampler[int]):
     def _batches(self) -> EpochBatches:
         order = self.order.get()
         assert order is not None, "a loader sets it, and lives"
-        batches = order.ours(None)
+        batches = order.ours()
         assert batches is not None
         return batches
 
@@ -205,8 +205,7 @@ class EpochOrder:
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
         self.next_epoch = 0
         self.progress: Progress | None = None
-        self.is_batched = bool(loader._auto_collation)
-        self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
+        self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
@@ -225,7 +224,7 @@ class EpochOrder:
         return not self.is_batched or (type(batches) is BatchSampler and batches.sampler is self.sampler)
 
     def __len__(self) -> int:
-        ours = self.ours(None) if isinstance(self.sampler, ShardSampler) else None
+        ours = self.ours() if isinstance(self.sampler, ShardSampler) else None
         return len(self.index_sampler) if ours is None else len(ours)
 
     def _attach(self) -> None:
@@ -280,7 +279,7 @@ class EpochOrder:
         """Where the user is in the epoch that began last."""
         progress = self.progress
         assert progress is not None
-        point, ours = progress.point, self.ours(None)
+        point, ours = progress.point, self.ours()
         received, taken, offset = progress.held or (progress.received, progress.taken, progress.offset)
         taken = point.taken + (received if taken is None else taken)
         position = 0
@@ -324,9 +323,9 @@ class EpochOrder:
                 return rank, ranks
         return 0, 1
 
-    def ours(self, seed: int | None) -> EpochBatches | None:
+    def ours(self) -> EpochBatches | None:
         """The epochs' batches, if they are a function of the epoch; None if samplers decide."""
-        sampler, seed = self.sampler, self._seed() if seed is None else seed
+        sampler, seed = self.sampler, self._seed()
         if not self._is_default:
             return None
         if isinstance(sampler, ShardSampler):

@@ -61,7 +61,7 @@ def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[s
     else:
         point, generator, sampler = order.here(), progress.generator, progress.sampler
     state |= {"epoch": point.epoch, "batches": point.batches}
-    ours = order.ours(seed)
+    ours = order.ours()
     if ours is not None:
         state["position"] = point.position
     else:
@@ -105,7 +105,7 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
             f"this state is of a dataset of {state['samples']} samples, the loader's has {samples}: the "
             "rest of the epoch would be another one"
         )
-    if ("position" in state) != (order.ours(seed) is not None):
+    if ("position" in state) != (order.ours() is not None):
         raise OptionError(
             "this state is of a loader whose order came from "
             + ("shuffle= or no sampler" if "position" in state else "a sampler")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from fastpipe.errors import OptionError
 from fastpipe.index.shards import BlockShard
 from fastpipe.torch.accelerating import accelerate
+from fastpipe.torch.due import DueError
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import ShardSampler, is_default
 from fastpipe.types import Shard
@@ -68,7 +69,7 @@ class _Prepared(FastLoader[_T_co]):
             batches = super().__iter__()
             batch = _next(batches)
             while batch is not _END:
-                if isinstance(batch, _Late):
+                if isinstance(batch, DueError):
                     raise batch.take()
                 progress = self._order.progress
                 assert progress is not None, "a batch was asked for"
@@ -84,28 +85,15 @@ class _Prepared(FastLoader[_T_co]):
     def _remainder(self, start: int) -> int:
         if self.drop_last:
             return -1
-        ours = self._order.ours(None)
+        ours = self._order.ours()
         return 0 if ours is None else (ours.count - start) % self.total_batch_size
-
-
-class _Late:
-    """An error of a batch that is not due yet."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error: Exception | None = error
-
-    def take(self) -> Exception:
-        """The error, which is not kept any longer: its traceback refers to much."""
-        error, self._error = self._error, None
-        assert error is not None
-        return error
 
 
 def _next(batches: Iterator[Any]) -> Any:
     try:
         return next(batches, _END)
     except Exception as error:
-        return _Late(error)
+        return DueError(error)
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = None) -> FastLoader[Any]:
@@ -142,7 +130,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
-        loader.stock_workers = fast.stock_workers
+        loader._stock_workers = fast._stock_workers
     # Of a loader that is prepared, Accelerate takes notice only.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -38,24 +37,6 @@ class ImageFolderTwin(FastImageFolder):
     transform = property(lambda self: self.original.transform)
     target_transform = property(lambda self: self.original.target_transform)
     root = property(lambda self: self.original.root)
-
-    def _loads_fast(self) -> bool:
-        return why_no_twin(self.original) == ""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Sample ``index``, by the user's dataset."""
-        sample: tuple[Any, Any] = self.original[index]
-        return sample
-
-    def _answers_for_batches(self) -> bool:
-        return self._loads_fast()
-
-    def __len__(self) -> int:
-        return len(self.original)
-
-    def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
-        path, target = samples[position]
-        return os.fspath(path), target
 
 
 def why_no_twin(dataset: Any) -> str:
