@@ -7,6 +7,7 @@
     ├── OptionError              (ValueError)    an argument has a value that cannot work
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
+    ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 __all__ = [
     "BadSampleError",
+    "CacheError",
     "ClosedError",
     "FastpipeError",
     "MissingDependencyError",
@@ -64,6 +66,10 @@ class BadSampleError(FastpipeError, OSError):
 
 class TooManyBadSamplesError(BadSampleError):
     """More samples were bad than ``BadSamples(max_errors=…)`` allows."""
+
+
+class CacheError(FastpipeError, OSError):
+    """A cache's folder cannot be used, or must not be because others could write there."""
 
 
 class WorkerError(FastpipeError, RuntimeError):

@@ -16,6 +16,7 @@ _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
 _BASE = {"errors", "types", "_extras"}
+_STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "read", "transform", "engine"}
 _MAY_IMPORT: dict[str, set[str]] = {
@@ -24,7 +25,9 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "_extras": {"errors"},
     "_jit": {"_extras"},
+    "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
+    "index": _STORED | {"index"},
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},
     "device": _BASE | {"device"},
