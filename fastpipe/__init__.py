@@ -14,14 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors
-from fastpipe.types import BadSamples, Decode, Shard
+from fastpipe.types import BadSamples, Cache, Decode, Shard
 
 if TYPE_CHECKING:
     from fastpipe.torch import FastImageFolder, FastLoader, accelerate
 
 __version__ = "0.1.0"
 
-__all__ = ["BadSamples", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors"]
+__all__ = ["BadSamples", "Cache", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors"]
 
 _LAZY = dict.fromkeys(("FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")
 

@@ -86,12 +86,13 @@ class PrivateFolder:
         """
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
 
-    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+    def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
         """Make or replace a file: whoever reads it finds all of the old or all of the new one.
 
         Args:
             name: the file's name.
             fill: writes the content to the file that it is given.
+            sync: wait for the disk; else a crash of the machine may leave the name without content.
 
         Raises:
             OSError: the content cannot be written; nothing has changed then.
@@ -101,7 +102,8 @@ class PrivateFolder:
             with os.fdopen(self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 fill(file)
                 file.flush()
-                os.fsync(file.fileno())  # else a crash of the machine may leave the name without content
+                if sync:
+                    os.fsync(file.fileno())
             os.replace(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except BaseException:
             self.remove(temporary)

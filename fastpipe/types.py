@@ -20,6 +20,7 @@ from fastpipe.errors import OptionError
 __all__ = [
     "BadSamples",
     "Box",
+    "Cache",
     "Decode",
     "EncodedImage",
     "Key",
@@ -101,7 +102,8 @@ class Stopwatch(Protocol):
 
 @dataclass(frozen=True)
 class Decode:
-    """How images are decoded.  Every setting gives the pixels that Pillow gives.
+    """How images are decoded.  ``scaled`` and ``short_side`` change pixels; with all other settings
+    they are those that Pillow gives.
 
     Args:
         backend: ``"auto"`` takes the fastest installed decoder that gives Pillow's pixels
@@ -109,6 +111,9 @@ class Decode:
             Pillow goes to Pillow in any case.
         exif: turn images as their EXIF orientation says.  torchvision's ``ImageFolder``
             does not, so the default is off.
+        short_side: make images whose shorter side is longer than this smaller first, as
+            ``torchvision.transforms.Resize(short_side)`` does, whatever the transform does then.  **Changes
+            pixels.**  For a cache: kept images take less room, and less work each time.
         max_pixels: refuse images with more pixels, before they are decoded.  ``None``
             means Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
 
@@ -118,12 +123,72 @@ class Decode:
 
     backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"] = "auto"
     exif: bool = False
+    scaled: bool = False
+    short_side: int | None = None
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow"))
+        if self.short_side is not None and self.short_side <= 0:
+            raise OptionError(f"Decode(short_side=…) must be positive or None, got {self.short_side!r}")
         if self.max_pixels is not None and self.max_pixels <= 0:
             raise OptionError(f"Decode(max_pixels=…) must be positive or None, got {self.max_pixels!r}")
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where decoded images are kept, so that they are decoded once.
+
+    What is kept is what was decoded, before the random part of a transform: results stay the
+    same.  A file that changes is decoded again.  Nothing is ever evicted: what does not fit is
+    decoded each time, as without a cache, and the same images are found in every epoch.
+
+    Args:
+        where: ``"ram"`` keeps images in memory; threads, worker processes and all processes of
+            this user on the machine that ask for the same cache share it, and the last of them
+            takes it along.  ``"disk"`` keeps them in files, for this run and later ones.
+            ``"auto"`` is ``"ram"`` from a sample's second use on, and only where all samples fit.
+            ``"off"`` keeps nothing.
+        max_bytes: the most bytes to keep.  ``"auto"``: a quarter of the memory that is free
+            (to the cgroup, in a container), or of the free disk, when the cache is made.
+        dir: with ``"disk"``, an existing or new folder, in which a folder ``fastpipe-decoded``
+            of mode 0700 is made.  Default: in the user's cache folder.
+
+    Wherever a ``Cache`` is accepted one of its four words is too.
+
+    >>> Cache("ram", max_bytes=8 << 30)
+    Cache(where='ram', max_bytes=8589934592)
+    """
+
+    where: Literal["auto", "ram", "disk", "off"] = "auto"
+    max_bytes: int | Literal["auto"] = "auto"
+    dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
+        if self.max_bytes != "auto":
+            try:
+                object.__setattr__(self, "max_bytes", operator.index(self.max_bytes))
+            except TypeError:
+                raise OptionError(
+                    f"Cache(max_bytes=…) must be 'auto' or a number of bytes, got {self.max_bytes!r}"
+                ) from None
+            if int(self.max_bytes) <= 0:
+                raise OptionError(
+                    f"Cache(max_bytes=…) must be positive, got {self.max_bytes}; where='off' keeps nothing"
+                )
+        if self.dir is not None:
+            if self.where != "disk":
+                raise OptionError(f"Cache(dir=…) is for where='disk'; got where={self.where!r}")
+            object.__setattr__(self, "dir", os.path.abspath(os.path.expanduser(self.dir)))
+
+    @classmethod
+    def of(cls, value: Cache | str) -> Cache:
+        """Accept an object or a word for it."""
+        return value if isinstance(value, cls) else cls(where=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return _short_repr(self)
@@ -236,6 +301,6 @@ def _short_repr(option: Any) -> str:
     changed = [
         f"{field.name}={getattr(option, field.name)!r}"
         for field in fields(option)
-        if getattr(option, field.name) != field.default or field.name in ("policy",)
+        if getattr(option, field.name) != field.default or field.name in ("policy", "where")
     ]
     return f"{type(option).__name__}({', '.join(changed)})"

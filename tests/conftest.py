@@ -41,15 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
     folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
-    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_CACHE_HOME")}, tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # not the user's own
+    os.mkdir(os.environ["XDG_CACHE_HOME"])
 
     def restore() -> None:
         tempfile.tempdir = before[1]
-        if before[0] is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before[0]
+        for name, value in before[0].items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
 
     config.add_cleanup(restore)

@@ -18,7 +18,7 @@ _MODULES = sorted(_PACKAGE.rglob("*.py"))
 _BASE = {"errors", "types", "_extras"}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "read", "transform", "engine"}
+_MIDDLE = {"index", "read", "transform", "engine", "cache"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "types"},
     "errors": set(),
@@ -28,6 +28,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
     "index": _STORED | {"index"},
+    "cache": _STORED | {"cache"},
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},
     "device": _BASE | {"device"},

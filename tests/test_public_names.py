@@ -13,7 +13,7 @@ from fastpipe import BadSamples, Decode, errors
 
 def test_the_public_names_are_these() -> None:
     assert fastpipe.__all__ == [
-        "BadSamples", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors",
+        "BadSamples", "Cache", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))
 

@@ -27,8 +27,8 @@ class BatchMaker:
     """Makes batches of image samples.
 
     Args:
-        read: a path to the encoded file.
-        open_image: the encoded file and its path to an opened image.
+        read: a path to what there is of the image: its encoded file, or more.
+        open_image: that and the path to an opened image.
         policy: ``"raise"``, ``"replace"`` or ``"skip"``.
         bad: where bad samples are recorded.
         clock: where times are collected.
@@ -36,8 +36,8 @@ class BatchMaker:
 
     def __init__(
         self,
-        read: Callable[[str], bytes],
-        open_image: Callable[[bytes, str], EncodedImage],
+        read: Callable[[str], Any],
+        open_image: Callable[[Any, str], EncodedImage],
         policy: str,
         bad: BadSampleLog,
         clock: Stopwatch,

@@ -14,7 +14,7 @@ from fastpipe.read.decoders import Decoder, make_decoder
 from fastpipe.read.jpeg_header import read_jpeg_header
 from fastpipe.types import Box, Decode, Size, UInt8Array
 
-__all__ = ["ImageReader"]
+__all__ = ["ImageReader", "PillowImage"]
 
 _log = logging.getLogger("fastpipe.read")
 
@@ -53,7 +53,7 @@ class ImageReader:
             return f"images  →  {pillow}"
         return f"JPEG  →  {self._decoder.describe()}; other images  →  {pillow}"
 
-    def open(self, blob: bytes, path: str) -> _FastImage | _PillowImage:
+    def open(self, blob: bytes, path: str) -> _FastImage | PillowImage:
         """Look at an image's header.
 
         Args:
@@ -75,7 +75,7 @@ class ImageReader:
             limit = self._image.MAX_IMAGE_PIXELS
             if limit is None or pixels <= limit:
                 return _FastImage(self, blob, path, Size(header.height, header.width))
-        return _PillowImage(self, blob, path)
+        return PillowImage(self, blob, path)
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
         """The image as Pillow opens it lazily, with the path in its error message."""
@@ -104,7 +104,7 @@ class ImageReader:
             )
 
 
-class _PillowImage:
+class PillowImage:
     """An image that Pillow decodes."""
 
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
@@ -156,5 +156,5 @@ class _FastImage:
         # User code gets this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
         return self._pillow().pil()
 
-    def _pillow(self) -> _PillowImage:
-        return _PillowImage(self._reader, self._blob, self._path)
+    def _pillow(self) -> PillowImage:
+        return PillowImage(self._reader, self._blob, self._path)

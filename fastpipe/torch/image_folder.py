@@ -12,38 +12,29 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import get_worker_info
 from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
-from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import BatchMaker, say_where
+from fastpipe.cache.places import open_store
+from fastpipe.engine.bad import Item
+from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.cpus import default_threads
-from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
-from fastpipe.read.files import read_file
-from fastpipe.read.images import ImageReader
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
-from fastpipe.torch.intraop import do_without_helpers
 from fastpipe.torch.keys import take_key
-from fastpipe.torch.likeness import Likeness
-from fastpipe.torch.noting import note
+from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
-from fastpipe.types import BadSamples, Decode, Key
+from fastpipe.types import BadSamples, Cache, Decode, Key
 
 __all__ = ["FastImageFolder"]
 
 # Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
 _MOST_REPLACEMENTS = 100
-# Batches in the user's hands, on their way there and, under a FastLoader, begun ahead.
-_KEPT_SLOTS = 3
 _LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
     torch.channels_last: "channels_last",
@@ -63,6 +54,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
         seed: makes order and augmentation a pure function of (seed, epoch) under a
             ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
+        cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.
         classes: names of the class folders to use, in this order.  Default: all, sorted.
         bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
@@ -91,6 +83,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         allow_empty: bool = False,
         *,
         seed: int | None = None,
+        cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
         classes: Sequence[str] | None = None,
         bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
         decode: Decode = Decode(),  # noqa: B008 - immutable
@@ -105,6 +98,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}"
             )
         self.seed = seed if seed is None else operator.index(seed)
+        self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
         self.decode = decode
         self.threads = threads
@@ -121,7 +115,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.loader = loader
         self._check_options()
         self.extensions = extensions
-        self._runtime: _Runtime | None = None
+        if self._loads_fast():
+            self._prepare_cache()
+        self._runtime: Runtime | None = None
         self._compiled: tuple[Any, Plan] | None = None
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
@@ -182,6 +178,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         lines = []
         if self.decode != Decode():
             lines.append(f"Decoding: {self.decode!r}")
+        if self.cache != Cache():
+            lines.append(f"Decoded images: {self.cache!r}")
         if self.bad_samples != BadSamples():
             lines.append(f"Bad samples: {self.bad_samples!r}")
         if self.seed is not None:
@@ -267,7 +265,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _expect_ahead(self, batches: int) -> None:
         """Keep memory for so many batches that a loader begins ahead of the one that is due."""
         slots = self._running().slots
-        slots.keep = max(slots.keep, _KEPT_SLOTS + batches)
+        slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
     def _thread_count(self) -> int:
         pool = self._running().pool
@@ -318,11 +316,16 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _check_options(self) -> None:
         if self.loader is default_loader:
             return
-        if self.bad_samples != BadSamples() or self.decode != Decode():
+        if self.bad_samples != BadSamples() or self.decode != Decode() or self.cache.where in ("ram", "disk"):
             raise OptionError(
-                "bad_samples= and decode= say how fastpipe reads files; with a loader of your own, which "
-                f"got {self.loader!r}, they would have no effect. Leave one or the other out."
+                "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
+                f"which got {self.loader!r}, they would have no effect. Leave one or the other out."
             )
+
+    def _prepare_cache(self) -> None:
+        """Have the cache in this process, so that forked workers share it."""
+        if self.cache.where != "off":
+            open_store(self.cache)
 
     def _make_samples(
         self,
@@ -345,42 +348,13 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return tables.TargetTable(self.samples.targets_array())
         return [sample[1] for sample in self.samples]
 
-    def _running(self) -> _Runtime:
-        """Threads and decoders of this process, started when first needed."""
-        runtime, options = self._runtime, (self.decode, self.bad_samples, self.threads)
-        if runtime is None or runtime.pid != os.getpid() or runtime.options != options:
-            runtime = self._runtime = _Runtime(*options)
+    def _running(self) -> Runtime:
+        """Threads, decoders and the cache of this process, made when first needed."""
+        runtime = self._runtime
+        options = Options(self.decode, self.bad_samples, self.threads, self.cache)
+        if runtime is None or not runtime.fits(options):
+            runtime = self._runtime = Runtime(options, len(self.samples))
         return runtime
-
-
-class _Runtime:
-    """What a dataset needs to work in one process and must not take to another."""
-
-    def __init__(self, decode: Decode, bad_samples: BadSamples, threads: int | str) -> None:
-        self.pid, self.options = os.getpid(), (decode, bad_samples, threads)
-        worker = get_worker_info()
-        count = default_threads(worker.num_workers if worker else 1) if threads == "auto" else int(threads)
-        # One thread beside an idle worker process would only add a hand-over.
-        self.pool = (
-            None if worker and count == 1 else ThreadPool(count, "fastpipe-decode", do_without_helpers)
-        )
-        self.slots = SlotPool(_KEPT_SLOTS)
-        self.clock = StageClock()
-        self.likeness = Likeness()
-        reader = ImageReader(decode)
-        self.decoders = reader.describe()
-        self.maker = BatchMaker(
-            _noted_read if worker else read_file,
-            reader.open,
-            bad_samples.policy,
-            BadSampleLog(bad_samples),
-            self.clock,
-        )
-
-
-def _noted_read(path: str) -> bytes:
-    note(path)
-    return read_file(path)
 
 
 def _targets_of(samples: Any) -> Any:

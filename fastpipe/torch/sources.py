@@ -16,7 +16,7 @@ from fastpipe.torch.batches import Batch, batch_memory
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
-from fastpipe.types import Key
+from fastpipe.types import Cache, Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]
 
@@ -259,7 +259,7 @@ def _node_of(dataset: Any, twins: dict[int, FastImageFolder]) -> _Node | None:
         # One twin for each folder, so that its subsets share threads and memory.
         twin = twins.get(id(dataset))
         if not isinstance(twin, ImageFolderTwin) or twin.original is not dataset:
-            twin = twins[id(dataset)] = ImageFolderTwin(dataset)
+            twin = twins[id(dataset)] = ImageFolderTwin(dataset, Cache())
         return _Folder(twin)
     return None
 

@@ -10,7 +10,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.types import BadSamples, Decode
+from fastpipe.types import BadSamples, Cache, Decode
 
 __all__ = ["ImageFolderTwin", "why_no_twin"]
 
@@ -20,15 +20,18 @@ class ImageFolderTwin(FastImageFolder):
 
     Args:
         original: the user's dataset; a change of its ``transform`` or ``samples`` shows at once.
+        cache: where decoded images are kept.
     """
 
-    def __init__(self, original: ImageFolder) -> None:
+    def __init__(self, original: ImageFolder, cache: Cache) -> None:
         # No constructor above is called: nothing is scanned again, and no attribute copied.
         self.original = original
         self.seed = None
+        self.cache = cache
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False
         self.memory_format = torch.contiguous_format
+        self._prepare_cache()
         self._runtime = None
         self._compiled = None
 

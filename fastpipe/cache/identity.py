@@ -1,0 +1,63 @@
+"""What a file is: whether a cached thing still belongs to the file at a path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import NamedTuple
+
+__all__ = ["FileIdentity", "identify", "is_stale"]
+
+_NUMBERS = struct.Struct("<5Q")
+
+
+class FileIdentity(NamedTuple):
+    """One state of one file.
+
+    Attributes:
+        digest: 16 bytes: the state and what is made of the file.
+        state: the state.
+        path: the file's path.
+    """
+
+    digest: bytes
+    state: bytes
+    path: str
+
+    def note(self) -> bytes:
+        """The state and the path, from which ``is_stale`` tells whether it is still that."""
+        return self.state + os.fsencode(os.path.abspath(self.path))
+
+
+def identify(path: str, tag: bytes) -> FileIdentity:
+    """The present state of a file: device, inode, size, and its times of modification and change.
+
+    Every way to change a file or to put another in its place changes one of them; the time of
+    change cannot be set by a program.
+
+    Args:
+        path: the file.
+        tag: what else makes a difference, such as how the file is decoded; at most 64 bytes.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    state = _state(os.stat(path))
+    return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path)
+
+
+def is_stale(note: bytes) -> bool:
+    """Whether the file of a note is not there any more, or has changed."""
+    try:
+        return _state(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]
+    except (OSError, ValueError):
+        return True
+
+
+def _state(status: os.stat_result) -> bytes:
+    times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may lie before 1970
+    return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
+
+
+_MASK = (1 << 64) - 1

@@ -1,0 +1,89 @@
+"""Decoded images, found by the file they were decoded from."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.cache.entries import Entry
+from fastpipe.cache.identity import FileIdentity, identify
+from fastpipe.cache.places import open_store
+from fastpipe.cache.store import EntryStore
+from fastpipe.types import Cache
+
+__all__ = ["ImageCache", "open_cache"]
+
+UInt8Array = npt.NDArray[np.uint8]
+
+_ENOUGH = 32  # entries whose mean size says how large the others will be
+
+
+class ImageCache:
+    """Decoded images of files, each for one way to decode.
+
+    Args:
+        store: where they are kept; may be that of other datasets as well.
+        tag: everything about decoding that makes a difference to the pixels.
+        expected: images that this dataset has, for a cache that is only used if all of them
+            fit and for those that come up a second time; None for one that takes all it can.
+    """
+
+    def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
+        self.store = store
+        self._tag = hashlib.sha256(tag.encode()).digest()
+        self._expected = expected
+
+    def identify(self, path: str) -> FileIdentity:
+        """The present state of a file.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        return identify(path, self._tag)
+
+    def find(self, file: FileIdentity) -> Entry | None:
+        """The image of a file in this state."""
+        return self.store.find(file.digest)
+
+    def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
+        """Rows of an image: uint8 (count, width, channels).
+
+        Raises:
+            OSError: they cannot be read any more.
+        """
+        return self.store.read(entry, first, count)
+
+    def wants(self, file: FileIdentity, nbytes: int) -> bool:
+        """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""
+        if not self.store.has_room(nbytes):
+            return False
+        if self._expected is None:
+            return True
+        if not self.store.mark(file.digest):
+            return False
+        count = len(self.store)
+        mean = self.store.allocated / count if count >= _ENOUGH else nbytes
+        return self._expected * mean <= self.store.max_bytes
+
+    def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
+        """Keep an image: uint8 (H, W, C), C-contiguous.  Returns whether it is kept now."""
+        return self.store.put(file.digest, pixels, flags, file.note())
+
+
+def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
+    """The cache that an option asks for; None if it is off or cannot be had.
+
+    Args:
+        option: the option.
+        tag: everything about decoding that makes a difference to the pixels.
+        count: number of images of the dataset.
+
+    Raises:
+        CacheError: the folder that the option names cannot be used.
+    """
+    if option.where == "off":
+        return None
+    store = open_store(option)
+    return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)

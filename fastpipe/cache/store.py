@@ -1,0 +1,344 @@
+"""One cache: a file of bytes and a log of what lies where in it, used by several processes at once.
+
+Both files only grow.  An entry's bytes are written first and its record last, so whoever is
+killed in between leaves some unused bytes and nothing else.  What is there is never moved or
+evicted: the same entries are found in every epoch.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.cache.entries import RECORD, Entry, EntryTable, pack_record
+
+__all__ = ["EntryStore", "checksum"]
+
+UInt8Array = npt.NDArray[np.uint8]
+
+_log = logging.getLogger("fastpipe.cache")
+
+_MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")
+_ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in the data file
+_HEADER = 64
+_ALIGNMENT = 64
+_LOCK_TRIES, _LOCK_WAIT_S = 50, 0.001
+_LOOK_AFTER = 64  # entries between two looks at whether there still is memory or disk
+
+
+class EntryStore:
+    """Arrays of bytes by the digest of what they are; for threads and processes at once.
+
+    Args:
+        data, log: descriptors of the two files, which are closed with the store.
+        max_bytes: the most that the data file may hold.
+        verify: compare an entry's bytes with their checksum when this process first reads it:
+            for files that may have been cut off or damaged since.
+        marks: bytes of the data file that ``mark`` uses; the same for all who share it.
+        is_short: says now and then whether the machine has no room left, whatever
+            ``max_bytes`` is.
+
+    A store is never needed: where something goes wrong, ``find`` finds nothing and ``put``
+    keeps nothing.
+    """
+
+    def __init__(
+        self,
+        data: int,
+        log: int,
+        max_bytes: int,
+        *,
+        verify: bool = False,
+        marks: int = 0,
+        is_short: Callable[[], bool] | None = None,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._data, self._log = data, log
+        self._is_verified = bytearray() if verify else None
+        self._marks, self._is_short = marks, is_short
+        self._table = EntryTable()
+        self._lock = threading.Lock()
+        self._allocated = marks  # as last seen; it only grows
+        self._puts = 0
+        self._why_closed = ""
+        self._close = weakref.finalize(self, _close_both, data, log)
+        self._close.atexit = False
+        _stores.add(self)
+        try:
+            self._begin()
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of the data file that are in use, as far as this process has seen."""
+        return self._allocated
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """The two files, for a process that is to share them."""
+        return self._data, self._log
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def find(self, digest: bytes) -> Entry | None:
+        """The entry of a digest of 16 bytes, also if another process has just put it there."""
+        entry = self._table.find(digest)
+        if entry is None and self._refresh():
+            entry = self._table.find(digest)
+        if entry is None or self._is_verified is None or self._verified(entry):
+            return entry
+        return self.find(digest)  # without the damaged one there may be another
+
+    def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
+        """Rows of an entry.
+
+        Args:
+            entry: what ``find`` gave.
+            first, count: the rows.
+
+        Returns:
+            uint8 (count, width, channels), the caller's own.
+
+        Raises:
+            OSError: the file is shorter than it was.
+        """
+        _, width, channels = entry.shape
+        rows: UInt8Array = np.empty((count, width, channels), np.uint8)
+        self._read_into(rows, entry.offset + first * width * channels)
+        return rows
+
+    def note(self, entry: Entry) -> bytes:
+        """The note that was put beside an entry."""
+        note = np.empty(entry.note, np.uint8)
+        self._read_into(note, entry.offset + entry.nbytes)
+        return note.tobytes()
+
+    def entries(self) -> list[Entry]:
+        """All entries."""
+        self._refresh()
+        return self._table.entries()
+
+    def mark(self, digest: bytes) -> bool:
+        """Whether this digest was marked before, by any process; it is now.
+
+        Another digest with the same mark makes the answer wrong now and then.
+        """
+        place = int.from_bytes(digest[:8], "little") % self._marks
+        if os.pread(self._data, 1, place) == b"\1":
+            return True
+        os.pwrite(self._data, b"\1", place)
+        return False
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether an entry of so many bytes could be kept."""
+        return not self._why_closed and self._allocated + nbytes <= self.max_bytes
+
+    def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
+        """Keep an array, unless there is no room.
+
+        Args:
+            digest: 16 bytes.
+            pixels: uint8 (H, W, C), C-contiguous.
+            flags: a number below 2**32 that the entry will have.
+            note: bytes to lie beside it.
+
+        Returns:
+            Whether it is there now.
+        """
+        if not self.has_room(pixels.nbytes + len(note)) or self._is_too_late():
+            return False
+        assert pixels.ndim == 3
+        assert pixels.flags.c_contiguous
+        height, width, channels = pixels.shape
+        total = checksum(pixels) if self._is_verified is not None else 0
+        try:
+            with self._locked():
+                self._refresh_locked()
+                if self._table.find(digest) is not None:
+                    return True
+                offset = self._allocate(pixels.nbytes + len(note))
+            if offset is None:
+                return False
+            self._write(pixels.reshape(-1).data, offset)
+            if note:
+                self._write(memoryview(note), offset + pixels.nbytes)
+            record = pack_record(
+                digest, offset, pixels.nbytes, (height, width, channels), flags, total, len(note)
+            )
+            with self._locked():
+                end = os.fstat(self._log).st_size
+                # Whole records only: a record that was cut off is written over.
+                self._write_log(record, end - (end - _HEADER) % RECORD.itemsize)
+                self._refresh_locked()
+        except StoreLockedError:  # by a process that has been stopped: there will be other samples
+            return False
+        except OSError as error:
+            self._stop(error)
+            return False
+        return True
+
+    # ---- the files ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        with self._locked():
+            if os.fstat(self._log).st_size < _HEADER:
+                os.ftruncate(self._log, 0)
+                os.pwrite(self._log, (_MAGIC + _ALLOCATED.pack(0)).ljust(_HEADER, b"\0"), 0)
+            elif os.pread(self._log, len(_MAGIC), 0) != _MAGIC:
+                raise OSError(errno.EINVAL, "this is no log of a cache")
+        with self._lock:  # reading a long log takes a while: not while others wait
+            self._refresh_locked()
+
+    def _refresh(self) -> bool:
+        """Learn of entries that other processes have put there; whether there are any."""
+        known = _HEADER + len(self._table) * RECORD.itemsize
+        if os.fstat(self._log).st_size < known + RECORD.itemsize:
+            return False
+        with self._lock:
+            return self._refresh_locked()
+
+    def _refresh_locked(self) -> bool:
+        start = _HEADER + len(self._table) * RECORD.itemsize
+        size = os.fstat(self._log).st_size - start
+        allocated = _ALLOCATED.unpack(os.pread(self._log, _ALLOCATED.size, len(_MAGIC)))[0]
+        count = max(0, size) // RECORD.itemsize
+        if count:
+            log = os.pread(self._log, count * RECORD.itemsize, start)
+            # The header may be older than the records, after a crash of the machine.
+            allocated = max(allocated, self._table.extend(log[: len(log) - len(log) % RECORD.itemsize]))
+        self._allocated = max(self._allocated, allocated)
+        return count > 0
+
+    def _allocate(self, nbytes: int) -> int | None:
+        """Where an entry may lie; None without room.  Called under the lock."""
+        offset = -(-self._allocated // _ALIGNMENT) * _ALIGNMENT
+        if offset + nbytes > self.max_bytes:
+            return None
+        self._write_log(_ALLOCATED.pack(offset + nbytes), len(_MAGIC))
+        self._allocated = offset + nbytes
+        return offset
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._data, data[written:], offset + written)
+
+    def _write_log(self, data: bytes, offset: int) -> None:
+        if os.pwrite(self._log, data, offset) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _read_into(self, array: UInt8Array, offset: int) -> None:
+        view = array.reshape(-1).data
+        while len(view):
+            count = os.preadv(self._data, [view], offset)
+            if count == 0:
+                raise OSError(errno.EIO, "a cache's data file is shorter than it was")
+            view, offset = view[count:], offset + count
+
+    def _verified(self, entry: Entry) -> bool:
+        """Whether an entry's bytes are those that were put there."""
+        verified = self._is_verified
+        assert verified is not None
+        if entry.number < len(verified) and verified[entry.number]:
+            return True
+        try:
+            is_right = checksum(self.read(entry, 0, entry.shape[0])) == entry.sum
+        except OSError:
+            is_right = False
+        with self._lock:
+            if not is_right:
+                self._table.forget(entry.number)
+                return False
+            verified.extend(bytes(max(0, len(self._table) - len(verified))))
+            verified[entry.number] = 1
+        return True
+
+    # ---- room and locks -----------------------------------------------------------------------
+
+    def _is_too_late(self) -> bool:
+        """Whether the machine has run out of room, looked at now and then."""
+        self._puts += 1
+        if self._is_short is not None and self._puts % _LOOK_AFTER == 1 and self._is_short():
+            self._close_for_more("little memory or disk is left on this machine")
+        return bool(self._why_closed)
+
+    def _stop(self, error: OSError) -> None:
+        self._close_for_more(f"it cannot be written: {error.strerror or error}")
+
+    def _close_for_more(self, why: str) -> None:
+        if not self._why_closed:
+            self._why_closed = why
+            _log.warning(
+                "a cache takes no more, what is in it stays in use (%d entries, %.1f GB): %s",
+                len(self), self._allocated / 1e9, why,
+            )  # fmt: skip
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among the threads and processes that use these files.
+
+        The lock of the file belongs to the process and ends with it, however it ends.
+        """
+        with self._lock:
+            for attempt in range(_LOCK_TRIES):
+                try:
+                    fcntl.lockf(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EAGAIN, errno.EACCES):
+                        raise
+                    if attempt == _LOCK_TRIES - 1:
+                        raise StoreLockedError(errno.EAGAIN, "another process holds its lock") from error
+                    time.sleep(_LOCK_WAIT_S)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._log, fcntl.LOCK_UN)
+
+
+class StoreLockedError(OSError):
+    """Another process has held the lock for far longer than it takes."""
+
+
+def checksum(array: UInt8Array) -> int:
+    """The sum of an array's bytes, eight at a time, modulo 2**64.
+
+    It shows bytes that have changed and pages that never reached the disk, and costs a
+    hundredth of decoding.
+    """
+    flat = array.reshape(-1)
+    whole = flat.size // 8 * 8
+    # Shifted, so that bytes moved to the end of the array count differently.
+    total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
+    return (total + (int(flat[whole:].sum(dtype=np.uint64)) << 8) + flat.size) % (1 << 64)
+
+
+def _close_both(data: int, log: int) -> None:
+    os.close(data)
+    os.close(log)
+
+
+_stores: weakref.WeakSet[EntryStore] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for store in list(_stores):
+        store._lock = threading.Lock()  # another thread may have held it at the fork
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -1,0 +1,122 @@
+"""Where images come from: a cache of decoded ones, or their files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastpipe.cache.entries import Entry
+from fastpipe.cache.identity import FileIdentity
+from fastpipe.cache.images import ImageCache
+from fastpipe.read.images import ImageReader, PillowImage
+from fastpipe.read.whole import WholeImage
+from fastpipe.transform.short_side import ShortSide
+from fastpipe.types import Box, EncodedImage, Size, UInt8Array
+
+__all__ = ["ImageSource"]
+
+_log = logging.getLogger("fastpipe.cache")
+
+# A flag of a kept image: Pillow's ``info`` of it is empty.  Otherwise it takes the file to have it: a
+# JPEG's header, but a whole decode of others.
+_NO_INFO = 1
+
+
+class Found(NamedTuple):
+    """What ``read`` gives: a file's content, a kept image, or both halves of the way to one."""
+
+    blob: bytes | None
+    file: FileIdentity | None
+    entry: Entry | None
+
+
+class ImageSource:
+    """Reads and opens images; keeps decoded ones if there is a cache.
+
+    Args:
+        read: a path to a file's content.
+        reader: opens that.
+        short_side: makes images smaller, or None.
+        cache: where decoded images are kept, or None.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], bytes],
+        reader: ImageReader,
+        short_side: ShortSide | None,
+        cache: ImageCache | None,
+    ) -> None:
+        self._read, self._reader = read, reader
+        self._short_side, self._cache = short_side, cache
+
+    def read(self, path: str) -> Found:
+        """A kept image of this file as it is now, else the file's content."""
+        if self._cache is None:
+            return Found(self._read(path), None, None)
+        file = self._cache.identify(path)
+        entry = self._cache.find(file)
+        return Found(None if entry else self._read(path), file, entry)
+
+    def open(self, found: Found, path: str) -> EncodedImage:
+        """Open what ``read`` gave."""
+        if found.entry is not None:
+            return self._kept(found.entry, path)
+        assert found.blob is not None
+        image = self._reader.open(found.blob, path)
+        to = image.size if self._short_side is None else self._short_side.size(image.size)
+        cache, file = self._cache, found.file
+        keeps = cache is not None and file is not None and cache.wants(file, to.height * to.width * 3)
+        if to == image.size and not keeps:
+            return image
+        make = _Once(image, None if to == image.size else self._short_side, cache if keeps else None, file)
+        return WholeImage(to, make.rows, image.info)
+
+    def _kept(self, entry: Entry, path: str) -> WholeImage:
+        height, width, _ = entry.shape
+        info: Callable[[], dict[Any, Any]] = dict if entry.flags & _NO_INFO else partial(self._info, path)
+        return WholeImage(Size(height, width), partial(self._rows, entry, path), info)
+
+    def _rows(self, entry: Entry, path: str, first: int, count: int) -> UInt8Array:
+        assert self._cache is not None
+        try:
+            return self._cache.rows(entry, first, count)
+        except OSError as error:
+            _log.warning("a kept image cannot be read any more, the file is decoded instead: %s", error)
+            image = self._reader.open(self._read(path), path)
+            make = _Once(image, None if image.size == entry.shape[:2] else self._short_side, None, None)
+            return make.rows(first, count)
+
+    def _info(self, path: str) -> dict[Any, Any]:
+        return self._reader.open(self._read(path), path).info()
+
+
+class _Once:
+    """Decodes an image whole, once, and keeps it if that is wanted."""
+
+    def __init__(
+        self,
+        image: EncodedImage,
+        short_side: ShortSide | None,
+        cache: ImageCache | None,
+        file: FileIdentity | None,
+    ) -> None:
+        self._image, self._short_side = image, short_side
+        self._cache, self._file = cache, file
+        self._pixels: UInt8Array | None = None
+
+    def rows(self, first: int, count: int) -> UInt8Array:
+        """Rows of the whole image."""
+        if self._pixels is None:
+            self._pixels = self._make()
+            if self._cache is not None and self._file is not None:
+                has_none = isinstance(self._image, PillowImage) and not self._image.info()
+                self._cache.keep(self._file, self._pixels, _NO_INFO if has_none else 0)
+        return self._pixels[first : first + count]
+
+    def _make(self) -> UInt8Array:
+        if self._short_side is not None:
+            return self._short_side.pixels(self._image)
+        return self._image.region(Box(0, 0, *self._image.size))

@@ -1,0 +1,92 @@
+"""What an image folder needs to work in one process and must not take to another."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from torch.utils.data import get_worker_info
+
+from fastpipe.cache.images import open_cache
+from fastpipe.engine.bad import BadSampleLog
+from fastpipe.engine.batches import BatchMaker
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.cpus import default_threads
+from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.slots import SlotPool
+from fastpipe.read.files import read_file
+from fastpipe.read.images import ImageReader
+from fastpipe.torch.intraop import do_without_helpers
+from fastpipe.torch.kept import Found, ImageSource
+from fastpipe.torch.likeness import Likeness
+from fastpipe.torch.noting import note
+from fastpipe.transform.short_side import ShortSide
+from fastpipe.types import BadSamples, Cache, Decode
+
+__all__ = ["KEPT_SLOTS", "Options", "Runtime"]
+
+# Batches in the user's hands, on their way there and, under a FastLoader, begun ahead.
+KEPT_SLOTS = 3
+
+
+class Options(NamedTuple):
+    """A dataset's options that a runtime is made by."""
+
+    decode: Decode
+    bad_samples: BadSamples
+    threads: int | str
+    cache: Cache
+
+
+class Runtime:
+    """Threads, memory, decoders and the cache of one dataset in one process.
+
+    Args:
+        options: the dataset's.
+        count: number of its samples.
+    """
+
+    def __init__(self, options: Options, count: int) -> None:
+        self.pid, self.options = os.getpid(), options
+        worker = get_worker_info()
+        threads = options.threads
+        if threads == "auto":
+            threads = default_threads(worker.num_workers if worker else 1)
+        # One thread beside an idle worker process would only add a hand-over.
+        self.pool = (
+            None
+            if worker and threads == 1
+            else ThreadPool(int(threads), "fastpipe-decode", do_without_helpers)
+        )
+        self.slots = SlotPool(KEPT_SLOTS)
+        self.clock = StageClock()
+        self.likeness = Likeness()
+        decode = options.decode
+        reader = ImageReader(decode)
+        self.decoders = reader.describe()
+        short_side = None if decode.short_side is None else ShortSide(decode.short_side)
+        tag = f"{decode!r} {self.decoders}"
+        self.cache = open_cache(options.cache, tag, count)
+        source = ImageSource(read_file, reader, short_side, self.cache)
+        self.maker = BatchMaker(
+            _Noted(source) if worker else source.read,
+            source.open,
+            options.bad_samples.policy,
+            BadSampleLog(options.bad_samples),
+            self.clock,
+        )
+
+    def fits(self, options: Options) -> bool:
+        """Whether this is the runtime of these options in this process."""
+        return self.pid == os.getpid() and self.options == options
+
+
+class _Noted:
+    """Notes, in a worker, what is about to be read."""
+
+    def __init__(self, source: ImageSource) -> None:
+        self._source = source
+
+    def __call__(self, path: str) -> Found:
+        note(path)
+        return self._source.read(path)

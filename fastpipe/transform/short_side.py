@@ -1,0 +1,51 @@
+"""Making an image smaller before anything else is done to it, as if its file were a smaller one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.transform import weights
+from fastpipe.transform.geometry import fold
+from fastpipe.transform.pillow import pillow_resize
+from fastpipe.transform.pixels import Conversion, convert, render
+from fastpipe.types import EncodedImage, Size, UInt8Array
+
+__all__ = ["ShortSide"]
+
+_BYTES = Conversion("bytes", 3, interleaved=True)
+
+
+class ShortSide:
+    """Shrinks images whose shorter side is longer than a limit, as ``torchvision.transforms.Resize`` does.
+
+    Args:
+        side: the limit, in pixels.
+
+    >>> ShortSide(256).size(Size(375, 500))
+    Size(height=256, width=341)
+    """
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def size(self, image: Size) -> Size:
+        """The size that an image will have."""
+        short, long = sorted(image)
+        if short <= self.side:
+            return image
+        long = int(self.side * long / short)  # torchvision rounds the longer edge down
+        return Size(long, self.side) if image.width <= image.height else Size(self.side, long)
+
+    def pixels(self, image: EncodedImage) -> UInt8Array:
+        """A whole image, shrunk: uint8 (H, W, 3)."""
+        to = self.size(image.size)
+        operation = pillow_resize(weights.BILINEAR, image.size, to)
+        region = None if operation is None else fold([operation], image.size)
+        if region is None:
+            filters = require("PIL.Image", extra="image").Resampling
+            return np.asarray(image.pil().resize((to.width, to.height), filters.BILINEAR))
+        rows, size, channels = render(image, region)
+        made = np.empty(to.height * to.width * 3, np.uint8)
+        convert(rows, size, channels, _BYTES, made)
+        return made.reshape(*to, 3)
