@@ -24,6 +24,7 @@ __all__ = [
     "Decode",
     "EncodedImage",
     "Key",
+    "ReducedImage",
     "SamplePlan",
     "Shard",
     "Size",
@@ -85,6 +86,22 @@ class EncodedImage(Protocol):
     def info(self) -> dict[Any, Any]:
         """The ``info`` of that image (EXIF data, colour profile …), without decoding it."""
 
+    def reduced(self, factor: int) -> ReducedImage | None:
+        """The image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None where that
+        is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
+
+
+class ReducedImage(Protocol):
+    """An image that is made smaller while it is decoded: each size is divided, and rounded up."""
+
+    @property
+    def size(self) -> Size:
+        """Its size."""
+
+    def rows(self, count: int) -> UInt8Array | None:
+        """At least so many rows from the top: C-contiguous (≥ count, W, 3) RGB; None where the decoder
+        cannot, upon which the image is decoded at its full size."""
+
 
 class SamplePlan(Protocol):
     """What is done to one sample.  Used by any number of threads at once."""
@@ -111,6 +128,9 @@ class Decode:
             Pillow goes to Pillow in any case.
         exif: turn images as their EXIF orientation says.  torchvision's ``ImageFolder``
             does not, so the default is off.
+        scaled: decode a JPEG at a half, a quarter or an eighth of its size where what the transform uses
+            of it is at least so many times as large as what it makes of that: less work for large
+            photographs.  **Changes pixels.**
         short_side: make images whose shorter side is longer than this smaller first, as
             ``torchvision.transforms.Resize(short_side)`` does, whatever the transform does then.  **Changes
             pixels.**  For a cache: kept images take less room, and less work each time.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
-from fastpipe.types import Box, EncodedImage, SamplePlan, Size, Stopwatch, UInt8Array
+from fastpipe.types import Box, EncodedImage, ReducedImage, SamplePlan, Size, Stopwatch, UInt8Array
 
 __all__ = ["BatchMaker", "PendingBatch", "say_where"]
 
@@ -216,6 +216,10 @@ class _Watched:
         except Exception as error:
             raise _judged(error) from error
 
+    def reduced(self, factor: int) -> ReducedImage | None:
+        image = self._image.reduced(factor)
+        return None if image is None else _WatchedRows(self, image)
+
     def pil(self) -> Any:
         start = perf_counter_ns()
         try:
@@ -224,6 +228,23 @@ class _Watched:
             raise _judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
+
+
+class _WatchedRows:
+    """A reduced image that is watched like the image that it is of."""
+
+    def __init__(self, watched: _Watched, image: ReducedImage) -> None:
+        self._watched, self._image = watched, image
+        self.size = image.size
+
+    def rows(self, count: int) -> UInt8Array | None:
+        start = perf_counter_ns()
+        try:
+            return self._image.rows(count)
+        except Exception as error:
+            raise _judged(error) from error
+        finally:
+            self._watched.nanoseconds += perf_counter_ns() - start
 
 
 # Errors of the machine, not of the file: the next file would fail too, or this one would not

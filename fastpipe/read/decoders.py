@@ -21,11 +21,15 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.read._libjpeg_warnings import silence
+from fastpipe.read.jpeg_header import JpegHeader
 from fastpipe.types import Box, UInt8Array
 
-__all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder"]
+__all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder", "make_whole_decoder"]
 
 _log = logging.getLogger("fastpipe.read")
+
+
+_UNIT = 16  # rows of the tallest unit of blocks
 
 
 class Decoder(Protocol):
@@ -100,6 +104,38 @@ class SimpleJpegDecoder:
             return None
         return np.ascontiguousarray(whole[box.top : box.top + box.height, box.left : box.left + box.width])
 
+    def rows(self, blob: bytes, header: JpegHeader, count: int, factor: int) -> UInt8Array | None:
+        """The first rows of an image that is made smaller while it is decoded, by leaving out the high
+        frequencies of each block of 8 by 8 pixels.
+
+        Args:
+            blob, header: a JPEG whose header is trusted.
+            count: rows that are needed, before they are made smaller.
+            factor: 2, 4 or 8.
+
+        Returns:
+            uint8 (ceil(rows / factor), ceil(width / factor), 3) of at least so many rows; None where the
+            library does not do it.
+        """
+        height = header.height
+        if not header.is_progressive:
+            # A header that says less ends the decoding early.  The colours of the last rows depend on
+            # those below them: one unit of blocks more.
+            height = min(height, (count + 2 * _UNIT) // _UNIT * _UNIT)
+        if height < header.height:
+            frame = header.frame
+            blob = blob[: frame + 1] + height.to_bytes(2, "big") + blob[frame + 3 :]
+        size = (-(-height // factor), -(-header.width // factor))
+        try:
+            # Not strict: it would complain about the rest of the file.
+            rows = self._decode(
+                blob, colorspace="RGB", fastdct=False, fastupsample=False, min_height=size[0],
+                min_width=size[1], strict=height == header.height,
+            )  # fmt: skip
+        except ValueError:
+            return None
+        return rows if rows.shape[:2] == size else None
+
     def describe(self) -> str:
         return "simplejpeg, the whole image"
 
@@ -133,6 +169,19 @@ def make_decoder(backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"])
         except MissingDependencyError as error:
             _say_once(f"decoding without {name}, which is slower with the same pixels: {error}")
     return None
+
+
+def make_whole_decoder(decoder: Decoder | None, backend: str) -> SimpleJpegDecoder | None:
+    """The decoder of large and of reduced images beside another one; None if it is not installed, or
+    another one was asked for."""
+    if isinstance(decoder, SimpleJpegDecoder):
+        return decoder
+    if decoder is None or backend != "auto":
+        return None
+    try:
+        return SimpleJpegDecoder()
+    except MissingDependencyError:
+        return None
 
 
 def _say_once(message: str) -> None:

@@ -10,13 +10,17 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.read.decoders import Decoder, make_decoder
-from fastpipe.read.jpeg_header import read_jpeg_header
+from fastpipe.read.decoders import Decoder, make_decoder, make_whole_decoder
+from fastpipe.read.jpeg_header import JpegHeader, read_jpeg_header
 from fastpipe.types import Box, Decode, Size, UInt8Array
 
 __all__ = ["ImageReader", "PillowImage"]
 
 _log = logging.getLogger("fastpipe.read")
+
+# Pixels of a part for which nvImageCodec's memory is mapped anew each time (32 MiB is glibc's limit),
+# which takes it longer than decoding everything takes others.
+_LARGE = 9_000_000
 
 
 class ImageReader:
@@ -40,6 +44,7 @@ class ImageReader:
         self._image = require("PIL.Image", extra="image")
         self._ops = require("PIL.ImageOps", extra="image")
         self._decoder: Decoder | None = make_decoder(decode.backend)
+        self._whole_decoder = make_whole_decoder(self._decoder, decode.backend)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageReader, (self.decode,))
@@ -74,7 +79,7 @@ class ImageReader:
             self._check_pixels(pixels, path)
             limit = self._image.MAX_IMAGE_PIXELS
             if limit is None or pixels <= limit:
-                return _FastImage(self, blob, path, Size(header.height, header.width))
+                return _FastImage(self, blob, path, header)
         return PillowImage(self, blob, path)
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
@@ -93,7 +98,25 @@ class ImageReader:
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
         """The fast decoder's answer for a trusted JPEG; None where it declines."""
-        return self._decoder.decode(blob, box) if self._decoder else None
+        decoder = self._decoder
+        if self._whole_decoder is not None and box.height * box.width > _LARGE:
+            decoder = self._whole_decoder
+        return decoder.decode(blob, box) if decoder else None
+
+    def reduced_rows(self, blob: bytes, header: JpegHeader, count: int, factor: int) -> UInt8Array | None:
+        """The first rows of a trusted JPEG at a part of its size; None where that is not to be had.
+
+        Args:
+            blob, header: the JPEG.
+            count: rows that are needed, at full size.
+            factor: 2, 4 or 8.
+        """
+        if self._whole_decoder is not None:
+            return self._whole_decoder.rows(blob, header, count, factor)
+        image = self._image.open(io.BytesIO(blob))
+        size = (-(-header.width // factor), -(-header.height // factor))
+        image.draft("RGB", (header.width // factor, header.height // factor))
+        return np.asarray(image.convert("RGB")) if image.size == size else None
 
     def _check_pixels(self, pixels: int, path: str) -> None:
         limit = self.decode.max_pixels
@@ -133,21 +156,30 @@ class PillowImage:
     def info(self) -> dict[Any, Any]:
         return dict(self.pil().info)
 
+    def reduced(self, factor: int) -> None:
+        return None  # these are rare
+
 
 class _FastImage:
     """A trusted JPEG."""
 
-    def __init__(self, reader: ImageReader, blob: bytes, path: str, size: Size) -> None:
+    def __init__(self, reader: ImageReader, blob: bytes, path: str, header: JpegHeader) -> None:
         self._reader = reader
         self._blob = blob
         self._path = path
-        self.size = size
+        self._header = header
+        self.size = Size(header.height, header.width)
 
     def region(self, box: Box) -> UInt8Array:
         pixels = self._reader.fast_region(self._blob, box)
         if pixels is None:
             return self._pillow().region(box)
         return pixels
+
+    def reduced(self, factor: int) -> _ReducedImage | None:
+        if not self._reader.decode.scaled:
+            return None
+        return _ReducedImage(self._reader, self._blob, self._header, factor)
 
     def info(self) -> dict[Any, Any]:
         return dict(self._reader.open_pillow(self._blob, self._path).info)
@@ -158,3 +190,15 @@ class _FastImage:
 
     def _pillow(self) -> PillowImage:
         return PillowImage(self._reader, self._blob, self._path)
+
+
+class _ReducedImage:
+    """A trusted JPEG at a part of its size."""
+
+    def __init__(self, reader: ImageReader, blob: bytes, header: JpegHeader, factor: int) -> None:
+        self._reader, self._blob, self._header, self._factor = reader, blob, header, factor
+        self.size = Size(-(-header.height // factor), -(-header.width // factor))
+
+    def rows(self, count: int) -> UInt8Array | None:
+        """At least so many rows from the top, of the whole width; None where that is not to be had."""
+        return self._reader.reduced_rows(self._blob, self._header, count * self._factor, self._factor)

@@ -38,12 +38,16 @@ class JpegHeader(NamedTuple):
             scans are there (a file cut short or spoilt is left to Pillow to judge).
         orientation: EXIF orientation 1 … 8; 1 where there is none; 0 where Pillow has to be
             asked, as the tag is in XMP data or has an unusual form.
+        frame: where the frame header's body begins in the file.
+        is_progressive: rows are not sent one after the other.
     """
 
     height: int
     width: int
     trusted: bool
     orientation: int
+    frame: int
+    is_progressive: bool
 
 
 def read_jpeg_header(blob: bytes) -> JpegHeader | None:
@@ -100,7 +104,7 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
         and _is_grey_or_ycbcr(blob, body, applications)
         and scans_are_whole(blob, position, body, interval)
     )
-    return JpegHeader(height, width, trusted, applications.orientation)
+    return JpegHeader(height, width, trusted, applications.orientation, body, blob[body - 3] == _SOF2)
 
 
 class _Applications:

@@ -35,6 +35,9 @@ class WholeImage:
         rows = self._rows(box.top, box.height)
         return np.ascontiguousarray(rows[:, box.left : box.left + box.width])
 
+    def reduced(self, factor: int) -> None:
+        """Not smaller than it is: there is nothing left to save."""
+
     def pil(self) -> Any:
         """The image for user code, as Pillow would give it."""
         image = require("PIL.Image", extra="image").fromarray(self._rows(0, self.size.height))

@@ -46,6 +46,9 @@ class ArrayImage:
             self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         )
 
+    def reduced(self, factor: int) -> None:
+        """No smaller image."""
+
     def info(self) -> dict[Any, Any]:
         """What a file says beside its pixels."""
         return {"comment": b"from the file"}

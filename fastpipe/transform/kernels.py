@@ -33,6 +33,7 @@ class Axis(NamedTuple):
 
     Attributes:
         in_size, out_size: pixels before and after.
+        start8, extent8: the part of the input that becomes the output, in eighths of a pixel.
         first, length: the part of the output that is wanted.
         turned: 1 to resample the input as if it had been mirrored before, else 0.
         mirrored: 1 to mirror the output, else 0.
@@ -41,6 +42,8 @@ class Axis(NamedTuple):
     """
 
     in_size: int
+    start8: int
+    extent8: int
     out_size: int
     first: int
     length: int
@@ -59,6 +62,8 @@ def axis(
     length: int | None = None,
     turned: bool = False,
     mirrored: bool = False,
+    start8: int = 0,
+    extent8: int | None = None,
 ) -> Axis:
     """The axis of a resize with this filter, or of a part of its output: see ``Axis``.
 
@@ -66,8 +71,13 @@ def axis(
     340
     """
     length = out_size if length is None else length
-    low, high, pitch = span(mode, in_size, out_size, first, length, turned)
-    return Axis(in_size, out_size, first, length, int(turned), int(mirrored), low, high, pitch)
+    extent8 = 8 * in_size if extent8 is None else extent8
+    if turned:  # weights are those of the input as it is after turning
+        start8 = 8 * in_size - start8 - extent8
+    low, high, pitch = span(mode, in_size, start8, extent8, out_size, first, length, turned)
+    return Axis(
+        in_size, start8, extent8, out_size, first, length, int(turned), int(mirrored), low, high, pitch
+    )
 
 
 _t = require("numba.types", extra="image")
@@ -168,9 +178,11 @@ def scratch_sizes(height: int, width: int, channels: int, x: Axis, y: Axis) -> t
 @compiled()
 def _weights_of(mode: int, axis: Any, memory: Any) -> tuple[Any, Any, Any]:
     """Starts, taps and weights of an axis, in this memory."""
-    in_size, out_size, first, count, turned, _, _, _, pitch = axis
+    in_size, start8, extent8, out_size, first, count, turned, _, _, _, pitch = axis
     starts, taps, weights = memory[:count], memory[count : 2 * count], memory[2 * count :]
-    axis_weights(mode, in_size, out_size, first, count, starts, taps, weights, pitch, turned != 0)
+    axis_weights(
+        mode, in_size, start8, extent8, out_size, first, count, starts, taps, weights, pitch, turned != 0
+    )
     return starts, taps, weights
 
 
@@ -189,8 +201,8 @@ def resample(
         numbers, scratch: int32 and uint8 memory of at least ``scratch_sizes``.
         dst: uint8 (y.length * channels * x.length,), the result.
     """
-    _, _, _, out_width, _, mirror_x, left, _, x_pitch = x
-    _, _, _, out_height, _, mirror_y, top, _, y_pitch = y
+    _, _, _, _, _, out_width, _, mirror_x, left, _, x_pitch = x
+    _, _, _, _, _, out_height, _, mirror_y, top, _, y_pitch = y
     x_starts, x_taps, x_weights = _weights_of(mode, x, numbers[: out_width * (x_pitch + 2)])
     y_starts, y_taps, y_weights = _weights_of(mode, y, numbers[out_width * (x_pitch + 2) :])
     columns = scratch[: width * channels * LANES]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
+from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
 
 __all__ = ["Conversion", "convert", "render"]
@@ -83,6 +84,7 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+_Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
 
 
 def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
@@ -96,21 +98,14 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
         The pixels as rows of colours, uint8 (height * channels * width,), in memory that the
         thread's next call overwrites; their size; the number of channels (1 or 3).
     """
-    window, mode = region.window, region.mode
-    if mode is None:
-        mode = weights.NEAREST_FLOOR
-    before, after = region.flip_before, region.flip_after
-    x = kernels.axis(mode, region.canvas.width, region.size.width, window.left, window.width,
-                     before.horizontal, after.horizontal)  # fmt: skip
-    y = kernels.axis(mode, region.canvas.height, region.size.height, window.top, window.height,
-                     before.vertical, after.vertical)  # fmt: skip
+    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
+    source, x, y = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
     height, width = y.high - y.low, x.high - x.low
-    source = _decode(image, region, Box(y.low, x.low, height, width))
     channels = 3
     if region.grey == "before":
         source, channels = _grey(source, height, width, interleaved=True), 1
     numbers, scratch = kernels.scratch_sizes(height, width, channels, x, y)
-    size = Size(window.height, window.width)
+    size = Size(region.window.height, region.window.width)
     pixels = _scratch.array("pixels", channels * size.height * size.width, np.uint8)
     kernels.resample(
         source.reshape(-1), height, width, channels, mode, tuple(x), tuple(y),
@@ -144,6 +139,39 @@ def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out:
         assert how.table is not None
         words = out.view(how.table.dtype)
         kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
+
+
+def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
+    """How columns and rows are resampled, where so many eighths of a canvas become the output."""
+    window, before, after = region.window, region.flip_before, region.flip_after
+    return (
+        kernels.axis(mode, canvas.width, region.size.width, window.left, window.width,
+                     before.horizontal, after.horizontal, part8.left, part8.width),
+        kernels.axis(mode, canvas.height, region.size.height, window.top, window.height,
+                     before.vertical, after.vertical, part8.top, part8.height),
+    )  # fmt: skip
+
+
+def _exact_source(image: EncodedImage, region: Region, mode: int) -> _Source:
+    """The pixels that are needed, and the axes along which they are resampled."""
+    canvas = region.canvas
+    x, y = _axes(region, mode, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
+    return _decode(image, region, Box(y.low, x.low, y.high - y.low, x.high - x.low)), x, y
+
+
+def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source | None:
+    """The same from an image that was made smaller while it was decoded; None where it is not to be,
+    or that is not worth while."""
+    factor = reduction(region, mode, image.size)
+    reduced = image.reduced(factor) if factor > 1 else None
+    if reduced is None:
+        return None
+    part8 = Box(*(8 // factor * number for number in region.source))
+    x, y = _axes(region, mode, reduced.size, part8)
+    rows = reduced.rows(y.high)
+    if rows is None:
+        return None
+    return np.ascontiguousarray(rows[y.low : y.high, x.low : x.high]), x, y
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:

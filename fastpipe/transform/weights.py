@@ -91,8 +91,8 @@ def _is_sharp(mode: int) -> bool:
 
 
 @compiled()
-def _stretch(mode: int, in_size: int, out_size: int) -> float:
-    return 1.0 if _is_sharp(mode) else max(in_size / out_size, 1.0)
+def _stretch(mode: int, scale: float) -> float:
+    return 1.0 if _is_sharp(mode) else max(scale, 1.0)
 
 
 @compiled()
@@ -134,15 +134,16 @@ def _taps(mode: int, center: float, stretch: float, in_size: int, exact: Any) ->
 
 @compiled()
 def _fraction_bits(
-    mode: int, narrow: bool, scale: float, stretch: float, in_size: int, out_size: int, exact: Any
-) -> int:
+    mode: int, narrow: bool, start: float, scale: float, stretch: float, in_size: int, out_size: int,
+    exact: Any,
+) -> int:  # fmt: skip
     """Bits of the fixed-point weights: 22, or as many as keep the largest weight of the whole axis
     within 16 bits."""
     if not narrow:
         return 22
     largest = 0.0
     for i in range(out_size):
-        _, count = _taps(mode, (i + 0.5) * scale, stretch, in_size, exact)
+        _, count = _taps(mode, start + (i + 0.5) * scale, stretch, in_size, exact)
         for k in range(count):
             largest = max(largest, exact[k])
     bits = 0
@@ -158,23 +159,24 @@ def _nearest(mode: int, in_size: int, scale: float, i: int, walked: float) -> in
 
 
 # So short that letting go of the GIL would cost more than it gives.
-@compiled(_t.UniTuple(_int, 3)(_int, _int, _int, _int, _int, _flag), nogil=False)
+@compiled(_t.UniTuple(_int, 3)(_int, _int, _int, _int, _int, _int, _int, _flag), nogil=False)
 def span(
-    mode: int, in_size: int, out_size: int, first: int, count: int, mirrored: bool
+    mode: int, in_size: int, start8: int, extent8: int, out_size: int, first: int, count: int, mirrored: bool
 ) -> tuple[int, int, int]:
     """What a part of the output reads along one axis.
 
     Args:
-        mode, in_size, out_size, first, count, mirrored: as in ``axis_weights``.
+        mode, in_size, start8, extent8, out_size, first, count, mirrored: as in ``axis_weights``.
 
     Returns:
         The range of input pixels as (first, past the last), and the ``pitch`` of their weights.
 
-    >>> span(BILINEAR, 340, 224, 0, 224, False)
+    >>> span(BILINEAR, 340, 0, 340 * 8, 224, 0, 224, False)
     (0, 340, 5)
     """
     mode &= 15
-    scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
+    start, scale = start8 / 8.0, extent8 / 8.0 / out_size
+    stretch = _stretch(mode, scale)
     last = first + count - 1
     if mode == 5 or mode == 6:
         walked = 0.5 * scale
@@ -185,8 +187,8 @@ def span(
             walked += scale
         high = _nearest(mode, in_size, scale, last, walked) + 1
     else:
-        low, _ = _inputs(mode, (first + 0.5) * scale, stretch, in_size)
-        _, high = _inputs(mode, (last + 0.5) * scale, stretch, in_size)
+        low, _ = _inputs(mode, start + (first + 0.5) * scale, stretch, in_size)
+        _, high = _inputs(mode, start + (last + 0.5) * scale, stretch, in_size)
     pitch = int(math.ceil(_SUPPORT[mode] * stretch)) * 2 + 1  # noqa: RUF046 - a float in numba
     return (in_size - high, in_size - low, pitch) if mirrored else (low, high, pitch)
 
@@ -195,6 +197,8 @@ def span(
 def axis_weights(
     mode: int,
     in_size: int,
+    start8: int,
+    extent8: int,
     out_size: int,
     first: int,
     count: int,
@@ -209,6 +213,8 @@ def axis_weights(
     Args:
         mode: one of this module's constants.
         in_size, out_size: pixels along the axis before and after.
+        start8, extent8: the part of the input that becomes the output, in eighths of a pixel; 0 and
+            ``8 * in_size`` for all of it.  (The nearest pixel is always one of all.)
         first, count: the part of the output that is wanted.
         starts, taps: int32 (count,): each output's first input pixel and number of inputs.
         weights: int32 (count * pitch,): fixed-point weights, scaled by 2**22.
@@ -216,9 +222,10 @@ def axis_weights(
         mirrored: the weights for resampling the mirrored input, on the input as it is.
     """
     narrow, mode = mode >= NARROW, mode & 15
-    scale, stretch = in_size / out_size, _stretch(mode, in_size, out_size)
+    start, scale = start8 / 8.0, extent8 / 8.0 / out_size
+    stretch = _stretch(mode, scale)
     exact = np.empty(pitch)
-    bits = _fraction_bits(mode, narrow, scale, stretch, in_size, out_size, exact)
+    bits = _fraction_bits(mode, narrow, start, scale, stretch, in_size, out_size, exact)
     walked = 0.5 * scale
     for _ in range(first if mode == 5 else 0):
         walked += scale
@@ -229,7 +236,7 @@ def axis_weights(
             taps[i], weights[base] = 1, 1 << 22
             walked += scale
         else:
-            starts[i], taps[i] = _taps(mode, (first + i + 0.5) * scale, stretch, in_size, exact)
+            starts[i], taps[i] = _taps(mode, start + (first + i + 0.5) * scale, stretch, in_size, exact)
             for k in range(taps[i]):
                 weight = exact[k] * (1 << bits)
                 rounded = int(weight - 0.5) if weight < 0 else int(weight + 0.5)

@@ -271,3 +271,43 @@ def test_a_reader_used_by_threads_that_end(decoder: Decoder) -> None:
 
 def test_simplejpeg_alone_needs_no_nvimgcodec() -> None:
     assert "simplejpeg" in SimpleJpegDecoder().describe()
+
+
+# ---- reduced while decoding -------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(list(KINDS)), height=st.integers(8, 130), width=st.integers(8, 90),
+    count=st.integers(1, 130), factor=st.sampled_from([2, 4, 8]),
+)  # fmt: skip
+def test_the_first_rows_are_those_of_the_whole_image_reduced(
+    kind: str, height: int, width: int, count: int, factor: int
+) -> None:
+    data, count = encoded((height, width), kind), min(count, height)
+    header = read_jpeg_header(data)
+    assert header is not None
+    rows = SimpleJpegDecoder().rows(data, header, count, factor)
+    whole = Image.open(io.BytesIO(data))
+    whole.draft("RGB", (width // factor, height // factor))
+    expected = np.asarray(whole.convert("RGB"))
+    assert rows is not None
+    needed = -(-count // factor)
+    assert len(rows) >= needed
+    assert rows.shape[1:] == expected.shape[1:]
+    np.testing.assert_array_equal(rows[:needed], expected[:needed])
+
+
+def test_decoding_ends_early_where_rows_are_sent_in_order() -> None:
+    data = encoded((130, 40), "4:2:0")
+    header = read_jpeg_header(data)
+    assert header is not None
+    rows = SimpleJpegDecoder().rows(data, header, 8, 2)
+    assert rows is not None
+    assert rows.shape == (16, 20, 3)
+    progressive = encoded((130, 40), "4:2:0 progressive")
+    header = read_jpeg_header(progressive)
+    assert header is not None
+    rows = SimpleJpegDecoder().rows(progressive, header, 8, 2)
+    assert rows is not None
+    assert rows.shape == (65, 20, 3)

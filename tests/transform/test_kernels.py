@@ -189,15 +189,48 @@ def _four(axis: Axis) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("mode", ALL_MODES)
 @given(axis=axes())
 def test_span_is_what_the_weights_touch(mode: int, axis: Axis) -> None:
-    low, high, pitch = weights.span(mode, axis.size, axis.to, axis.first, axis.count, axis.before)
+    part = (axis.size, 0, 8 * axis.size, axis.to, axis.first, axis.count)
+    low, high, pitch = weights.span(mode, *part, axis.before)
     starts, taps = np.zeros(axis.count, np.int32), np.zeros(axis.count, np.int32)
     values = np.zeros(axis.count * pitch, np.int32)
-    weights.axis_weights(
-        mode, axis.size, axis.to, axis.first, axis.count, starts, taps, values, pitch, axis.before
-    )
+    weights.axis_weights(mode, *part, starts, taps, values, pitch, axis.before)
     assert (low, high) == (starts.min(), (starts + taps).max())
     assert taps.min() >= 1
     assert taps.max() <= pitch
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    """A size, a part of it in eighths of a pixel, and the size that the part becomes."""
+    size = draw(log_size(300))
+    start8 = draw(st.integers(0, 8 * size - 8))
+    return size, start8, draw(st.integers(8, 8 * size - start8)), draw(log_size(300))
+
+
+@pytest.mark.parametrize("mode", [mode for mode in PILLOW if mode != weights.NEAREST])
+@given(y=parts(), x=parts(), turns=st.tuples(st.booleans(), st.booleans()))
+def test_a_part_in_eighths_of_a_pixel_equals_pillows_box(
+    mode: int, y: tuple[int, int, int, int], x: tuple[int, int, int, int], turns: tuple[bool, bool]
+) -> None:
+    image = noise(y[0], x[0])
+    box = (x[1] / 8, y[1] / 8, (x[1] + x[2]) / 8, (y[1] + y[2]) / 8)
+    by_rows = Image.fromarray(image).resize((x[3], image.shape[0]), PILLOW[mode], (box[0], 0, box[2], y[0]))
+    expected = np.asarray(by_rows.resize((x[3], y[3]), PILLOW[mode], (0, box[1], x[3], box[3])))
+    turned = image[:: -1 if turns[0] else 1, :: -1 if turns[1] else 1]
+    y_axis, x_axis = (
+        kernels.axis(mode, size, to, 0, to, turn, False, 8 * size - start - extent if turn else start, extent)
+        for (size, start, extent, to), turn in zip((y, x), turns, strict=True)
+    )
+    part = np.ascontiguousarray(turned[y_axis.low : y_axis.high, x_axis.low : x_axis.high])
+    numbers, scratch = kernels.scratch_sizes(*part.shape, x_axis, y_axis)
+    rows = np.zeros(y[3] * 3 * x[3], np.uint8)
+    flag = pillow_resize(mode, Size(9, 9), Size(5, 5))
+    kernels.resample(
+        part.reshape(-1), *part.shape, flag.mode, tuple(x_axis), tuple(y_axis), False,
+        np.zeros(numbers, np.int32), np.zeros(scratch, np.uint8), rows,
+    )  # fmt: skip
+    made = rows.reshape(y[3], 3, x[3]).transpose(0, 2, 1)
+    np.testing.assert_array_equal(made, expected)
 
 
 def test_the_vector_path_equals_the_plain_path() -> None:

@@ -1,0 +1,117 @@
+"""``Decode(scaled=True)``: what Pillow makes of an image that it was told to decode smaller."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision import transforms
+
+from fastpipe import Decode, FastImageFolder
+from fastpipe.read.images import ImageReader
+from fastpipe.testing import photograph
+from fastpipe.transform.geometry import Crop, Flip, Operation, Resize, fold
+from fastpipe.transform.pillow import FILTERS, pillow_resize
+from fastpipe.transform.pixels import render
+from fastpipe.transform.reduction import reduction
+from fastpipe.types import Box, EncodedImage, Size
+
+SIZE = Size(777, 1001)
+
+
+@pytest.fixture(scope="module", params=["", "progressive", "grey", "simplejpeg alone", "pillow for rows"])
+def case(request: pytest.FixtureRequest) -> tuple[bytes, ImageReader]:
+    image = Image.fromarray(photograph(np.random.default_rng(3), SIZE))
+    file = io.BytesIO()
+    if request.param == "grey":
+        image = image.convert("L")
+    image.save(file, "JPEG", progressive=request.param == "progressive")
+    backend: Any = "simplejpeg" if request.param == "simplejpeg alone" else "auto"
+    reader = ImageReader(Decode(scaled=True, backend=backend))
+    if request.param == "pillow for rows":
+        reader._whole_decoder = None
+    return file.getvalue(), reader
+
+
+def rendered(image: EncodedImage, operations: list[Operation]) -> np.ndarray[Any, Any]:
+    region = fold(operations, image.size)
+    assert region is not None
+    pixels, size, channels = render(image, region)
+    return np.array(pixels).reshape(size.height, channels, size.width).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "box", [Box(0, 0, *SIZE), Box(3, 9, 700, 960), Box(101, 35, 400, 333), Box(7, 5, 600, 200)]
+)
+@pytest.mark.parametrize("to", [Size(24, 24), Size(97, 160), Size(60, 48)])
+def test_it_equals_pillows_draft_and_box(
+    case: tuple[bytes, ImageReader], box: Box, to: Size, turned: bool
+) -> None:
+    data, reader = case
+    image = reader.open(data, "x.jpg")
+    operation = pillow_resize(FILTERS["bilinear"], Size(box.height, box.width), to)
+    assert operation is not None
+    operations: list[Operation] = [Crop(box), operation._replace(vertical_first=False)]
+    region = fold(operations, SIZE)
+    assert region is not None
+    factor = reduction(region, operation.mode, SIZE)
+    if turned:
+        operations.append(Flip(True, True))
+    made = rendered(image, operations)
+    draft = Image.open(io.BytesIO(data))
+    draft.draft("RGB", (SIZE.width // factor, SIZE.height // factor))
+    part = [number / factor for number in (box.left, box.top, box.left + box.width, box.top + box.height)]
+    small = draft.convert("RGB")
+    rows = small.resize(
+        (to.width, small.height), Image.Resampling.BILINEAR, (part[0], 0, part[2], small.height)
+    )
+    expected = np.asarray(
+        rows.resize((to.width, to.height), Image.Resampling.BILINEAR, (0, part[1], to.width, part[3]))
+    )
+    if factor == 1:
+        expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").crop((
+            box.left, box.top, box.left + box.width, box.top + box.height
+        )).resize((to.width, box.height), Image.Resampling.BILINEAR).resize((to.width, to.height), Image.Resampling.BILINEAR))  # fmt: skip
+    np.testing.assert_array_equal(made, expected[::-1, ::-1] if turned else expected)
+
+
+def test_cases_with_and_without_reduction_are_among_them() -> None:
+    factors = set()
+    for box in (Box(0, 0, *SIZE), Box(101, 35, 400, 333), Box(7, 5, 600, 200)):
+        for to in (Size(24, 24), Size(97, 160), Size(60, 48)):
+            region = fold([Crop(box), Resize(to, 1)], SIZE)
+            assert region is not None
+            factors.add(reduction(region, 1, SIZE))
+    assert factors == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_dataset_is_scaled_only_if_it_is_asked_to(tmp_path: Path, scaled: bool) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(photograph(np.random.default_rng(1), (480, 640))).save(tmp_path / "a" / "1.jpg")
+    transform = transforms.Compose([transforms.Resize(64), transforms.PILToTensor()])
+    exact = transform(Image.open(tmp_path / "a" / "1.jpg").convert("RGB"))
+    made = FastImageFolder(tmp_path, transform, decode=Decode(scaled=scaled), cache="off")[0][0]
+    difference = (made.int() - exact.int()).abs()
+    if scaled:
+        assert 0 < difference.max() <= 40
+        assert difference.float().mean() < 2
+    else:
+        assert difference.max() == 0
+
+
+def test_enlarging_cropping_and_nearest_are_never_scaled() -> None:
+    for operations in (
+        [Crop(Box(0, 0, 100, 100)), Resize(Size(224, 224), 1)],
+        [Crop(Box(0, 0, 700, 900))],
+        [Resize(Size(24, 24), FILTERS["nearest"])],
+        [Crop(Box(-1, 0, 700, 900)), Resize(Size(24, 24), 1)],
+    ):
+        region = fold(operations, SIZE)
+        assert region is not None
+        assert reduction(region, region.mode or 0, SIZE) == 1
