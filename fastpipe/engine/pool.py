@@ -46,6 +46,8 @@ class Job:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._pid = os.getpid()
+        self._when_begun: Callable[[], None] | None = None
+        self._when_done: Callable[[], None] | None = None
         if count == 0:
             self._done.set()
 
@@ -68,6 +70,27 @@ class Job:
         """Whether ``wait`` would return at once."""
         return self._done.is_set()
 
+    def wait_for_either(self, last: Job) -> bool:
+        """Block until this job is done, or until every task of the job that was submitted last has
+        been started and threads would have nothing to do.
+
+        For one thread at a time.
+
+        Returns:
+            Whether this job is done.
+        """
+        news = threading.Event()
+        with last._lock:
+            last._when_begun = news.set
+            is_begun = last._next >= last._count
+        with self._lock:
+            self._when_done = news.set
+            is_done = self._finished
+        if not (is_begun or is_done):
+            news.wait()
+        last._when_begun = self._when_done = None
+        return self.done()
+
     def cancel(self, error: BaseException | None = None) -> None:
         """Start no further task and let ``wait`` raise; running tasks finish."""
         with self._lock:
@@ -86,6 +109,8 @@ class Job:
             if task is None or number >= self._count:
                 return False
             self._next += 1
+            if self._next == self._count and self._when_begun is not None:
+                self._when_begun()
         try:
             task(number)
         except BaseException as error:
@@ -103,6 +128,9 @@ class Job:
         self._next = self._count
         self._task = None
         self._done.set()
+        for heard in (self._when_begun, self._when_done):
+            if heard is not None:
+                heard()
 
 
 class _Queue:

@@ -201,14 +201,18 @@ class ThreadedIterator(_Counting):
         view: the loader's view.
         source: makes the batches.
         depth: batches begun ahead of the one that is due.
+        spare: bytes of batches that may be begun beyond that, rather than that threads have nothing
+            to do while one slow sample holds up the batch that is due.
         refill: batch size to fill up to when samples were left out, or None.
     """
 
-    def __init__(self, view: LoaderView, source: BatchSource, depth: int, refill: int | None) -> None:
+    def __init__(
+        self, view: LoaderView, source: BatchSource, depth: int, spare: int, refill: int | None
+    ) -> None:
         super().__init__(view)
         if self._timeout != 0:  # as torch's iterator without workers has it
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
-        self._source, self._depth, self._refill = source, depth, refill
+        self._source, self._depth, self._spare, self._refill = source, depth, spare, refill
         self._pending: deque[tuple[KeyedIndices | None, Any]] = deque()
         self._asked: KeyedIndices | None = None
         self._left: list[Any] = []
@@ -243,6 +247,7 @@ class ThreadedIterator(_Counting):
             raise batch.take()
         start = perf_counter_ns()
         try:
+            self._keep_threads_busy(batch)
             samples = self._source.finish(batch)
         finally:
             self._source.waited(perf_counter_ns() - start)
@@ -292,20 +297,35 @@ class ThreadedIterator(_Counting):
 
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:
-            try:
-                asked = self._next_index()  # type: ignore[no-untyped-call]
-            except StopIteration:
-                self._exhausted = True
+            self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        try:
+            asked = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._exhausted = True
+            return
+        except Exception as error:
+            self._pending.append((None, DueError(error)))
+            self._exhausted = True  # until the error has been raised
+            return
+        try:
+            batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
+        except Exception as error:
+            batch = DueError(error)
+        self._pending.append((asked, batch))
+
+    def _keep_threads_busy(self, due: Any) -> None:
+        """Begin further batches while a slow sample of the batch that is due is made by one thread and
+        the others have nothing left to begin."""
+        nbytes = self._source.nbytes(due)
+        while nbytes and not self._exhausted and self._pending:
+            last = self._pending[-1][1]
+            if (len(self._pending) - self._depth) * nbytes >= self._spare or isinstance(last, DueError):
                 return
-            except Exception as error:
-                self._pending.append((None, DueError(error)))
-                self._exhausted = True  # until the error has been raised
+            if self._source.wait_for_either(due, last):
                 return
-            try:
-                batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
-            except Exception as error:
-                batch = DueError(error)
-            self._pending.append((asked, batch))
+            self._begin_batch()
 
 
 def _cancel_all(source: BatchSource, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:

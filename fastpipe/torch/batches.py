@@ -88,6 +88,11 @@ class Batch:
         self._key, self._is_keyed = key, is_keyed
         self._tensor, self._like = tensor, like
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch's memory; 0 if samples are separate values."""
+        return 0 if self._tensor is None else self._tensor.nbytes
+
     def whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, list[Any]] | None:
         """The tensor of these samples, and its rows as a dataset gives them; None where some of
         the samples are separate values."""

@@ -51,6 +51,13 @@ class BatchSource(Protocol):
     def is_done(self, batch: Any) -> bool:
         """Whether ``finish`` would not have to wait."""
 
+    def wait_for_either(self, batch: Any, last: Any) -> bool:
+        """Wait until a batch is made, or nothing of the one begun last is left to begin; whether it is
+        the first."""
+
+    def nbytes(self, batch: Any) -> int:
+        """Bytes of a batch's memory; 0 if they are not known before it is made."""
+
     def why_empty(self, batch: Any) -> Exception | None:
         """The error that says why a finished batch has no sample; None where none was asked for."""
 

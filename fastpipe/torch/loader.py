@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sequent
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastpipe.cache.budget import free_memory
 from fastpipe.device.transfer import Transfer, checked_device
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import OptionError
@@ -46,6 +47,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 # Batches of a worker in the user's hands, beside those on their way: this one and the one before.
 _KEPT_SEGMENTS = 2
+_MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 
 
 class FastLoader(DataLoader[_T_co]):
@@ -74,7 +76,8 @@ class FastLoader(DataLoader[_T_co]):
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
             whether threads here or worker processes are faster; ``plan`` says what it found.
         prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
-            more where batches are so small that the threads would run dry.
+            more where batches are so small that the threads would run dry, or while one slow image
+            holds up a batch.
 
     A batch is yours for as long as you keep it: its memory is used again only when no tensor
     refers to it any more.
@@ -271,7 +274,8 @@ class FastLoader(DataLoader[_T_co]):
             return stock_iterator(view)
         depth = self._depth(source)
         source.expect_ahead(depth)
-        return ThreadedIterator(view, source, depth, self.batch_size if source.skips else None)
+        spare = min(_MOST_SPARE, (free_memory() or 0) // 8) if self.prefetch_batches == "auto" else 0
+        return ThreadedIterator(view, source, depth, spare, self.batch_size if source.skips else None)
 
     def _index_batches(self, seed: int | None, is_keyed: bool) -> IndexBatches:
         """The next epoch's index batches.  Where threads stand in for persistent workers, these are

@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.batches import Batch, batch_memory
 from fastpipe.torch.image_folder import FastImageFolder
@@ -58,6 +59,18 @@ class FolderSource:
         """Whether ``finish`` would not have to wait."""
         return batch.is_done()
 
+    def wait_for_either(self, batch: _Mixed | _Simple, last: _Mixed | _Simple) -> bool:
+        """Wait until a batch is made, or nothing of the one begun last is left to begin."""
+        job = next((job for job in batch.jobs() if not job.done()), None)
+        if job is None:
+            return True
+        job.wait_for_either(last.jobs()[-1])
+        return batch.is_done()
+
+    def nbytes(self, batch: _Mixed | _Simple) -> int:
+        """Bytes of a batch's memory; 0 if samples are separate values."""
+        return batch.nbytes
+
     def why_empty(self, batch: _Mixed | _Simple) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""
         return batch.why_empty()
@@ -96,7 +109,11 @@ class _Simple:
 
     def __init__(self, base: FastImageFolder, indices: Sequence[int], key: Key, sends_bytes: bool) -> None:
         self._base, self._batch = base, base._start_batch(indices, key, sends_bytes=sends_bytes)
+        self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
+
+    def jobs(self) -> list[Job]:
+        return [self._batch.pending.job]
 
     def finish(self) -> list[Any]:
         samples = self._base._finish_batch(self._batch)
@@ -133,6 +150,7 @@ class _Mixed:
             plans = [plan.as_bytes() for plan in plans]
         if all(plan.output == plans[0].output and plan.kind is plans[0].kind for plan in plans):
             memory, self._tensor = batch_memory(plans[0], len(places), first._running().slots, True)
+        self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
         self._plan = plans[0]
         self._parts: list[tuple[FastImageFolder, list[int], Batch]] = []
         self.kept: Sequence[int] = ()
@@ -144,6 +162,9 @@ class _Mixed:
             self._parts.append(
                 (base, numbers, base._start_batch(indices, part, rows=rows, sends_bytes=sends_bytes))
             )
+
+    def jobs(self) -> list[Job]:
+        return [batch.pending.job for _, _, batch in self._parts]
 
     def finish(self) -> list[Any]:
         found: dict[int, tuple[Any, Any]] = {}
@@ -162,7 +183,7 @@ class _Mixed:
         return base._why_empty(batch)
 
     def is_done(self) -> bool:
-        return all(batch.pending.job.done() for _, _, batch in self._parts)
+        return all(job.done() for job in self.jobs())
 
     def cancel(self) -> None:
         for _, _, batch in self._parts:

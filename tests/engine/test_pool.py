@@ -614,3 +614,52 @@ def _said_by(code: str) -> str:
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
+
+
+# ---- waiting for a job that one task holds up ------------------------------------------------
+
+
+def test_waiting_ends_when_the_last_job_has_nothing_left_to_begin(two: ThreadPool) -> None:
+    gate = Gate()
+    slow = two.submit(gate, 1)
+    last = two.submit(_nothing, 20)
+    assert not slow.wait_for_either(last), "the slow one is still at it"
+    gate.opened.set()
+    slow.wait()
+    assert slow.wait_for_either(last)
+
+
+def test_waiting_ends_when_the_job_is_done(one: ThreadPool) -> None:
+    gate = Gate()
+    first = one.submit(_nothing, 5)
+    last = one.submit(gate, 2)  # one of its tasks is begun, the other is not
+    assert first.wait_for_either(last)
+    gate.opened.set()
+    last.wait()
+
+
+def test_waiting_for_the_last_job_itself(two: ThreadPool) -> None:
+    gate = Gate()
+    only = two.submit(gate, 3)
+    assert not only.wait_for_either(only), "all is begun, one is not done"
+    gate.opened.set()
+    only.wait()
+    assert only.wait_for_either(only)
+
+
+@pytest.mark.parametrize("which", ["due", "last"])
+def test_waiting_ends_with_the_pool(which: str) -> None:
+    pool = ThreadPool(1, "test")
+    gate = Gate()
+    due, last = pool.submit(gate, 2), pool.submit(_nothing, 2)
+    outcome: list[bool] = []
+    waiting = threading.Thread(
+        target=lambda: outcome.append((due if which == "due" else last).wait_for_either(last))
+    )
+    waiting.start()
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    gate.opened.set()
+    waiting.join(WAIT_S)
+    closing.join(WAIT_S)
+    assert outcome == [True]

@@ -659,6 +659,64 @@ def test_dropping_an_iterator_cancels_what_was_not_begun(tree: Path) -> None:
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize("prefetch", ["auto", 2])
+def test_one_slow_image_does_not_leave_threads_idle(tree: Path, prefetch: Any) -> None:
+    """The first image is read when those of all other batches have been, which needs them begun."""
+    dataset = FastImageFolder(tree, STEADY, threads=2)
+    others = threading.Semaphore(0)
+    maker = dataset._running().maker
+    read, first = maker.read, dataset.samples[0][0]
+    waited: list[bool] = []
+
+    def slow(path: str) -> Any:
+        if path == first:
+            count = 14 if prefetch == "auto" else 5  # with a number, no more than that are begun
+            waited.extend(others.acquire(timeout=WAIT_S) for _ in range(count))
+            if prefetch != "auto":
+                waited.append(not others.acquire(blocking=False))
+        else:
+            others.release()
+        return read(path)
+
+    maker.read = slow
+    batches = list(FastLoader(dataset, 2, prefetch_batches=prefetch))
+    assert all(waited)
+    assert len(waited) == (14 if prefetch == "auto" else 6)
+    expected = list(DataLoader(ImageFolder(tree, STEADY), 2))
+    for (images, labels), (their_images, their_labels) in zip(batches, expected, strict=True):
+        assert torch.equal(images, their_images)
+        assert torch.equal(labels, their_labels)
+
+
+def test_batches_begun_beyond_the_usual_are_bounded_in_bytes(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = FastImageFolder(tree, STEADY, threads=2)
+    maker, first = dataset._running().maker, dataset.samples[0][0]
+    read, opened, begun = maker.read, threading.Event(), threading.Semaphore(0)
+
+    def slow(path: str) -> Any:
+        if path == first:
+            assert opened.wait(WAIT_S)
+        else:
+            begun.release()
+        return read(path)
+
+    maker.read = slow
+    sample = 3 * 32 * 32 * 4
+    monkeypatch.setattr("fastpipe.torch.loader._MOST_SPARE", 2 * sample)
+    iterator: Any = iter(FastLoader(dataset, 1))
+    consumer = threading.Thread(target=lambda: next(iterator))
+    consumer.start()
+    depth = iterator._depth
+    for _ in range(depth + 2):
+        assert begun.acquire(timeout=WAIT_S)
+    opened.set()
+    consumer.join(WAIT_S)
+    assert not consumer.is_alive()
+    assert len(iterator._pending) <= depth + 2
+
+
 KEEPERS: dict[str, Callable[[Any], Any]] = {
     "batch": lambda batch: batch,
     "images": lambda batch: batch[0],
