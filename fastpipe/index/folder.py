@@ -7,10 +7,14 @@ the way there is shorter.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastpipe.errors import OptionError
+from fastpipe.index.cache import CacheKey, IndexCache, left_out
+from fastpipe.index.storage import Packed, pack_paths
 from fastpipe.index.tables import SampleTable, SampleTableBuilder
+from fastpipe.index.walk import Folder, Walker
 
 __all__ = ["IMG_EXTENSIONS", "find_classes", "scan_folder"]
 
@@ -81,6 +85,8 @@ def scan_folder(
     extensions: str | Sequence[str] | None = None,
     is_valid_file: Callable[[str], bool] | None = None,
     allow_empty: bool = False,
+    cache: IndexCache | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> SampleTable:
     """Find all samples below the class folders.
 
@@ -96,6 +102,9 @@ def scan_folder(
         is_valid_file: called with each path, says whether to take it.  Exactly one of
             ``extensions`` and ``is_valid_file`` must be given.
         allow_empty: whether a class may have no file.
+        cache: where scans are kept, so that folders which have not changed since are not listed
+            again.  Never used with ``is_valid_file``, which may look at anything.
+        on_progress: called a few times a second with the number of folders and of files found.
 
     Returns:
         The table of ``(path, class index)``.
@@ -108,26 +117,99 @@ def scan_folder(
     directory = os.path.expanduser(directory)
     if not class_to_idx:
         raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
-    if extensions is not None and is_valid_file is None:
-        select = _by_extension(extensions)
-    elif is_valid_file is not None and extensions is None:
-        select = _by_function(is_valid_file)
-    else:
+    if (extensions is None) == (is_valid_file is None):
         raise ValueError("Both extensions and is_valid_file cannot be None or not None at the same time")
 
-    builder = SampleTableBuilder()
+    names = sorted(class_to_idx)
+    prefix, tops = _below(directory, names)
+    builder = SampleTableBuilder(prefix)
     empty: list[str] = []
-    for name in sorted(class_to_idx):
+    if is_valid_file is not None:
+        listed = Walker(prefix, _listed_names, on_progress=on_progress).walk(tops)
+        found: Iterable[list[Packed]] = (_packed(prefix, folders, is_valid_file) for folders in listed)
+    else:
+        assert extensions is not None
+        found = _find_by_extension(directory, prefix, tops, extensions, cache, on_progress)
+    for name, folders in zip(names, found, strict=True):
         before = len(builder)
-        for folder, files in _walk(os.path.join(directory, name)):
-            prefix = os.path.join(folder, "")
-            files.sort()
-            builder.add(prefix, select(prefix, files), class_to_idx[name])
+        for paths in folders:
+            builder.add_packed(paths, class_to_idx[name])
         if len(builder) == before:
             empty.append(name)
     if empty and not allow_empty:
         raise FileNotFoundError(_empty_message(empty, extensions))
     return builder.build()
+
+
+def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
+    """What the paths of all class folders begin with, and the rest of each."""
+    prefix = os.path.join(directory, "")
+    tops = [os.path.join(directory, name) for name in names]
+    if not all(top.startswith(prefix) for top in tops):  # a name that is a whole path
+        prefix = ""
+    return prefix, [top[len(prefix) :] for top in tops]
+
+
+def _find_by_extension(
+    directory: str,
+    prefix: str,
+    tops: Sequence[str],
+    extensions: str | Sequence[str],
+    cache: IndexCache | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[list[Packed]]:
+    """For each class folder the paths to take, with as little listing of folders as the cache allows."""
+    endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    # An ending with a separator in it asks for more of the path than the name.
+    by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
+
+    def take(folder: str, names: list[str]) -> tuple[int, Packed]:
+        inside = os.path.join(folder, "")
+        names.sort()
+        if by_path:
+            taken = [name for name in names if (prefix + inside + name).lower().endswith(endings)]
+        else:
+            taken = [name for name in names if name.lower().endswith(endings)]
+        return len(taken), pack_paths(inside, taken)
+
+    key = None if cache is None or by_path or not prefix else _key(directory, endings)
+    if cache is None or key is None:
+        found = Walker(prefix, take, on_progress=on_progress).walk(tops)
+        return [[folder.content for folder in folders] for folders in found]
+    start = time.perf_counter()
+    known = cache.load(key)
+    found = Walker(prefix, take, known=known, now=cache.now, on_progress=on_progress).walk(tops)
+    lasting = {folder.path: folder for folders in found for folder in folders if folder.stamp is not None}
+    is_new = any(known.get(path) is not folder for path, folder in lasting.items())
+    if is_new and time.perf_counter() - start > cache.keep_from_s:
+        cache.save(key, [*lasting.values(), *left_out(known, tops, prefix)])
+    return [[folder.content for folder in folders] for folders in found]
+
+
+def _key(directory: str, endings: tuple[str, ...]) -> CacheKey | None:
+    """Under which the scan of a folder is kept; None for one that will fail in its own way."""
+    try:
+        status = os.stat(directory)
+    except (OSError, ValueError):
+        return None
+    return CacheKey(status.st_dev, status.st_ino, endings)
+
+
+def _listed_names(folder: str, names: list[str]) -> tuple[int, list[str]]:
+    names.sort()
+    return len(names), names
+
+
+def _packed(
+    prefix: str, folders: Sequence[Folder[list[str]]], is_valid_file: Callable[[str], bool]
+) -> list[Packed]:
+    """The paths that the user's function takes.  It gets the whole path."""
+    packed = []
+    for folder in folders:
+        inside = os.path.join(folder.path, "")
+        before = prefix + inside
+        packed.append(pack_paths(inside, [name for name in folder.content if is_valid_file(before + name)]))
+    return packed
 
 
 def _empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
@@ -136,70 +218,3 @@ def _empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None)
         return message
     supported = extensions if isinstance(extensions, str) else ", ".join(extensions)
     return message + f"Supported extensions are: {supported}"
-
-
-_Select = Callable[[str, list[str]], list[str]]
-
-
-def _by_extension(extensions: str | Sequence[str]) -> _Select:
-    """Select file names by how their path ends."""
-    endings = extensions if isinstance(extensions, str) else tuple(extensions)
-    separators = tuple(filter(None, (os.sep, os.altsep)))
-
-    def by_name(prefix: str, names: list[str]) -> list[str]:
-        return [name for name in names if name.lower().endswith(endings)]
-
-    def by_path(prefix: str, names: list[str]) -> list[str]:
-        return [name for name in names if (prefix + name).lower().endswith(endings)]
-
-    # An ending with a separator in it asks for more of the path than the name.
-    whole = endings if isinstance(endings, str) else "".join(endings)
-    return by_path if any(separator in whole for separator in separators) else by_name
-
-
-def _by_function(is_valid_file: Callable[[str], bool]) -> _Select:
-    """Select files with the user's function, which gets the whole path."""
-
-    def by_function(prefix: str, names: list[str]) -> list[str]:
-        return [name for name in names if is_valid_file(prefix + name)]
-
-    return by_function
-
-
-def _walk(top: str) -> list[tuple[str, list[str]]]:
-    """All folders from ``top`` down with their files, as ``sorted(os.walk(top, followlinks=True))``.
-
-    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the
-    operating system gives up following them.  A folder that cannot be read is left out,
-    with all below it.
-    """
-    found: list[tuple[str, list[str]]] = []
-    # False also for a name that no file can have, for which scandir raises ValueError.
-    pending = [top] if os.path.isdir(top) else []
-    while pending:
-        folder = pending.pop()
-        try:
-            with os.scandir(folder) as entries:
-                folders, files = _split(entries)
-        except OSError:
-            continue
-        found.append((folder, files))
-        pending += [os.path.join(folder, name) for name in folders]
-    found.sort()
-    return found
-
-
-def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str]]:
-    """The names of the folders, and of everything else."""
-    folders: list[str] = []
-    files: list[str] = []
-    for entry in entries:
-        try:
-            is_folder = entry.is_dir()
-        except OSError:
-            is_folder = False
-        if is_folder:
-            folders.append(entry.name)
-        else:
-            files.append(entry.name)
-    return folders, files

@@ -11,12 +11,12 @@ They never change; ``fastpipe.index.tables`` puts a list's methods around them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FrozenSamples", "FrozenTargets", "Sample", "pack_paths"]
+__all__ = ["FrozenSamples", "FrozenTargets", "Packed", "Sample", "pack_paths"]
 
 Sample = tuple[str, int]
 Int64Array = npt.NDArray[np.int64]
@@ -25,7 +25,14 @@ Int64Array = npt.NDArray[np.int64]
 _CHUNK = 1024
 
 
-def pack_paths(prefix: str, names: Sequence[str]) -> tuple[bytes, Int64Array]:
+class Packed(NamedTuple):
+    """Several paths in one block of bytes; ``lengths`` is an int64 array (N,) of bytes in each."""
+
+    block: bytes | memoryview
+    lengths: Int64Array
+
+
+def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
     """Put ``prefix + name`` of all names into one block of bytes.
 
     The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
@@ -37,32 +44,34 @@ def pack_paths(prefix: str, names: Sequence[str]) -> tuple[bytes, Int64Array]:
         names: the rest of each path.
 
     Returns:
-        The bytes, and an int64 array (len(names),) with the length of each path in bytes.
+        The bytes, and the length of each path in them.
 
     >>> pack_paths("a/", ["x", "yz"])
-    (b'a/xa/yz', array([3, 4]))
+    Packed(block=b'a/xa/yz', lengths=array([3, 4]))
     """
     if not names:
-        return b"", np.zeros(0, dtype=np.int64)
+        return Packed(b"", np.zeros(0, dtype=np.int64))
     # One join and one encode for all names of a folder is what makes the scan cheap.
     block = (prefix + prefix.join(names)).encode("utf-8", "surrogatepass")
     if block.isascii():
         lengths = np.fromiter(map(len, names), dtype=np.int64, count=len(names))
-        return block, lengths + len(prefix)
+        return Packed(block, lengths + len(prefix))
     sizes = (len((prefix + name).encode("utf-8", "surrogatepass")) for name in names)
-    return block, np.fromiter(sizes, dtype=np.int64, count=len(names))
+    return Packed(block, np.fromiter(sizes, dtype=np.int64, count=len(names)))
 
 
 class FrozenSamples(Sequence[Sample]):
     """A sequence of ``(path, class index)`` tuples in three buffers.
 
     Args:
-        arena: the encoded paths, one after the other (see ``pack_paths``).
-        offsets: int64 (N + 1,): path ``i`` is ``arena[offsets[i]:offsets[i + 1]]``.
+        arena: what follows the prefix in each path, encoded, one after the other (see ``pack_paths``).
+        offsets: int64 (N + 1,): path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``.
         targets: int64 (N,): the class indices.
+        prefix: what all paths begin with, kept once.
     """
 
-    def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array) -> None:
+    def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
+        self.prefix = prefix
         self.arena = arena
         self.offsets = _read_only(offsets)
         self.targets = _read_only(targets)
@@ -76,14 +85,14 @@ class FrozenSamples(Sequence[Sample]):
         targets = FrozenTargets.from_items([item[1] for item in items])
         if targets is None:
             return None
-        arena, lengths = pack_paths("", [item[0] for item in items])
-        return cls(arena, offsets_of(lengths), targets.array)
+        paths = pack_paths("", [item[0] for item in items])
+        return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
 
     def path(self, position: int) -> str:
         """Path of a sample; ``position`` must be from 0 to N - 1."""
         start = self.offsets.item(position)
         stop = self.offsets.item(position + 1)
-        return self.arena[start:stop].decode("utf-8", "surrogatepass")
+        return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -103,22 +112,22 @@ class FrozenSamples(Sequence[Sample]):
             targets = self.targets[start : start + _CHUNK].tolist()
             for i, target in enumerate(targets):
                 path = self.arena[offsets[i] : offsets[i + 1]].decode("utf-8", "surrogatepass")
-                yield path, target
+                yield self.prefix + path, target
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FrozenSamples):
             return NotImplemented
-        return (
-            np.array_equal(self.targets, other.targets)
-            and np.array_equal(self.offsets, other.offsets)
-            and self.arena == other.arena
-        )
+        if not np.array_equal(self.targets, other.targets):
+            return False
+        if self.prefix != other.prefix:  # the same paths may be cut elsewhere
+            return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return np.array_equal(self.offsets, other.offsets) and self.arena == other.arena
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenSamples:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.arena, self.offsets, self.targets)
+        return type(self), (self.arena, self.offsets, self.targets, self.prefix)
 
 
 class FrozenTargets(Sequence[int]):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.index.listlike import Table
-from fastpipe.index.storage import FrozenSamples, FrozenTargets, Sample, offsets_of, pack_paths
+from fastpipe.index.storage import FrozenSamples, FrozenTargets, Packed, Sample, offsets_of, pack_paths
 
 __all__ = ["SampleTable", "SampleTableBuilder", "TargetTable"]
 
@@ -27,8 +27,9 @@ Int64Array = npt.NDArray[np.int64]
 class SampleTable(Table[Sample]):
     """The ``samples`` of a dataset: a list of ``(path, class index)``.
 
-    Stored flat it takes the bytes of each path and 16 more for each sample.  Items that do
-    not fit in (paths that are no ``str``, targets that are no ``int``) are kept as a list.
+    Stored flat it takes the bytes of each path (of a scan, those after the root) and 16 more
+    for each sample.  Items that do not fit in (paths that are no ``str``, targets that are no
+    ``int``) are kept as a list.
 
     Args:
         samples: the items.
@@ -169,14 +170,18 @@ class TargetTable(Table[int]):
 class SampleTableBuilder:
     """Collects a table folder by folder, without a Python object for every sample.
 
-    >>> builder = SampleTableBuilder()
+    Args:
+        prefix: what all paths begin with, before what is added.
+
+    >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
     >>> builder.build()
-    [('cat/1.jpg', 0), ('cat/2.jpg', 0)]
+    [('root/cat/1.jpg', 0), ('root/cat/2.jpg', 0)]
     """
 
-    def __init__(self) -> None:
-        self._blocks: list[bytes] = []
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._blocks: list[bytes | memoryview] = []
         self._lengths: list[Int64Array] = [np.zeros(0, dtype=np.int64)]
         self._targets: list[Any] = []
         self._length = 0
@@ -184,13 +189,16 @@ class SampleTableBuilder:
     def __len__(self) -> int:
         return self._length
 
-    def add(self, prefix: str, names: Sequence[str], target: int) -> None:
-        """Append the paths ``prefix + name``, all of one class."""
-        block, lengths = pack_paths(prefix, names)
-        self._blocks.append(block)
-        self._lengths.append(lengths)
+    def add(self, folder: str, names: Sequence[str], target: int) -> None:
+        """Append the paths ``folder + name``, all of one class."""
+        self.add_packed(pack_paths(folder, names), target)
+
+    def add_packed(self, paths: Packed, target: int) -> None:
+        """Append paths that are packed already, all of one class."""
+        self._blocks.append(paths.block)
+        self._lengths.append(paths.lengths)
         self._targets.append(target)
-        self._length += len(names)
+        self._length += len(paths.lengths)
 
     def build(self) -> SampleTable:
         """The table of everything added so far."""
@@ -198,11 +206,12 @@ class SampleTableBuilder:
         arena, offsets = b"".join(self._blocks), offsets_of(np.concatenate(self._lengths))
         classes = FrozenTargets.from_items(self._targets)
         if classes is not None:
-            return SampleTable._holding(FrozenSamples(arena, offsets, np.repeat(classes.array, counts)))
+            targets = np.repeat(classes.array, counts)
+            return SampleTable._holding(FrozenSamples(arena, offsets, targets, self._prefix))
         # Class indices that are no plain integers are rare, and kept as they are.
-        paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64))
-        targets = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
-        return SampleTable([(path, target) for (path, _), target in zip(paths, targets, strict=True)])
+        paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64), self._prefix)
+        items = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
+        return SampleTable([(path, target) for (path, _), target in zip(paths, items, strict=True)])
 
 
 def _int64(name: str, values: npt.ArrayLike, *, copy: bool = True) -> Int64Array:

@@ -22,6 +22,8 @@ from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
+from fastpipe.index.cache import IndexCache, default_index_cache
+from fastpipe.index.progress import ScanProgress
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
@@ -334,14 +336,19 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         allow_empty: bool,
     ) -> Any:
         if type(self).make_dataset is ImageFolder.make_dataset:
-            return folder.scan_folder(
-                self.root, self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
-                allow_empty=allow_empty,
-            )  # fmt: skip
+            with ScanProgress(self.root) as on_progress:
+                return folder.scan_folder(
+                    self.root, self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
+                    allow_empty=allow_empty, cache=self._index_cache(), on_progress=on_progress,
+                )  # fmt: skip
         return self.make_dataset(  # a subclass finds its files in its own way
             self.root, class_to_idx=self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
             allow_empty=allow_empty,
         )  # fmt: skip
+
+    def _index_cache(self) -> IndexCache | None:
+        """Where the scan is kept; None to scan each time."""
+        return default_index_cache()
 
     def _make_targets(self) -> Any:
         if isinstance(self.samples, tables.SampleTable):
