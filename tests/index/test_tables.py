@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import tracemalloc
@@ -352,3 +353,45 @@ def test_counting_does_not_round() -> None:
     for value in (2.0**53, 2**53, True, 0.0, float("nan"), "0", None):
         assert made.count(value) == plain.count(value)  # type: ignore[arg-type]
         assert (value in made) == (value in plain)
+
+
+def test_a_scans_table_keeps_the_root_once() -> None:
+    short, long = (built(prefix) for prefix in ("r/", "r" * 1000 + "/"))
+    assert long == [("r" * 1000 + path[1:], target) for path, target in short]
+    assert len(pickle.dumps(long)) - len(pickle.dumps(short)) < 1100
+
+
+def built(prefix: str) -> SampleTable:
+    builder = SampleTableBuilder(prefix)
+    builder.add("cat/", ["1.jpg", "é\udcff.jpg"], 0)
+    builder.add("dog/", [f"{number}.jpg" for number in range(3000)], 1)
+    return builder.build()
+
+
+@pytest.mark.parametrize("prefix", ["", "r/", "é\udcff/", "/a/b/"])
+def test_a_scans_table_is_like_any_other(prefix: str) -> None:
+    made = built(prefix)
+    plain = [(f"{prefix}cat/1.jpg", 0), (f"{prefix}cat/é\udcff.jpg", 0)]
+    plain += [(f"{prefix}dog/{number}.jpg", 1) for number in range(3000)]
+    assert is_frozen(made)
+    assert made == plain
+    assert [made.path(position) for position in range(-3002, 3002)] == [path for path, _ in plain] * 2
+    assert (made[1], made[-1], made[1:3], made.index(plain[7])) == (plain[1], plain[-1], plain[1:3], 7)
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), made.copy(), SampleTable(plain)):
+        assert is_frozen(other)
+        assert other == made
+        assert made == other
+        assert list(other) == plain
+    for change in (("x", 1), (plain[0][0], 7)):
+        assert made != SampleTable([change, *plain[1:]])
+        assert SampleTable([change, *plain[1:]]) != made
+    assert made != SampleTable(plain[:-1])
+    made[0] = ("x", 1)
+    assert made == [("x", 1), *plain[1:]]
+
+
+def test_class_indices_that_are_no_integers_keep_the_root() -> None:
+    builder = SampleTableBuilder("root/")
+    odd: Any = "cat"
+    builder.add("cat/", ["1.jpg"], odd)
+    assert builder.build() == [("root/cat/1.jpg", "cat")]
