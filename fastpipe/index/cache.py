@@ -197,9 +197,11 @@ def _remove_unused(folder: PrivateFolder) -> None:
                 folder.remove(name)
 
 
-def left_out(known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str) -> list[Folder[Packed]]:
+def left_out(
+    known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
+) -> dict[str, Folder[Packed]]:
     """Known folders of classes that this scan left out, and that are still there."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
-    return [folder for path, folder in known.items() if above[path] in there]
+    return {path: folder for path, folder in known.items() if above[path] in there}

@@ -182,7 +182,7 @@ def _find_by_extension(
     lasting = {folder.path: folder for folders in found for folder in folders if folder.stamp is not None}
     is_new = any(known.get(path) is not folder for path, folder in lasting.items())
     if is_new and time.perf_counter() - start > cache.keep_from_s:
-        cache.save(key, [*lasting.values(), *left_out(known, tops, prefix)])
+        cache.save(key, list({**left_out(known, tops, prefix), **lasting}.values()))
     return [[folder.content for folder in folders] for folders in found]
 
 

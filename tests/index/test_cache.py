@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileSystems, "is_local", lambda *_: True)
     monkeypatch.setattr(FileSystems, "is_remote", lambda *_: False)
     monkeypatch.setattr(cache_module, "_warned", set())
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_the_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
@@ -280,6 +285,16 @@ def test_odd_class_names(root: Path, cache: IndexCache, name: str) -> None:
     classes = {str(root / "dog") if name == "absolute" else name: 0, "elk": 1}
     for _ in range(2):
         assert scan(root, cache, classes) == expected(root, classes)
+
+
+def test_a_class_below_another_is_kept_once(root: Path, cache: IndexCache) -> None:
+    scan(root, cache)
+    tick(root.parent)
+    (root / "cat" / "deep" / "new.jpg").touch()
+    for classes in ({"cat/deep": 0}, CLASSES):
+        assert scan(root, cache, classes) == expected(root, classes)
+        folders = json.loads(np.load(the_file(cache))["folders"].tobytes())["folders"]
+        assert sorted(folder[0] for folder in folders) == ["cat", "cat/deep", "cat/deep/er", "dog", "elk"]
 
 
 def test_errors_stay_as_they_are(root: Path, cache: IndexCache) -> None:
@@ -593,7 +608,16 @@ def test_selected_classes_share_what_is_kept(
     assert found == expected(root, classes)
 
 
-@pytest.fixture(autouse=True)
-def nothing_in_the_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    yield
+def test_the_dataset_says_how_far_a_long_scan_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.index")
+    monkeypatch.setattr(sys, "stderr", None)
+    FastImageFolder(root)
+    assert caplog.messages == []
+    monkeypatch.setattr("fastpipe.index.progress._SILENT_S", 0.0)
+    monkeypatch.setattr("fastpipe.index.walk._TELL_EVERY_S", 0.0)
+    FastImageFolder(root)
+    first, last = caplog.messages
+    assert first == f"Scanning {root}: 2 files in 1 folders so far, 0 s"
+    assert last.startswith(f"Scanned {root} in ")
