@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 
 from fastpipe.errors import OptionError
-from fastpipe.torch._torch_loader import is_map_style
 from fastpipe.torch.loader import FastLoader
+from fastpipe.torch.order import batching_of
 from fastpipe.types import Shard
 
 __all__ = ["accelerate"]
@@ -95,29 +95,16 @@ _HARMLESS = {
 
 def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any]:
     """The arguments that say which samples make which batch."""
-    if not is_map_style(loader):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    batching: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_sampler is not None and not _is_torchs(loader):
-        return {"batch_sampler": loader.batch_sampler}
-    if _is_plain(loader, SequentialSampler):
+    batching = batching_of(loader)
+    if "sampler" not in batching:
         return batching
     is_keyed = options.get("seed") is not None or options.get("shard") is not None
-    if is_keyed and _is_plain(loader, RandomSampler):
-        return {**batching, "shuffle": True}
-    return {**batching, "sampler": loader.sampler}
-
-
-def _is_torchs(loader: DataLoader[Any]) -> bool:
-    """Whether the batches are still those that ``DataLoader`` itself makes of the sampler."""
-    batches: Any = loader.batch_sampler
-    return (
-        type(batches) is BatchSampler
-        and batches.sampler is loader.sampler
-        and (batches.batch_size, batches.drop_last) == (loader.batch_size, loader.drop_last)
-    )
+    if _is_plain(loader, SequentialSampler):
+        del batching["sampler"]
+    elif is_keyed and _is_plain(loader, RandomSampler):
+        del batching["sampler"]
+        batching["shuffle"] = True
+    return batching
 
 
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:

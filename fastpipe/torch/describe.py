@@ -8,7 +8,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.order import EpochBatches, EpochOrder
+from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
 from fastpipe.torch.sources import FolderSource, why_no_source
 
 __all__ = ["LoaderPlan", "stock_loader"]
@@ -40,20 +40,18 @@ class LoaderPlan:
         return "LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")"
 
 
-def stock_loader(
-    loader: DataLoader[Any], order: EpochOrder, seed: int | None, workers: dict[str, Any]
-) -> DataLoader[Any]:
+def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, Any]) -> DataLoader[Any]:
     """torch's loader over torchvision's dataset, with the same batches in the same order.
 
     Args:
         loader: a ``FastLoader``.
-        order: its order.
-        seed: its seed.
+        order: its order, by the samplers that it has now.
         workers: the stock loader's arguments that are about worker processes.
     """
     options: dict[str, Any] = {
         "dataset": stock_dataset(loader.dataset), "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory, "generator": loader.generator, **workers,
+        "pin_memory": loader.pin_memory, "pin_memory_device": loader.pin_memory_device,
+        "generator": loader.generator, "in_order": loader.in_order, **workers,
     }  # fmt: skip
     ours = order.ours()
     if ours is not None and (ours.seed is not None or ours.shard.world > 1):
@@ -61,13 +59,7 @@ def stock_loader(
         if order.is_batched:
             return DataLoader(batch_sampler=ours, **options)
         return DataLoader(batch_size=None, sampler=_Singles(ours), **options)
-    if not order.is_batched:
-        return DataLoader(batch_size=None, sampler=loader.sampler, **options)
-    if loader.batch_size is None:
-        return DataLoader(batch_sampler=loader.batch_sampler, **options)
-    return DataLoader(
-        batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last, **options
-    )
+    return DataLoader(**batching_of(loader), **options)
 
 
 def stock_dataset(dataset: Any) -> Any:

@@ -169,6 +169,7 @@ class FastLoader(DataLoader[_T_co]):
     def plan(self) -> LoaderPlan:
         """What is done where, and why; ``print`` it."""
         source = self._source()
+        self._order.look_at(self)
         return LoaderPlan(self, source, [self._order_note(), self._work_note(source)])
 
     def reference(self) -> DataLoader[Any]:
@@ -177,7 +178,8 @@ class FastLoader(DataLoader[_T_co]):
 
         Random augmentation has the same distribution, but other draws.
         """
-        return stock_loader(self, self._order, self._effective_seed(), self._stock_workers)
+        self._order.look_at(self)
+        return stock_loader(self, self._order, self._stock_workers)
 
     def _runs_no_user_code(self) -> bool:
         """Whether fastpipe makes the batches, and nothing of the script's is called on the way."""

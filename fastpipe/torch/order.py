@@ -12,6 +12,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -22,7 +23,10 @@ from fastpipe.index.order import epoch_order
 from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.types import Shard
 
-__all__ = ["EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "mark_default"]
+__all__ = [
+    "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",
+    "mark_default",
+]  # fmt: skip
 
 _WHOLE = Shard(0, 1)
 
@@ -220,8 +224,7 @@ class EpochOrder:
     @property
     def _is_default(self) -> bool:
         """Whether the index batches are those that torch makes of the sampler."""
-        batches = self.index_sampler
-        return not self.is_batched or (type(batches) is BatchSampler and batches.sampler is self.sampler)
+        return not self.is_batched or _are_torchs(self.index_sampler, self.sampler)
 
     def __len__(self) -> int:
         ours = self.ours() if isinstance(self.sampler, ShardSampler) else None
@@ -339,6 +342,28 @@ class EpochOrder:
         batches: Any = self.index_sampler
         size, drop_last = (batches.batch_size, batches.drop_last) if self.is_batched else (1, False)
         return EpochBatches(count, size, drop_last, seed if shuffles else None, self._shard)
+
+
+def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments of ``DataLoader`` that say which samples make which batch, as the loader is now.
+
+    Its samplers count, not the arguments it was made with: some scripts replace or change them.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return {"batch_size": None, "drop_last": False, "sampler": loader.sampler}
+    if not _are_torchs(batches, loader.sampler):
+        return {"batch_sampler": batches}
+    # As these types, which torch asks for: a script may have set others, which also work.
+    size, drop_last = int(batches.batch_size), bool(batches.drop_last)
+    return {"batch_size": size, "drop_last": drop_last, "sampler": loader.sampler}
+
+
+def _are_torchs(batches: Any, sampler: Any) -> bool:
+    """Whether index batches are those that ``DataLoader`` itself makes of the sampler."""
+    return type(batches) is BatchSampler and batches.sampler is sampler
 
 
 def mark_default(sampler: Any) -> None:

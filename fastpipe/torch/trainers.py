@@ -17,7 +17,7 @@ from fastpipe.index.shards import BlockShard
 from fastpipe.torch.accelerating import accelerate
 from fastpipe.torch.due import DueError
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.order import ShardSampler, is_default
+from fastpipe.torch.order import ShardSampler, batching_of, is_default
 from fastpipe.types import Shard
 
 __all__ = ["prepare"]
@@ -25,6 +25,7 @@ __all__ = ["prepare"]
 _T_co = TypeVar("_T_co", covariant=True)
 
 _END = object()
+_SAMPLING = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of it"
 
 
@@ -168,15 +169,13 @@ def _check_loader(loader: Any) -> None:
 
 def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> dict[str, Any]:
     """The arguments of the prepared loader."""
-    names = inspect.signature(FastLoader).parameters.keys() - {"shuffle", "sampler", "batch_sampler"}
+    names = inspect.signature(FastLoader).parameters.keys() - _SAMPLING
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
     sampling = _sampling(loader)
-    if "batch_sampler" in sampling:
-        del arguments["batch_size"], arguments["drop_last"]
     if accelerator.num_processes > 1:
-        _check_sampling(loader, sampling, seed)
+        _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)
         if loader.shard not in (None, Shard(shard.rank, shard.world)):
             raise OptionError(
@@ -188,15 +187,19 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
 
 
 def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    sampler: Any = loader.sampler
+    """Those of them that say which samples make which batch."""
+    batching = batching_of(loader)
+    sampler = batching.get("sampler")
     if isinstance(sampler, ShardSampler):
-        return {"shuffle": sampler.shuffle}
-    return {"shuffle": type(sampler) is RandomSampler} if is_default(sampler) else {"sampler": sampler}
+        batching["shuffle"] = sampler.shuffle
+    elif is_default(sampler):
+        batching["shuffle"] = type(sampler) is RandomSampler
+    if "shuffle" in batching:
+        del batching["sampler"]
+    return batching
 
 
-def _check_sampling(loader: FastLoader[Any], sampling: dict[str, Any], seed: int | None) -> None:
+def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
     """Raise an error if processes could not share an epoch."""
     sampler = sampling.get("sampler")
     if seed is None and (sampling.get("shuffle") or type(sampler) is RandomSampler):
@@ -210,5 +213,5 @@ def _check_sampling(loader: FastLoader[Any], sampling: dict[str, Any], seed: int
                 f"with several processes prepare() itself says which samples each takes, and the loader has "
                 f"a {name} of its own ({type(sampling[name]).__name__}): use shuffle= and seed=, {_REMEDY}"
             )
-    if loader.batch_size is None:
+    if sampling["batch_size"] is None:
         raise OptionError(f"with several processes prepare() deals out batches: give a batch_size, {_REMEDY}")

@@ -353,6 +353,44 @@ def test_the_reference_has_the_same_samples_in_the_same_order(tree: Path, option
     assert stream(fast.reference(), 3) == stream(fast, 3), "it begins with the loader's next epoch"
 
 
+def _other_batches(loader: Any) -> None:
+    object.__setattr__(loader, "batch_sampler", [[1, 2], [5, 3, 3]])
+
+
+CHANGES: dict[str, Any] = {
+    "batch_size": lambda loader: setattr(loader.batch_sampler, "batch_size", 5),
+    "drop_last": lambda loader: setattr(loader.batch_sampler, "drop_last", True),
+    "sampler": lambda loader: setattr(loader.batch_sampler, "sampler", [3, 1, 7]),
+    "batch_sampler": _other_batches,
+    "no batches": lambda loader: object.__setattr__(loader, "batch_sampler", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "seed": 5}], ids=str)
+def test_the_reference_and_the_plan_know_of_changed_batches(change: Any, options: Any) -> None:
+    fast = FastLoader(_Squares(), 2, collate_fn=str, **options)
+    change(fast)
+    plan, stock = repr(fast.plan), fast.reference()
+    assert stream(stock, 1) == stream(fast, 1)
+    assert plan == repr(fast.plan), "said before the first epoch as well"
+
+
+def test_the_reference_of_an_iterable_dataset() -> None:
+    fast = FastLoader(_Named(), 3, drop_last=True)
+    assert stream(fast.reference()) == stream(fast)
+
+
+def test_the_reference_has_all_options(tree: Path) -> None:
+    options: dict[str, Any] = {
+        "pin_memory": True, "pin_memory_device": "cuda", "in_order": False, "num_workers": 2, "timeout": 3,
+        "drop_last": True, "generator": torch.Generator(), "collate_fn": _dict, "worker_init_fn": print,
+        "prefetch_factor": 3, "persistent_workers": True,
+    }  # fmt: skip
+    stock = FastLoader(ImageFolder(tree, STEADY), 4, **options).reference()
+    assert {name: getattr(stock, name) for name in options} == options
+
+
 def test_bad_files_are_named(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.jpg").write_bytes(b"nothing")

@@ -376,6 +376,10 @@ def test_one_process_keeps_samplers_of_the_script(accelerator: Any, tmp_path: Pa
     assert numbers(prepare(accelerator, FastLoader(Rows(), batch_size=2, sampler=[3, 1, 2]))) == [[3, 1], [2]]
     assert numbers(prepare(accelerator, FastLoader(Rows(), batch_sampler=[[3, 1], [2]]))) == [[3, 1], [2]]
     assert numbers(prepare(accelerator, FastLoader(Rows(), batch_size=None)))[:2] == [[0], [1]]
+    changed = FastLoader(Rows(), 2)
+    assert changed.batch_sampler is not None
+    changed.batch_sampler.batch_size = 5  # type: ignore[attr-defined]
+    assert numbers(prepare(accelerator, changed))[0] == [0, 1, 2, 3, 4]
     torch.manual_seed(3)
     stock = numbers(DataLoader(Rows(), batch_size=4, shuffle=True))
     torch.manual_seed(3)
