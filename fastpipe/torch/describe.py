@@ -10,8 +10,9 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
 from fastpipe.torch.sources import FolderSource, why_no_source
+from fastpipe.types import Shard
 
-__all__ = ["LoaderPlan", "stock_loader"]
+__all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
 
 
 class LoaderPlan:
@@ -20,9 +21,14 @@ class LoaderPlan:
     Attributes:
         is_fast: whether fastpipe makes the batches.
         why_not: what keeps the dataset from that; empty if nothing does.
+
+    Args:
+        loader: a ``FastLoader``.
+        source: what makes its batches; None for the dataset's own code.
+        notes: lines about the rest.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: FolderSource | None, lines: list[str]) -> None:
+    def __init__(self, loader: DataLoader[Any], source: FolderSource | None, *notes: str) -> None:
         self.is_fast = source is not None
         self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
         dataset = _name_of(loader.dataset)
@@ -34,10 +40,50 @@ class LoaderPlan:
             plans = dict.fromkeys(repr(base.plan) for base in source.bases)
             for plan in plans:
                 self._lines += [f"  {line.strip()}" for line in plan.splitlines()[1:-1]]
-        self._lines += lines
+        self._lines += notes
 
     def __repr__(self) -> str:
         return "LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")"
+
+
+def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
+    """What gives the order of the samples.
+
+    Args:
+        order: the loader's order, by the samplers that it has now.
+        seed: its seed.
+        shard: its rank's part.
+    """
+    ours = order.ours()
+    if ours is None:
+        sampler: Any = order.index_sampler
+        name = type(getattr(sampler, "sampler", sampler)).__name__
+        keyed = "" if seed is None else f", augmentation by seed={seed}"
+        return f"order: {name}'s{keyed}"
+    note = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
+    return note if shard is None else f"{note}, of which {shard}"
+
+
+def work_note(loader: DataLoader[Any], source: FolderSource | None, depth: int, why_workers: str) -> str:
+    """Where the samples are made.
+
+    Args:
+        loader: a ``FastLoader``.
+        source: what makes its batches; None for the dataset's own code.
+        depth: batches that threads in this process make ahead.
+        why_workers: what ``num_workers="auto"`` found; empty without it.
+    """
+    note = _topology_note(loader, source, depth)
+    return f"{note} (num_workers='auto': {why_workers})" if why_workers else note
+
+
+def _topology_note(loader: DataLoader[Any], source: FolderSource | None, depth: int) -> str:
+    if source is None or not loader._auto_collation:
+        where = f"in {loader.num_workers} worker processes" if loader.num_workers else "in this process"
+        return f"work: one sample after the other, {where}"
+    if loader.num_workers:
+        return f"work: {loader.num_workers} worker processes, with threads in each"
+    return f"work: {source.threads} threads in this process, {depth} batches ahead"
 
 
 def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, Any]) -> DataLoader[Any]:

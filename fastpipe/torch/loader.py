@@ -24,7 +24,7 @@ from fastpipe.torch._torch_loader import (
 )
 from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.describe import LoaderPlan, stock_loader
+from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
@@ -170,7 +170,11 @@ class FastLoader(DataLoader[_T_co]):
         """What is done where, and why; ``print`` it."""
         source = self._source()
         self._order.look_at(self)
-        return LoaderPlan(self, source, [self._order_note(), self._work_note(source)])
+        depth = 0 if source is None else self._depth(source)
+        return LoaderPlan(
+            self, source, order_note(self._order, self._effective_seed(), self.shard),
+            work_note(self, source, depth, self._why_workers),
+        )  # fmt: skip
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, with the same
@@ -314,28 +318,6 @@ class FastLoader(DataLoader[_T_co]):
 
     def _effective_seed(self) -> int | None:
         return _SeedOf(self.seed, self.dataset)()
-
-    def _order_note(self) -> str:
-        ours, seed = self._order.ours(), self._effective_seed()
-        if ours is None:
-            sampler: Any = self._order.index_sampler
-            name = type(getattr(sampler, "sampler", sampler)).__name__
-            keyed = "" if seed is None else f", augmentation by seed={seed}"
-            return f"order: {name}'s{keyed}"
-        order = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
-        return order if self.shard is None else f"{order}, of which {self.shard}"
-
-    def _work_note(self, source: FolderSource | None) -> str:
-        note = self._topology_note(source)
-        return f"{note} (num_workers='auto': {self._why_workers})" if self._why_workers else note
-
-    def _topology_note(self, source: FolderSource | None) -> str:
-        if source is None or not self._auto_collation:
-            where = f"in {self.num_workers} worker processes" if self.num_workers else "in this process"
-            return f"work: one sample after the other, {where}"
-        if self.num_workers:
-            return f"work: {self.num_workers} worker processes, with threads in each"
-        return f"work: {source.threads} threads in this process, {self._depth(source)} batches ahead"
 
     def _depth(self, source: FolderSource) -> int:
         if self.prefetch_batches != "auto":
