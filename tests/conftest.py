@@ -7,11 +7,14 @@ import gc
 import multiprocessing
 import multiprocessing.util
 import os
+import random
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,6 +96,51 @@ def no_gc() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def same_generators() -> Iterator[None]:
+    """torch's global generator begins at a seed, and none of the global ones is changed for other tests."""
+    import numpy as np
+    import torch  # here: not every test needs it
+
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+
+
+@pytest.fixture
+def forked() -> Callable[[Callable[[], object]], int]:
+    """Runs a function in a forked process and returns that one's number, for the test to wait for.  Its
+    exit code is 0, or 1 after an error."""
+    return _forked
+
+
+@pytest.fixture
+def in_child(forked: Callable[[Callable[[], object]], int]) -> Callable[[Callable[[], object]], None]:
+    """Runs a function in a forked process, and fails where it fails."""
+
+    def run(work: Callable[[], object]) -> None:
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1]) == 0
+
+    return run
+
+
+def _forked(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:  # pytest's part of the process is the parent's: no error may get there
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    return pid
 
 
 @pytest.fixture(scope="session")

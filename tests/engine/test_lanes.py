@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not lanes_are_possible(), reason="run it on Linux, which has memfd_create"),
     pytest.mark.usefixtures("no_gc"),
 ]
+
+InChild = Callable[[Callable[[], object]], None]
 
 
 def _address(array: Any) -> int:
@@ -214,7 +215,7 @@ def test_without_memory_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert writer.take(2 << 20) is not None  # and nothing is lost
 
 
-def test_beyond_a_limit_of_the_system_it_is_a_memory_error() -> None:
+def test_beyond_a_limit_of_the_system_it_is_a_memory_error(in_child: InChild) -> None:
     lane = Lane(1)
 
     def child() -> None:
@@ -225,7 +226,7 @@ def test_beyond_a_limit_of_the_system_it_is_a_memory_error() -> None:
         with pytest.raises(MemoryError, match="File too large"):
             writer.take(1 << 22)
 
-    _in_child(child)
+    in_child(child)
 
 
 # ---- notes and stacks ----------------------------------------------------------------------------
@@ -271,19 +272,6 @@ def test_the_stack_signal_is_nobody_elses() -> None:
 
 
 # ---- two processes -------------------------------------------------------------------------------
-
-
-def _in_child(work: Callable[[], None]) -> None:
-    """Run in a forked process that must end well."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:
-            sys.__stderr__.write(f"{error!r}\n")  # type: ignore[union-attr]
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 class _Worker:
@@ -401,22 +389,25 @@ def test_a_worker_that_is_killed_leaves_what_it_sent() -> None:
     assert (lane.receive(segment, 100) == 7).all()
 
 
-def test_what_a_forked_child_sees_stays_as_long_as_the_child() -> None:
+def test_what_a_forked_child_sees_stays_as_long_as_the_child(
+    forked: Callable[[Callable[[], object]], int],
+) -> None:
     lane = Lane(1)
     with _worker_of(lane) as worker:
         worker("take", 7, 100)
-        received = lane.receive(worker("send", 7, None), 100)
+        received = [lane.receive(worker("send", 7, None), 100)]
         worker("drop", 7, None)
         ours, theirs = os.pipe()
-        child = os.fork()
-        if child == 0:
+
+        def check() -> None:
             os.close(theirs)
             os.read(ours, 1)  # until the parent has gone on
-            is_whole = bool((received == 7).all())
-            del received
-            os._exit(0 if is_whole else 1)
+            assert (received[0] == 7).all()
+            received.clear()
+
+        child = forked(check)
         os.close(ours)
-        del received
+        received.clear()
         assert not worker("take", 8, 100)
         os.close(theirs)
         assert os.waitpid(child, 0)[1] == 0
@@ -425,13 +416,13 @@ def test_what_a_forked_child_sees_stays_as_long_as_the_child() -> None:
         assert worker("take", 9, 100)
 
 
-def test_a_childs_segment_comes_back_with_the_next_batch_after_its_end() -> None:
+def test_a_childs_segment_comes_back_with_the_next_batch_after_its_end(in_child: InChild) -> None:
     lane = Lane(2)
     with _worker_of(lane) as worker:
         worker("take", 1, 100)
         received = lane.receive(worker("send", 1, None), 100)
         worker("drop", 1, None)
-        _in_child(lambda: None)
+        in_child(lambda: None)
         del received
         for name in range(2, 12):  # both segments are there
             assert worker("take", name, 100)
@@ -443,19 +434,19 @@ def test_a_childs_segment_comes_back_with_the_next_batch_after_its_end() -> None
                 del kept
 
 
-def test_a_forked_child_gives_nothing_back() -> None:
+def test_a_forked_child_gives_nothing_back(in_child: InChild) -> None:
     lane = Lane(1)
     with _worker_of(lane) as worker:
         worker("take", 7, 100)
         held = [lane.receive(worker("send", 7, None), 100)]
         worker("drop", 7, None)
-        _in_child(held.clear)
+        in_child(held.clear)
         assert not worker("take", 8, 100)
         held.clear()
         assert worker("take", 8, 100)
 
 
-def test_forks_leave_no_descriptors() -> None:
+def test_forks_leave_no_descriptors(in_child: InChild) -> None:
     lane = Lane(1)
     writer = lane.writer()
     counts = []
@@ -463,7 +454,7 @@ def test_forks_leave_no_descriptors() -> None:
         batch = writer.take(64)
         received = lane.receive(_sent(writer, batch), 64)
         for _ in range(5):
-            _in_child(lambda: None)
+            in_child(lambda: None)
         del batch, received
         counts.append(_descriptors())
     assert len(set(counts)) == 1

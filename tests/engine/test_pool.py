@@ -20,9 +20,10 @@ from fastpipe.engine import pool as pool_module
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import ClosedError
 
+InChild = Callable[[Callable[[], object]], None]
 WAIT_S = 60.0
 needs_fork = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="only systems with fork can lose threads in one"
+    not hasattr(os, "fork"), reason="run it on Linux or macOS, where processes fork"
 )
 
 
@@ -457,57 +458,41 @@ def test_a_finalizer_may_close_the_queue_inside_a_thread_of_the_pool(monkeypatch
 # ---- fork -----------------------------------------------------------------------------------
 
 
-def _in_child(check: Callable[[], bool]) -> None:
-    """Fork, and check in the child; fails where the check does."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if check() else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 @needs_fork
-def test_a_forked_child_has_threads_of_its_own(two: ThreadPool) -> None:
+def test_a_forked_child_has_threads_of_its_own(two: ThreadPool, in_child: InChild) -> None:
     two.submit(_nothing, 3).wait()
 
-    def check() -> bool:
+    def check() -> None:
         ran: list[int] = []
         two.submit(ran.append, 6).wait()
         two.close()
-        return sorted(ran) == list(range(6))
+        assert sorted(ran) == list(range(6))
 
-    _in_child(check)
+    in_child(check)
     two.submit(_nothing, 3).wait()  # and the parent keeps its own
 
 
 @needs_fork
-def test_a_job_of_the_parent_raises_in_the_child(one: ThreadPool) -> None:
+def test_a_job_of_the_parent_raises_in_the_child(one: ThreadPool, in_child: InChild) -> None:
     gate = Gate()
     job = one.submit(gate, 2)
     assert gate.entered.wait(WAIT_S)
 
-    def check() -> bool:
-        try:
+    def check() -> None:
+        with pytest.raises(ClosedError, match="parent"):
             job.wait()
-        except ClosedError as error:
-            return "parent" in str(error)
-        return False
 
-    _in_child(check)
+    in_child(check)
     gate.opened.set()
     job.wait()
 
 
 @needs_fork
-def test_locks_held_at_the_fork_are_free_in_the_child(two: ThreadPool) -> None:
+def test_locks_held_at_the_fork_are_free_in_the_child(two: ThreadPool, in_child: InChild) -> None:
     two.submit(_nothing, 1).wait()
 
-    def check() -> bool:
+    def check() -> None:
         two.submit(_nothing, 2).wait()
-        return True
 
     held, release = threading.Event(), threading.Event()
 
@@ -520,25 +505,22 @@ def test_locks_held_at_the_fork_are_free_in_the_child(two: ThreadPool) -> None:
     holder.start()
     assert held.wait(WAIT_S)
     try:
-        _in_child(check)
+        in_child(check)
     finally:
         release.set()
         holder.join(WAIT_S)
 
 
 @needs_fork
-def test_a_pool_closed_in_the_parent_is_closed_in_the_child_too() -> None:
+def test_a_pool_closed_in_the_parent_is_closed_in_the_child_too(in_child: InChild) -> None:
     pool = ThreadPool(1)
     pool.close()
 
-    def check() -> bool:
-        try:
+    def check() -> None:
+        with pytest.raises(ClosedError):
             pool.submit(_nothing, 1)
-        except ClosedError:
-            return True
-        return False
 
-    _in_child(check)
+    in_child(check)
 
 
 # ---- the end of the interpreter ----------------------------------------------------------------

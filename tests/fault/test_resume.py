@@ -9,6 +9,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
+Run = Callable[..., int]
 EPOCHS = 3
 BATCHES = 6  # in an epoch: 17 samples, by threes
 
@@ -89,19 +91,27 @@ def _run(loader: FastLoader[Any], state: Any, log: Path, told: int) -> None:
             os.write(told, b".?")
 
 
-def _forked(make: Callable[[], FastLoader[Any]], state: Any, log: Path, kill_at: int | None) -> int:
+@pytest.fixture
+def run(forked: Callable[[Callable[[], object]], int]) -> Run:
+    return partial(_run_in_child, forked)
+
+
+def _run_in_child(
+    forked: Callable[[Callable[[], object]], int],
+    make: Callable[[], FastLoader[Any]],
+    state: Any,
+    log: Path,
+    kill_at: int | None,
+) -> int:
     """Run in a new process, killed once it has said so many bytes; its exit code."""
     ours, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(ours)
-            torch.manual_seed(int.from_bytes(os.urandom(4), "little"))  # nothing may come from here
-            _run(make(), state, log, told)
-            code = 0
-        finally:
-            os._exit(code)
+
+    def work() -> None:
+        os.close(ours)
+        torch.manual_seed(int.from_bytes(os.urandom(4), "little"))  # nothing may come from here
+        _run(make(), state, log, told)
+
+    pid = forked(work)
     os.close(told)
     said = 0
     while kill_at is None or said < kill_at:
@@ -134,46 +144,46 @@ CASES = [(name, workers) for name in LOADERS for workers in (0, 2)]
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)
-def test_killed_at_random_points(tree: Path, tmp_path: Path, name: str, workers: int) -> None:
+def test_killed_at_random_points(tree: Path, tmp_path: Path, run: Run, name: str, workers: int) -> None:
     def make() -> FastLoader[Any]:
         return LOADERS[name](tree, workers)
 
     whole = tmp_path / "whole"
-    assert _forked(make, None, whole, None) == 0
+    assert run(make, None, whole, None) == 0
     expected = [line["hash"] for line in _noted(whole)]
     assert len(expected) == len(set(expected)) == BATCHES * EPOCHS
     for point in _points(name, workers):
         log = tmp_path / f"killed at {point}"
-        assert _forked(make, None, log, point) == -signal.SIGKILL
+        assert run(make, None, log, point) == -signal.SIGKILL
         noted = _noted(log)
         assert len(noted) >= point // 3 - EPOCHS
         assert [line["hash"] for line in noted] == expected[: len(noted)]
         state = noted[-1]["state"] if noted else None
-        assert _forked(make, state, log, None) == 0
+        assert run(make, state, log, None) == 0
         assert [line["hash"] for line in _noted(log)] == expected, f"killed at {point}"
 
 
-def test_killed_several_times(tree: Path, tmp_path: Path) -> None:
+def test_killed_several_times(tree: Path, tmp_path: Path, run: Run) -> None:
     def make() -> FastLoader[Any]:
         workers = len(_noted(log)) % 3  # as many as there are cores to be had today
         return LOADERS["seed"](tree, workers)
 
     log = tmp_path / "whole"
-    assert _forked(make, None, log, None) == 0
+    assert run(make, None, log, None) == 0
     expected = [line["hash"] for line in _noted(log)]
     log = tmp_path / "killed"
     code, starts = -signal.SIGKILL, 0
     while code == -signal.SIGKILL:
         noted = _noted(log)
         kill_at = 8 + starts % 3
-        code = _forked(make, noted[-1]["state"] if noted else None, log, kill_at if len(noted) < 16 else None)
+        code = run(make, noted[-1]["state"] if noted else None, log, kill_at if len(noted) < 16 else None)
         starts += 1
     assert code == 0
     assert starts > 4
     assert [line["hash"] for line in _noted(log)] == expected
 
 
-def test_the_rest_of_an_epoch_without_any_seed(tree: Path, tmp_path: Path) -> None:
+def test_the_rest_of_an_epoch_without_any_seed(tree: Path, tmp_path: Path, run: Run) -> None:
     """What comes after it depends on torch's global generator, whose state is the script's to save."""
 
     def make() -> FastLoader[Any]:
@@ -182,14 +192,14 @@ def test_the_rest_of_an_epoch_without_any_seed(tree: Path, tmp_path: Path) -> No
 
     whole, log = tmp_path / "whole", tmp_path / "killed"
     seeds = [5]
-    assert _forked(make, None, whole, None) == 0
+    assert run(make, None, whole, None) == 0
     expected = [line["hash"] for line in _noted(whole)][:BATCHES]
-    assert _forked(make, None, log, 10) == -signal.SIGKILL
+    assert run(make, None, log, 10) == -signal.SIGKILL
     noted = _noted(log)
     assert [line["hash"] for line in noted] == expected[: len(noted)]
     assert 3 <= len(noted) < BATCHES
     seeds = [99]
-    assert _forked(make, noted[-1]["state"], log, None) == 0
+    assert run(make, noted[-1]["state"], log, None) == 0
     assert [line["hash"] for line in _noted(log)][:BATCHES] == expected
 
 

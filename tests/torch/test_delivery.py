@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.samples import BatchSample
 from fastpipe.torch.sources import FolderSource
 from fastpipe.types import Key
+
+pytestmark = pytest.mark.usefixtures("same_generators")
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
@@ -41,14 +43,6 @@ ENDS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
-
-
-@pytest.fixture(autouse=True)
-def same_generators() -> Iterator[None]:
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    yield
-    torch.set_rng_state(state)
 
 
 def hashed(batch: Any) -> Any:

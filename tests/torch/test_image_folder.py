@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from torchvision.transforms import v2
 from fastpipe import BadSamples, Decode, FastImageFolder
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
+
+pytestmark = pytest.mark.usefixtures("same_generators")
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -524,14 +526,6 @@ def test_a_dataset_may_be_used_by_many_threads_from_the_first_moment(tree: Path)
         for thread in threads:
             thread.join(60)
         assert wrong == []
-
-
-@pytest.fixture(autouse=True)
-def same_generators() -> Iterator[None]:
-    """Tests here seed torch's generator; others should not depend on it."""
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
 
 
 def test_nothing_is_left_in_the_working_folder(

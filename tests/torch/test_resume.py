@@ -36,22 +36,14 @@ from fastpipe import BadSamples, FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 
+pytestmark = pytest.mark.usefixtures("same_generators")
+
 RANDOM = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
-
-
-@pytest.fixture(autouse=True)
-def same_generators() -> Iterator[None]:
-    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.manual_seed(0)
-    yield
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])
 
 
 class Numbers:
