@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 import fastpipe
 from fastpipe.bench import cli as bench
+from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
 from fastpipe.verify import cli as verify
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "main"]
 
 # Wide enough for a table where the output is a file or a pipe.
 PLAIN_WIDTH = 160
-
-
-@dataclass(frozen=True)
-class Command:
-    """A part of the command.
-
-    Attributes:
-        about: one line of help.
-        add_arguments: adds its options to a parser.
-        run: does it; returns the exit code.
-        prepare: completes its arguments before they are parsed.
-    """
-
-    about: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Console, Progress], int]
-    prepare: Callable[[list[str]], list[str]] = list
 
 
 COMMANDS = {

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from fastpipe.bench import images
+from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown
 from fastpipe.bench.results import load
 
-__all__ = ["ABOUT", "CASES", "Case", "add_arguments", "run", "with_default_case"]
+__all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
 
 ABOUT = "measure fastpipe against the loader it replaces, on this machine and on your data"
 
 DEFAULT_CASE = "images"
 
 
-@dataclass(frozen=True)
-class Case:
-    """A benchmark.
-
-    Attributes:
-        about: one line of help.
-        add_arguments: adds its options to a parser.
-        run: does it; returns the exit code.
-    """
-
-    about: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Console, Progress], int]
-
-
 CASES = {
-    "images": Case(
+    "images": Command(
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
     ),
 }

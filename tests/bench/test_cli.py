@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fastpipe.bench import cli
+from fastpipe.bench.command import Command
 from fastpipe.bench.results import save
 from fastpipe.cli import main
 from fastpipe.testing import photo_tree
@@ -77,7 +78,7 @@ def test_an_interrupt_ends_with_130(
     def interrupted(*arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.CASES, "images", cli.Case("", cli.CASES["images"].add_arguments, interrupted))
+    monkeypatch.setitem(cli.CASES, "images", Command("", cli.CASES["images"].add_arguments, interrupted))
     assert main(["bench", "images"]) == 130
     assert "interrupted" in one_line(capsys)
 
