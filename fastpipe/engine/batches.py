@@ -151,7 +151,7 @@ class PendingBatch:
                     return
                 assert self._substitute is not None
                 item = self._substitute(number, attempt)
-        except BaseException as error:
+        except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
             say_where(error, item or self.items[number])
             self._errors[number] = error
 

@@ -113,7 +113,7 @@ class Job:
                 self._when_begun()
         try:
             task(number)
-        except BaseException as error:
+        except BaseException as error:  # of any kind: ``wait`` raises it, else a waiting thread would not end
             self.cancel(error)
             return False
         with self._lock:

@@ -109,7 +109,7 @@ def _in_child(measure: Callable[[], tuple[float, float]]) -> tuple[float, float]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # the parent learns of any by the missing answer
             os.close(reading)
             torch.set_num_threads(1)  # as torch does in its workers
             os.write(writing, struct.pack("dd", *measure()))
