@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
 from fastpipe.types import BadSamples
 
-__all__ = ["BadSampleLog", "Item", "bad_sample_error"]
+__all__ = ["BadSampleLog", "Item", "bad_sample_error", "why_nothing_is_left"]
 
 _log = logging.getLogger("fastpipe.bad_samples")
 
@@ -36,6 +37,26 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     )
     error.__cause__ = cause
     return error
+
+
+def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
+    """The error of a batch without samples; None if none was asked for.
+
+    Args:
+        left_out: the errors of the samples that were left out, by their numbers in the batch.
+        count: how many samples were asked for.
+    """
+    if not left_out:
+        return None
+    first = left_out[min(left_out)]
+    if count == 1:
+        return first
+    return BadSampleError(
+        f"all {count} samples of a batch are bad, so bad_samples='skip' leaves nothing of it; "
+        f"the first: {first}",
+        path=first.path,
+        index=first.index,
+    )
 
 
 def _size_note(path: str) -> str:

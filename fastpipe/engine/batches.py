@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -126,9 +126,10 @@ class PendingBatch:
             raise self._errors.pop(first)
         return [n for n in range(len(self.items)) if n not in self._left_out]
 
-    def first_left_out(self) -> BadSampleError | None:
-        """The error of the first sample that the policy left out, after ``wait``."""
-        return self._left_out[min(self._left_out)] if self._left_out else None
+    @property
+    def left_out(self) -> Mapping[int, BadSampleError]:
+        """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
+        return self._left_out
 
     def cancel(self) -> None:
         """Give the batch up: samples that have not been begun never are."""

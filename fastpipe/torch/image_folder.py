@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
 from fastpipe.cache.places import open_store
-from fastpipe.engine.bad import Item
+from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import BadSampleError, OptionError
@@ -254,15 +254,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _why_empty(self, batch: Batch) -> BadSampleError | None:
         """Why a finished batch has no sample; None if none was asked for."""
-        first = batch.pending.first_left_out()
-        if first is None or len(batch.pending.items) == 1:
-            return first
-        return BadSampleError(
-            f"all {len(batch.pending.items)} samples of a batch are bad, so bad_samples='skip' leaves "
-            f"nothing of it; the first: {first}",
-            path=first.path,
-            index=first.index,
-        )
+        return why_nothing_is_left(batch.pending.left_out, len(batch.pending.items))
 
     def _expect_ahead(self, batches: int) -> None:
         """Keep memory for so many batches that a loader begins ahead of the one that is due."""

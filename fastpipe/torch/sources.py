@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 
+from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
@@ -179,8 +180,12 @@ class _Mixed:
         return samples_of(tensor, self._plan.rows(tensor), [target for _, target in samples], self._plan.end)
 
     def why_empty(self) -> BadSampleError | None:
-        base, _, batch = self._parts[0]
-        return base._why_empty(batch)
+        left_out = {
+            numbers[n]: error
+            for _, numbers, batch in self._parts
+            for n, error in batch.pending.left_out.items()
+        }
+        return why_nothing_is_left(left_out, self._count)
 
     def is_done(self) -> bool:
         return all(job.done() for job in self.jobs())

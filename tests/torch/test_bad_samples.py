@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
@@ -280,6 +280,24 @@ def test_a_batch_of_the_users_with_nothing_left_is_a_clear_error(tree: Path, wor
             except StopIteration:
                 break
         assert seen == [[1], True, [2]]
+
+
+@pytest.mark.parametrize("order", [[6, 0, 7, 1], [0, 6], [7, 1, 0]])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_several_folders_with_nothing_left_is_the_same_error(
+    tree: Path, tmp_path: Path, order: list[int], workers: int
+) -> None:
+    """The first sample of the batch is named, whichever folder it is of, and all of them are counted."""
+    other = photo_tree(tmp_path / "other", classes=2, per_class=3, sizes=(40, 44))
+    folders = [_broken(root, range(2), bad_samples="skip") for root in (other, tree)]
+    both = ConcatDataset(folders)
+    error = _failure(lambda: list(FastLoader(both, batch_sampler=[order], num_workers=workers)))
+    assert f"all {len(order)} samples of a batch" in str(error)
+    folder, index = folders[order[0] // 6], order[0] % 6
+    path = folder.samples[index][0]
+    assert f"the first: sample {index} could not be read: {path!r}" in str(error)
+    if not workers:  # torch makes a worker's error anew from its text
+        assert (error.path, error.index) == (path, index)
 
 
 def test_all_bad_is_an_error_and_not_an_empty_epoch(tree: Path) -> None:
