@@ -38,11 +38,6 @@ RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToT
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(52, 64))
-
-
-@pytest.fixture(scope="module")
 def other_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_tree(tmp_path_factory.mktemp("other"), classes=3, per_class=2, sizes=(60, 70), seed=5)
 

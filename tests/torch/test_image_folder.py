@@ -23,17 +23,11 @@ from torchvision.transforms import v2
 
 from fastpipe import BadSamples, Decode, FastImageFolder
 from fastpipe.errors import OptionError
-from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(52, 64))
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -35,7 +35,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -43,11 +42,6 @@ STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 TINY = v1.Compose([v1.CenterCrop(8), v1.PILToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(52, 64))
 
 
 def equal(a: Iterable[Any], b: Iterable[Any]) -> bool:
