@@ -775,6 +775,11 @@ def test_many_workers_leave_no_descriptors(tree: Path) -> None:
     for _ in range(3):
         assert len(list(loader)) == 8
         gc.collect()
+        for thread in threading.enumerate():
+            if (
+                thread.name == "QueueFeederThread"
+            ):  # torch does not wait for those of its queues, which they close
+                thread.join(PATIENCE_S)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[1:] == counts[:1] * 2
 
