@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
+    # All tests have one fork server, from the first that asks for it on: else each of its workers imports torch.
+    multiprocessing.set_forkserver_preload(["fastpipe.torch"])
     folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
     before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_CACHE_HOME")}, tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder

@@ -76,7 +76,6 @@ def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any
     method = topology.get("multiprocessing_context", "fork")
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"run it where processes can {method}")
-    multiprocessing.set_forkserver_preload(["fastpipe.torch"])  # so that workers start at once
     expected = list(DataLoader(ImageFolder(tree, STEADY), batch_size=4))
     for kind in (DataLoader, FastLoader):
         loader = kind(FastImageFolder(tree, STEADY), batch_size=4, **topology)
