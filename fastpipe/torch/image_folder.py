@@ -56,7 +56,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
         seed: makes order and augmentation a pure function of (seed, epoch) under a
             ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
-        cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.
+        cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.  With
+            ``"off"`` nothing is written anywhere, nor is the scan of a large folder kept.
         classes: names of the class folders to use, in this order.  Default: all, sorted.
         bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
@@ -340,7 +341,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _index_cache(self) -> IndexCache | None:
         """Where the scan is kept; None to scan each time."""
-        return default_index_cache()
+        return None if self.cache.where == "off" else default_index_cache()
 
     def _make_targets(self) -> Any:
         if isinstance(self.samples, tables.SampleTable):
