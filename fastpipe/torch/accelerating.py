@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import default_collate
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import batching_of
-from fastpipe.types import Shard
+from fastpipe.types import Cache, Shard
 
 __all__ = ["accelerate"]
 
@@ -19,7 +19,7 @@ _WORKER_OPTIONS = (
     "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
     "persistent_workers",
 )  # fmt: skip
-_OWN = ("seed", "shard", "device", "augment")
+_OWN = ("seed", "shard", "device", "augment", "cache")
 _SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
 
 
@@ -30,6 +30,7 @@ def accelerate(
     shard: Shard | None = None,
     device: Any = None,
     augment: Callable[..., Any] | None = None,
+    cache: Cache | Literal["auto", "ram", "disk", "off"] | None = None,
 ) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
@@ -41,7 +42,7 @@ def accelerate(
 
     Args:
         loader: a ``DataLoader``.  It is not changed, and may be used on.
-        seed, shard, device, augment: as in ``FastLoader``.  With one of the first two, a plain
+        seed, shard, device, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
             ``shuffle=True`` shuffles by the seed; any other sampler stays.
 
     Raises:
@@ -55,7 +56,7 @@ def accelerate(
     _check(loader)
     options = {name: getattr(loader, name) for name in _SHARED_OPTIONS if hasattr(loader, name)}
     options |= {name: getattr(loader, name) for name in ("prefetch_batches", *_OWN) if hasattr(loader, name)}
-    given = {"seed": seed, "shard": shard, "device": device, "augment": augment}
+    given = {"seed": seed, "shard": shard, "device": device, "augment": augment, "cache": cache}
     options |= {name: value for name, value in given.items() if value is not None}
     workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     if isinstance(loader, FastLoader):

@@ -39,7 +39,7 @@ from fastpipe.torch.state import (
     unsaved_state,
 )
 from fastpipe.torch.workers import WorkerInit, lanes_for
-from fastpipe.types import Shard
+from fastpipe.types import Cache, Shard
 
 __all__ = ["FastLoader"]
 
@@ -73,6 +73,8 @@ class FastLoader(DataLoader[_T_co]):
         augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
             what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
             seed its draws depend on epoch and batch alone.
+        cache: where the decoded images of torchvision's ``ImageFolder`` are kept, a
+            :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
             whether threads here or worker processes are faster; ``plan`` says what it found.
         prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
@@ -112,6 +114,7 @@ class FastLoader(DataLoader[_T_co]):
         shard: Shard | None = None,
         device: Any = None,
         augment: Callable[..., Any] | None = None,
+        cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
@@ -124,11 +127,12 @@ class FastLoader(DataLoader[_T_co]):
         self.device = device
         self._device = None if device is None else checked_device(device)
         self.augment = augment
+        self.cache, self._cache = cache, Cache.of(cache)
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
         self._why_workers = ""
         if num_workers == "auto":
-            source = source_of(dataset, self._twins)
+            source = source_of(dataset, self._twins, self._cache)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
@@ -144,6 +148,7 @@ class FastLoader(DataLoader[_T_co]):
         )  # fmt: skip
         if sampler is None and batch_sampler is None:
             mark_default(self.sampler)
+        self._check_cache()
         self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
         self._kept_batches: IndexBatches | None = None
         # What ``reference`` says of worker processes.
@@ -308,7 +313,7 @@ class FastLoader(DataLoader[_T_co]):
         return Delivery(transfer, finishes, self.augment, seed, self._order.shard())
 
     def _source(self) -> FolderSource | None:
-        return source_of(self.dataset, self._twins)
+        return source_of(self.dataset, self._twins, self._cache)
 
     def _samples(self) -> int | None:
         try:
@@ -324,6 +329,13 @@ class FastLoader(DataLoader[_T_co]):
             return self.prefetch_batches
         size = self.batch_size or 1
         return 1 + max(1, math.ceil(2 * source.threads / size))
+
+    def _check_cache(self) -> None:
+        if self._cache != Cache() and not (self._source() is not None and self._twins):
+            raise OptionError(
+                "cache= is where fastpipe keeps the images of a torchvision ImageFolder; it has no effect on "
+                f"this {type(self.dataset).__name__}. A FastImageFolder takes a cache= of its own"
+            )
 
     def _check_stateful(self, method: str) -> None:
         comes_in_order = self.in_order or self.num_workers <= 1
@@ -354,7 +366,7 @@ class FastLoader(DataLoader[_T_co]):
                 "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
                 "parts of different orders"
             )
-        source = source_of(dataset, self._twins)
+        source = source_of(dataset, self._twins, self._cache)
         if source is not None and source.skips:
             raise OptionError(
                 "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "

@@ -249,14 +249,15 @@ class _Concat:
         return found
 
 
-def source_of(dataset: Any, twins: dict[int, FastImageFolder]) -> FolderSource | None:
+def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> FolderSource | None:
     """The source behind a dataset, if every object on the way is one whose code is known.
 
     Args:
         dataset: the user's dataset.
         twins: by the ``id`` of a plain ``ImageFolder``, what makes batches of it; more are added.
+        cache: where these keep decoded images.
     """
-    root = _node_of(dataset, twins)
+    root = _node_of(dataset, twins, cache)
     return None if root is None else FolderSource(root)
 
 
@@ -271,12 +272,12 @@ def why_no_source(dataset: Any) -> str:
     return why_no_twin(dataset)
 
 
-def _node_of(dataset: Any, twins: dict[int, FastImageFolder]) -> _Node | None:
+def _node_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> _Node | None:
     if type(dataset) is Subset:
-        child = _node_of(dataset.dataset, twins)
+        child = _node_of(dataset.dataset, twins, cache)
         return None if child is None else _Subset(dataset, child)
     if type(dataset) is ConcatDataset:
-        children = [_node_of(item, twins) for item in dataset.datasets]
+        children = [_node_of(item, twins, cache) for item in dataset.datasets]
         known = [child for child in children if child is not None]
         return _Concat(dataset, known) if known and len(known) == len(children) else None
     if isinstance(dataset, FastImageFolder):
@@ -285,7 +286,7 @@ def _node_of(dataset: Any, twins: dict[int, FastImageFolder]) -> _Node | None:
         # One twin for each folder, so that its subsets share threads and memory.
         twin = twins.get(id(dataset))
         if not isinstance(twin, ImageFolderTwin) or twin.original is not dataset:
-            twin = twins[id(dataset)] = ImageFolderTwin(dataset, Cache())
+            twin = twins[id(dataset)] = ImageFolderTwin(dataset, cache)
         return _Folder(twin)
     return None
 

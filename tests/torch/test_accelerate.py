@@ -29,7 +29,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 
-from fastpipe import FastImageFolder, FastLoader, Shard, accelerate
+from fastpipe import Cache, FastImageFolder, FastLoader, Shard, accelerate
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.testing import photo_tree
 
@@ -488,3 +488,36 @@ def test_a_datasets_seed_leaves_the_order_of_a_sampler(tree: Path) -> None:
 def test_what_has_no_effect_on_iterables_is_refused(options: Any) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(options))}= has no effect on an IterableDataset"):
         accelerate(DataLoader(_Named()), **options)
+
+
+# ---- cache= ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_image_folders_keep_what_was_decoded(tree: Path, tmp_path: Path, workers: int) -> None:
+    cache = Cache("disk", dir=tmp_path)
+    stock = DataLoader(Subset(ImageFolder(tree, STEADY), range(12)), 4, num_workers=workers)
+    loader = accelerate(stock, cache=cache)
+    assert loader.cache is cache
+    assert stream(loader) == stream(stock)
+    (twin,) = loader._twins.values()
+    kept = twin._running().cache
+    assert kept is not None
+    assert len(kept.store.entries()) == 12
+    again = accelerate(stock, cache=cache)
+    assert stream(again) == stream(stock)
+    assert len(again._source().bases[0]._running().cache.store.entries()) == 12  # type: ignore[union-attr]
+
+
+def test_a_fast_loader_keeps_its_cache_when_it_is_accelerated(tree: Path, tmp_path: Path) -> None:
+    cache = Cache("disk", dir=tmp_path)
+    loader = accelerate(FastLoader(ImageFolder(tree, STEADY), 4, cache=cache))
+    assert loader.cache is cache
+
+
+@pytest.mark.parametrize("make", [lambda tree: FastImageFolder(tree, STEADY), lambda tree: list(range(5))])
+def test_a_cache_that_would_have_no_effect_is_refused(tree: Path, make: Any) -> None:
+    with pytest.raises(OptionError, match="no effect"):
+        FastLoader(make(tree), 4, cache="ram")
+    with pytest.raises(OptionError, match="no effect"):
+        accelerate(DataLoader(make(tree), 4), cache="ram")

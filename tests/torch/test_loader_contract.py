@@ -213,6 +213,7 @@ def test_the_signature_begins_as_data_loaders() -> None:
         "shard",
         "device",
         "augment",
+        "cache",
         "prefetch_batches",
     ]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in extra)
