@@ -133,7 +133,6 @@ class PillowImage:
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
         self._reader = reader
         self._opened = reader.open_pillow(blob, path)
-        self._pixels: UInt8Array | None = None
         self._turned: Any = reader.convert(self._opened) if reader.decode.exif else None
 
     @property
@@ -142,11 +141,11 @@ class PillowImage:
         return Size(height, width)
 
     def region(self, box: Box) -> UInt8Array:
-        if self._pixels is None:
-            self._pixels = np.asarray(self.pil())
-        return np.ascontiguousarray(
-            self._pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-        )
+        image = self.pil()
+        if box != Box(0, 0, *self.size):
+            # First, as Pillow hands out pixels in small pieces, for each of which a thread needs the GIL.
+            image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+        return np.asarray(image)
 
     def pil(self) -> Any:
         if self._turned is None:
