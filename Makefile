@@ -4,16 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-UV := $(BIN)/uv pip install --no-config --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
+INSTALL := $(BIN)/uv pip install --no-config --quiet --compile-bytecode --constraint constraints.txt
+UV := $(INSTALL) --python $(BIN)/python
 
-.PHONY: help venv peers bench test nightly lint format clean
+# Peers that cannot live beside fastpipe; the benchmark looks for these folders.
+FFCV := .venv-ffcv
+SIMD := .venv-pillow-simd
+# Pillow-SIMD is made for AVX2, which its documents say to ask for.
+SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
+
+.PHONY: help venv peers peers-ffcv peers-pillow-simd bench test nightly lint format clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure the main job on this machine"
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
 	@echo "make nightly  the slow tests: soaks and large property tests"
-	@echo "make peers    also install the peers that 'bench --peers' compares with (DALI, TensorFlow)"
+	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL, LitData"
+	@echo "make peers-ffcv, make peers-pillow-simd"
+	@echo "              compile FFCV or Pillow-SIMD, each into an environment of its own, for 'bench --peers'"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make clean    remove the environment and what the tools left"
 
@@ -26,13 +35,42 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(PEERS): $(READY)
-	@echo "==> installing the peers: DALI and TensorFlow"
-	@$(UV) --editable ".[dev,dali,tf]"
+	@echo "==> installing the peers: DALI, TensorFlow, SPDL and LitData"
+	@$(UV) --editable ".[dev,peers]"
+	@PATH=$$PATH:/sbin ldconfig -p 2>/dev/null | grep -q libavdevice || echo "SPDL also needs FFmpeg 4 to 9: apt-get install ffmpeg"
 	@touch $(PEERS)
+
+# FFCV links against the system's OpenCV and libturbojpeg, which are no Python packages.
+$(FFCV)/.ready: $(READY) constraints-ffcv.txt
+	@command -v c++ >/dev/null && pkg-config --exists opencv4 libturbojpeg 2>/dev/null || \
+	  { echo "FFCV is compiled: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev"; exit 1; }
+	@echo "==> making FFCV's environment in $(FFCV)"
+	@rm -rf $(FFCV); $(PYTHON) -m venv $(FFCV)
+	@$(INSTALL) --constraint constraints-ffcv.txt --python $(FFCV)/bin/python torch pillow ffcv
+	@$(FFCV)/bin/python -c "import ffcv.fields"
+	@touch $@
+
+# Pillow-SIMD takes Pillow's place, so torchvision's wish for Pillow is met and then undone.
+# No cache: a build for another processor may be there.
+$(SIMD)/.ready: $(READY) constraints-pillow-simd.txt
+	@command -v cc >/dev/null && pkg-config --exists libjpeg zlib 2>/dev/null || \
+	  { echo "Pillow-SIMD is compiled: apt-get install gcc pkg-config libjpeg-dev zlib1g-dev"; exit 1; }
+	@echo "==> making Pillow-SIMD's environment in $(SIMD)"
+	@rm -rf $(SIMD); $(PYTHON) -m venv $(SIMD)
+	@$(INSTALL) --python $(SIMD)/bin/python torch torchvision
+	@$(BIN)/uv pip uninstall --quiet --python $(SIMD)/bin/python pillow
+	@CC="cc $(SIMD_FLAGS)" $(INSTALL) --constraint constraints-pillow-simd.txt --python $(SIMD)/bin/python \
+	  --no-cache --no-deps pillow-simd
+	@$(SIMD)/bin/python -c "import PIL.Image, torchvision; assert '.post' in PIL.__version__"
+	@touch $@
 
 venv: $(READY)
 
 peers: $(PEERS)
+
+peers-ffcv: $(FFCV)/.ready
+
+peers-pillow-simd: $(SIMD)/.ready
 
 bench: $(READY)
 	@echo "==> python -m fastpipe.bench"
@@ -57,5 +95,5 @@ format: $(READY)
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(FFCV) $(SIMD) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

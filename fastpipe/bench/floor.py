@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.bench.boxes import crop_box
 from fastpipe.bench.runner import ContenderError
 from fastpipe.errors import MissingDependencyError
 
@@ -43,20 +43,8 @@ def crop_boxes(sizes: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.ND
     """
     boxes = np.empty((len(sizes), 4), np.int64)
     for row, (height, width) in enumerate(sizes.tolist()):
-        boxes[row] = _crop_box(height, width, rng)
+        boxes[row] = crop_box(height, width, rng)
     return boxes
-
-
-def _crop_box(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Ten tries at an area of 8 to 100 % and a ratio of 3:4 to 4:3, else the centre."""
-    for _ in range(10):
-        area = height * width * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
-    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
-    return (height - h) // 2, (width - w) // 2, h, w
 
 
 class DecodeRow:

@@ -17,7 +17,7 @@ from fastpipe.bench.check import Check, run_check
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec
-from fastpipe.bench.peers import PEERS, PeerRow, installed
+from fastpipe.bench.peers import PEERS, PeerRow, interpreter
 from fastpipe.bench.plot import draw
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import print_result
@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
     add("--plot", metavar="FILE.png", type=Path, help="draw the result into FILE.png")
-    add("--peers", action="store_true", help="also measure DALI and tf.data where they are installed")
+    add(
+        "--peers",
+        action="store_true",
+        help="also measure DALI, tf.data, FFCV, SPDL, LitData and Pillow-SIMD where they are installed",
+    )
     add("--batch-size", type=_positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--rounds", type=_positive(int), metavar="R", help="rounds to measure (default: 7)")
@@ -193,9 +197,9 @@ class _Bench:
             stack.callback(contender.close)
             contenders.append(contender)
             # What decodes is known only once it is built.
-            self.infos[info.key] = (
-                replace(info, note=contender.note) if isinstance(contender, DecodeRow) else info
-            )
+            if isinstance(contender, DecodeRow):
+                info = replace(info, note=contender.note)
+            self.infos[info.key] = contender.info() if isinstance(contender, PeerRow) else info
 
         for spec in loader_specs(self.cores, self.args.quick):
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
@@ -203,12 +207,13 @@ class _Bench:
         floor = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
         add(floor, lambda: DecodeRow(photos.files, self.cores, size))
         for peer in PEERS if self.args.peers else ():
-            if not installed(peer):
+            python = interpreter(peer)
+            if python is None:
                 self._miss(peer.key, peer.label, f"not installed; {peer.install}")
                 continue
             self.progress.now(f"starting {peer.label}")
-            info = RowInfo(peer.key, peer.label, "peer", None, "float32", peer.note)
-            add(info, lambda peer=peer: PeerRow(peer, photos, size, self.cores))  # type: ignore[misc]
+            info = RowInfo(peer.key, peer.label, "peer", None, peer.output, peer.note)
+            add(info, lambda peer=peer, python=python: PeerRow(peer, python, photos, size, self.cores))  # type: ignore[misc]
         return contenders
 
     def _measure(self, contenders: Sequence[Contender], main: LoaderRow) -> tuple[Session, dict[str, Any]]:

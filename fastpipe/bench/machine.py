@@ -31,6 +31,8 @@ PACKAGES = (
     "nvidia-dali-cuda120",
     "tensorflow",
     "tensorflow-cpu",
+    "spdl-io",
+    "litdata",
 )
 
 

@@ -1,8 +1,8 @@
 """Other libraries doing the same job, each in a process of its own.
 
-TensorFlow and DALI start thread pools and change process-wide settings when imported, so
-they stay out of the process that measures torch.  The child (`peer_child`) sleeps on its
-standard input while others are measured.
+They start thread pools and change process-wide settings when imported, so they stay out of the
+process that measures torch; some need an environment of their own besides.  The child
+(`peer_child`) sleeps on its standard input while others are measured.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from fastpipe.bench.data import Photos
+from fastpipe.bench.loaders import MEAN, SIDE, STD
+from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError
 
-__all__ = ["PEERS", "Peer", "PeerRow", "installed"]
+__all__ = ["PEERS", "Peer", "PeerRow", "interpreter"]
+
+CHILD = Path(__file__).with_name("peer_child.py")
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -29,44 +35,120 @@ class Peer:
     """A library to compare with.
 
     Attributes:
-        key: its name in the JSON file, and for the child.
+        key: its name in the JSON file.
         label: its name in tables.
-        module: the module that is there when it is installed.
-        install: how to install it.
+        source: which file of `peer_children` runs it.
+        install: the command that installs it.
+        module: the module that is there when it is installed in this environment.
+        environment: for one that needs an environment of its own, the environment's name.
+        output: what its batches hold.
         note: in what its output is not that of the replaced loader.
+        options: what tells rows of the same library apart.
     """
 
     key: str
     label: str
-    module: str
+    source: str
     install: str
-    note: str
+    module: str = ""
+    environment: str = ""
+    output: Literal["float32", "uint8"] = "float32"
+    note: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def variable(self) -> str:
+        """The environment variable that names the interpreter of its own environment."""
+        return f"FASTPIPE_{self.environment.upper().replace('-', '_')}_PYTHON"
+
+
+def _ffcv(mode: str, label: str, output: Literal["float32", "uint8"], note: str) -> Peer:
+    """A row of FFCV."""
+    return Peer(
+        f"ffcv-{mode}-{output}",
+        f"FFCV, {label}" + (", uint8" if output == "uint8" else ""),
+        "ffcv",
+        "make peers-ffcv",
+        environment="ffcv",
+        output=output,
+        note=note,
+        options={"mode": mode, "shorter_side": 256},
+    )
+
+
+_FFCV_NOTE = "own crops, resampling by area"
 
 PEERS = (
     Peer(
         "dali",
         "DALI, CPU pipeline",
-        "nvidia.dali",
+        "dali",
         "pip install nvidia-dali-cuda130",
-        "own crops and resampling",
+        "nvidia.dali",
+        note="own crops and resampling",
     ),
     Peer(
         "tfdata",
         "tf.data, decode_and_crop_jpeg",
-        "tensorflow",
+        "tfdata",
         "pip install tensorflow-cpu",
-        "NHWC; no antialiasing",
+        "tensorflow",
+        note="NHWC; no antialiasing",
     ),
+    Peer(
+        "spdl",
+        "SPDL, FFmpeg filters",
+        "spdl",
+        "pip install spdl, and apt-get install ffmpeg",
+        "spdl.io",
+        note="own crops on even pixels, FFmpeg's decoder and resampling",
+    ),
+    Peer(
+        "litdata",
+        "LitData, StreamingDataLoader",
+        "litdata",
+        "pip install litdata",
+        "litdata",
+        note="torchvision's transforms on tensors; shuffled within chunks; photos turned by EXIF",
+    ),
+    Peer(
+        "pillow-simd",
+        "ImageFolder + DataLoader, Pillow-SIMD",
+        "pillow_simd",
+        "make peers-pillow-simd",
+        environment="pillow-simd",
+        note="the replaced loader, num_workers = cores",
+    ),
+    _ffcv("jpg", "JPEG mode", "float32", f"{_FFCV_NOTE}, inexact DCT"),
+    _ffcv("jpg", "JPEG mode", "uint8", f"{_FFCV_NOTE}, inexact DCT"),
+    _ffcv("raw", "raw 256 px", "float32", f"no JPEG to decode; {_FFCV_NOTE}"),
+    _ffcv("raw", "raw 256 px", "uint8", f"no JPEG to decode; {_FFCV_NOTE}"),
 )
 
 
-def installed(peer: Peer) -> bool:
-    """Whether the peer's package is there; it is not imported."""
-    try:
-        return importlib.util.find_spec(peer.module) is not None
-    except ModuleNotFoundError:
-        return False
+def interpreter(peer: Peer, folders: Sequence[Path] | None = None) -> str | None:
+    """The Python that has the peer, or ``None``; nothing is imported.
+
+    Args:
+        peer: which library.
+        folders: where an environment of its own may lie, if its variable is not set: by default the
+            current folder and that of the checkout.
+    """
+    if not peer.environment:
+        try:
+            return sys.executable if importlib.util.find_spec(peer.module) is not None else None
+        except ModuleNotFoundError:
+            return None
+    named = os.environ.get(peer.variable)
+    places = [Path(folder) / f".venv-{peer.environment}" / "bin" / "python" for folder in _here(folders)]
+    candidates = [Path(named).expanduser()] if named else places
+    # Not resolved: a virtual environment's python is a link, and known by where it lies.
+    return next((str(place.absolute()) for place in candidates if place.is_file()), None)
+
+
+def _here(folders: Sequence[Path] | None) -> Sequence[Path]:
+    """Where environments are looked for."""
+    return (Path.cwd(), CHECKOUT) if folders is None else folders
 
 
 class PeerRow:
@@ -74,9 +156,10 @@ class PeerRow:
 
     Args:
         peer: which library.
+        python: the interpreter that has it.
         photos: the photos to read.
         batch_size: images in a batch.
-        threads: how many threads the library may use.
+        threads: how many threads or processes the library may use.
 
     Raises:
         ContenderError: the child does not start, or its first batch is not what it should be.
@@ -84,30 +167,67 @@ class PeerRow:
 
     workers = 0
 
-    def __init__(self, peer: Peer, photos: Photos, batch_size: int, threads: int) -> None:
+    def __init__(self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int) -> None:
         self.key, self.peer, self.chunk = peer.key, peer, batch_size
+        self._photos = photos
+        # What a peer converts the photos to; the child may be killed, so it is removed here.
+        self._scratch = tempfile.TemporaryDirectory(prefix="fastpipe-bench-", ignore_cleanup_errors=True)
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
-        self._child: subprocess.Popen[str] | None = subprocess.Popen(
-            [sys.executable, "-m", "fastpipe.bench.peer_child", peer.key],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            # No GPU: the rows compare processors.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
+        self._child: subprocess.Popen[str] | None = None
         try:
-            self.first_batch = self._ask(
-                {
-                    "files": photos.files,
-                    "labels": photos.labels,
-                    "batch_size": batch_size,
-                    "threads": threads,
-                }
+            self._child = subprocess.Popen(
+                [python, str(CHILD), peer.source],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                env=_environment(peer),
             )
+            self.first_batch = self._ask(self._job(batch_size, threads))
+        except OSError as error:
+            self.close()
+            raise ContenderError(f"{peer.label} does not start: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
+
+    def info(self) -> RowInfo:
+        """The row, with what the child told."""
+        peer, told = self.peer, self.first_batch
+        seconds, made = told.get("prepared_s"), told.get("prepared_bytes")
+        size = made / self._photos.bytes if made else None
+        notes = [peer.note, told.get("note", "")]
+        if seconds is not None and size is not None:
+            notes.append(f"converted in {seconds:.0f} s to {size:.1f}× the bytes")
+        return RowInfo(
+            peer.key,
+            peer.label,
+            "peer",
+            None,
+            peer.output,
+            "; ".join(note for note in notes if note),
+            versions=told.get("versions"),
+            prepared_s=None if seconds is None else round(seconds, 2),
+            prepared_size=None if size is None else round(size, 3),
+        )
+
+    def _job(self, batch_size: int, threads: int) -> dict[str, Any]:
+        """The first line for the child."""
+        photos = self._photos
+        return {
+            "folder": str(photos.folder),
+            "indices": photos.indices,
+            "files": photos.files,
+            "labels": photos.labels,
+            "batch_size": batch_size,
+            "threads": threads,
+            "side": SIDE,
+            "mean": MEAN,
+            "std": STD,
+            "output": self.peer.output,
+            "scratch": self._scratch.name,
+            "options": dict(self.peer.options),
+        }
 
     def measure(self, images: int) -> float:
         """Let the child handle so many images; return the seconds it counted."""
@@ -116,8 +236,13 @@ class PeerRow:
     def close(self) -> None:
         """End the child; it leaves by itself when its standard input is closed."""
         child, self._child = self._child, None
-        if child is None:
-            return
+        if child is not None:
+            self._end(child)
+        self._stderr.close()
+        self._scratch.cleanup()
+
+    def _end(self, child: subprocess.Popen[str]) -> None:
+        """Close the pipes and wait."""
         for stream in (child.stdin, child.stdout):
             if stream is not None:
                 # It may have died with words of ours still in the pipe.
@@ -128,7 +253,6 @@ class PeerRow:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        self._stderr.close()
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Send one line of JSON, read one."""
@@ -152,3 +276,14 @@ class PeerRow:
         self._stderr.seek(0)
         lines: Sequence[str] = [line for line in self._stderr.read().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "no message"
+
+
+def _environment(peer: Peer) -> dict[str, str]:
+    """The child's environment variables."""
+    # No GPU: the rows compare processors.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if peer.environment:
+        # Packages of this environment must not hide those of the peer's.
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+    return environment

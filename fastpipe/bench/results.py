@@ -64,6 +64,8 @@ ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "ratio": dict,
     "first_batch_s": (dict, type(None)),
 }
+# Fields that only rows of peers have, and of those only some.
+PEERS_ONLY = ("versions", "prepared_s", "prepared_size")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class RowInfo:
         num_workers: where it is a DataLoader's row.
         output: what its batches hold.
         note: what a reader should know.
+        versions: package → version, of a peer.
+        prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
+        prepared_size: size of what that made, over the size of the photos.
     """
 
     key: str
@@ -85,6 +90,9 @@ class RowInfo:
     num_workers: int | None
     output: str
     note: str
+    versions: Mapping[str, str] | None = None
+    prepared_s: float | None = None
+    prepared_size: float | None = None
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
@@ -101,7 +109,7 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
         samples = session.samples[info.key]
         rows.append(
             {
-                **asdict(info),
+                **{name: value for name, value in asdict(info).items() if name not in PEERS_ONLY or value},
                 "samples": [asdict(sample) for sample in samples],
                 "images_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
                 "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),

@@ -1,0 +1,157 @@
+"""What the parent asks of a peer's process, and what a peer's file hands back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Batches",
+    "Job",
+    "PeerError",
+    "Stream",
+    "batch_problem",
+    "endless_order",
+    "folder_bytes",
+    "is_jpeg",
+    "repeats",
+    "without_non_jpegs",
+]
+
+# An epoch of a loader that cannot go on for ever has at least so many batches, so that what its end
+# and its start cost is as little a part as in training.
+EPOCH_BATCHES = 512
+
+Batches = Generator[tuple[Any, Any], None, None]
+
+
+class PeerError(Exception):
+    """The peer cannot do this job; the message says why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to load.
+
+    Attributes:
+        folder: the image folder.
+        indices: which samples of it, as torchvision's ``ImageFolder`` counts them.
+        files, labels: these samples.
+        batch_size: images in a batch.
+        threads: how many threads or processes the peer may use.
+        side: height and width of the output.
+        mean, std: for values of 0 to 1, one for each channel.
+        output: ``"float32"``, normalised, or ``"uint8"``.
+        scratch: an empty folder for what the peer makes of the photos; the parent removes it.
+        options: what tells rows of the same peer apart.
+    """
+
+    folder: str
+    indices: Sequence[int]
+    files: Sequence[str]
+    labels: Sequence[int]
+    batch_size: int
+    threads: int
+    side: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    output: str
+    scratch: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Job:
+        """The job of a line of JSON."""
+        return cls(**{one.name: content[one.name] for one in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A peer at work.
+
+    Attributes:
+        batches: without end: images (N, 3, H, W), or (N, H, W, 3) where ``layout`` says so, and
+            labels, as numpy arrays or torch tensors in the host's memory.
+        ahead: at most so many batches wait ready made.
+        packages: those whose versions say what was measured.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        note: what a reader should know and is known only now.
+        prepared_s: seconds that a conversion of the photos took, which is not part of the rate.
+        prepared_bytes: what it made.
+    """
+
+    batches: Batches
+    ahead: int
+    packages: Sequence[str]
+    layout: str = "NCHW"
+    note: str = ""
+    prepared_s: float | None = None
+    prepared_bytes: int | None = None
+
+
+def is_jpeg(file: str) -> bool:
+    """Whether a file's content is a JPEG's, whatever its name."""
+    with open(file, "rb") as opened:
+        return opened.read(3) == b"\xff\xd8\xff"
+
+
+def without_non_jpegs(job: Job, reader: str) -> None:
+    """Check that all photos are JPEGs.
+
+    Raises:
+        PeerError: some are not, and ``reader`` reads nothing else.
+    """
+    if not all(is_jpeg(file) for file in job.files):
+        raise PeerError(f"{reader} reads JPEG only and some photos are not")
+
+
+def repeats(job: Job) -> int:
+    """How often an epoch goes through the photos to be long enough.
+
+    >>> job = Job("", range(200), ["a"] * 200, [0] * 200, 64, 2, 224, (), (), "uint8", "")
+    >>> repeats(job)
+    164
+    """
+    return math.ceil(EPOCH_BATCHES * job.batch_size / len(job.files))
+
+
+def endless_order(job: Job) -> Iterator[int]:
+    """Places in ``job.files``: all in random order, and again in another, without end."""
+    rng = np.random.default_rng()
+    while True:
+        yield from rng.permutation(len(job.files)).tolist()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def batch_problem(job: Job, layout: str, images: npt.NDArray[Any], labels: Any) -> str | None:
+    """What is wrong with a batch, or ``None``.
+
+    Args:
+        job: what was asked for.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        images: the images.
+        labels: their labels.
+    """
+    size, side = job.batch_size, job.side
+    shape = (size, side, side, 3) if layout == "NHWC" else (size, 3, side, side)
+    if images.shape != shape or images.dtype != np.dtype(job.output):
+        return f"the first batch is {images.dtype} {images.shape}, expected {job.output} {shape}"
+    strangers = set(np.asarray(labels).reshape(-1).tolist()) - set(job.labels)
+    if np.asarray(labels).size != size or strangers:
+        return f"the first batch has {np.asarray(labels).size} labels, not of the folder: {sorted(strangers)}"
+    low, high = 0.0, 255.0
+    if job.output == "float32":
+        low, high = (0 - max(job.mean)) / min(job.std), (1 - min(job.mean)) / min(job.std)
+    if not (low - 0.01 <= images.min() < images.max() <= high + 0.01):
+        return f"values lie in {images.min():.3f}..{images.max():.3f}, expected within {low:.3f}..{high:.3f}"
+    return None

@@ -1,0 +1,104 @@
+"""The protocol's child side.
+
+It reads one line of JSON that is the job, answers with the form of the first batch, and then
+answers each ``{"batches": n}`` with the seconds that n batches took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.bench.peer_children import dali, ffcv, litdata, pillow_simd, spdl, tfdata
+from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
+
+__all__ = ["SOURCES", "main", "serve"]
+
+SOURCES: dict[str, Callable[[Job], Stream]] = {
+    "dali": dali.stream,
+    "ffcv": ffcv.stream,
+    "litdata": litdata.stream,
+    "pillow_simd": pillow_simd.stream,
+    "spdl": spdl.stream,
+    "tfdata": tfdata.stream,
+}
+
+
+def serve(source: str, questions: TextIO, answers: TextIO) -> None:
+    """Answer the parent until it closes the pipe."""
+
+    def answer(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    job = Job.from_json(json.loads(questions.readline()))
+    try:
+        stream = SOURCES[source](job)
+        images, labels = _next(stream)
+    except PeerError as error:
+        answer({"error": str(error)})
+        return
+    problem = batch_problem(job, stream.layout, images, labels)
+    answer({"error": problem} if problem else _first_answer(stream, images))
+    for line in questions:
+        # What was made ready during the pause, and a little more, is not part of the measurement.
+        for _ in range(2 * stream.ahead):
+            _next(stream)
+        start = time.perf_counter()
+        for _ in range(json.loads(line)["batches"]):
+            images, _ = _next(stream)
+            if images.flat[0] != images.flat[0]:
+                raise ValueError("a batch holds a value that is not a number")
+        answer({"seconds": time.perf_counter() - start})
+    stream.batches.close()
+
+
+def _next(stream: Stream) -> tuple[npt.NDArray[Any], Any]:
+    """The next batch, its images seen as an array."""
+    images, labels = next(stream.batches)
+    return np.asarray(images), labels
+
+
+def _first_answer(stream: Stream, images: npt.NDArray[Any]) -> dict[str, Any]:
+    """What the parent puts into the row."""
+    return {
+        "shape": list(images.shape),
+        "dtype": str(images.dtype),
+        "versions": _versions(stream.packages),
+        "note": stream.note,
+        "prepared_s": stream.prepared_s,
+        "prepared_bytes": stream.prepared_bytes,
+    }
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def main() -> None:
+    """Keep the pipe to the parent for answers; whatever libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        serve(sys.argv[1], sys.stdin, answers)
+    except (KeyboardInterrupt, BrokenPipeError):
+        # The parent decides; thread pools of the libraries must not delay the end.
+        os._exit(130)
+    answers.flush()
+    sys.stderr.flush()
+    # DALI and TensorFlow may hang or abort while interpreters shut down under running threads.
+    os._exit(0)
