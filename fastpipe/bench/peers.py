@@ -181,7 +181,7 @@ class PeerRow:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 text=True,
-                env=_environment(peer),
+                env=_environment(peer, self._scratch.name),
             )
             self.first_batch = self._ask(self._job(batch_size, threads))
         except OSError as error:
@@ -278,10 +278,10 @@ class PeerRow:
         return lines[-1].strip() if lines else "no message"
 
 
-def _environment(peer: Peer) -> dict[str, str]:
-    """The child's environment variables."""
+def _environment(peer: Peer, scratch: str) -> dict[str, str]:
+    """The child's environment variables; its temporary files go where the parent removes them."""
     # No GPU: the rows compare processors.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "TMPDIR": scratch}
     if peer.environment:
         # Packages of this environment must not hide those of the peer's.
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):

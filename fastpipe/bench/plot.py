@@ -123,7 +123,7 @@ def _floor(axes: Any, result: Mapping[str, Any], count: int) -> None:
 
 def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Names at the left, nothing that carries no information."""
-    axes.set_yticks(range(len(rows)), [entry["label"].replace(" + ", "\n+ ") for entry in rows], fontsize=9.5)
+    axes.set_yticks(range(len(rows)), [_name(entry) for entry in rows], fontsize=9.5)
     for tick, entry in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_color(INK)
         tick.set_fontweight("bold" if entry["group"] == "fastpipe" else "normal")
@@ -134,6 +134,17 @@ def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#d0d4d9")
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """A row's label, on lines short enough, and what was done to the photos beforehand.
+
+    >>> _name({"label": "A + B"}), _name({"label": "A, raw", "prepared_size": 2.4321})
+    ('A\\n+ B', 'A, raw\\n(photos converted, 2.4× the bytes)')
+    """
+    size = entry.get("prepared_size")
+    converted = "" if size is None else f"\n(photos converted, {size:.1f}× the bytes)"
+    return str(entry["label"]).replace(" + ", "\n+ ") + converted
 
 
 def _short_cpu(name: str) -> str:

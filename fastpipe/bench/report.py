@@ -66,6 +66,7 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
         f"FastLoader's stages, {stage_line(result)} (wait is the consumer's time, the others are threads')",
         data_line(result),
         machine_line(result),
+        _peers_sentence(result),
         *(f"not measured: {miss['label']}: {miss['why']}" for miss in result["missing"]),
         *(f"warning: {text}" for text in result["method"]["warnings"]),
     ]
@@ -92,6 +93,7 @@ def markdown(result: Mapping[str, Any]) -> str:
             f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) | {_first(entry)} |"
         )
     method = result["method"]
+    peers = _peers_sentence(result)
     versions = ", ".join(
         f"{name} {result['versions'][name]}"
         for name in ("fastpipe", "torch", "torchvision", "pillow")
@@ -103,6 +105,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         f" {method['rounds']} interleaved rounds, {result['date'][:10]}. First batch: with compiled code"
         " cached, in brackets the very first time. "
         + " ".join(part for part in (_floor_sentence(result), _sentence(result["check"]["text"])) if part),
+        *(["", peers] if peers else []),
         "",
         f"Made by `{result['command']}`.",
     ]
@@ -124,6 +127,20 @@ def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
         _first(entry),
         note,
     ]
+
+
+def _peers_sentence(result: Mapping[str, Any]) -> str:
+    """The peers' versions; of what they need, only versions that differ from those used by fastpipe."""
+    told = []
+    for entry in result["rows"]:
+        if not entry.get("versions"):
+            continue
+        library, *needed = entry["versions"].items()
+        others = [f"{name} {version}" for name, version in needed if result["versions"].get(name) != version]
+        text = " ".join(library) + (f" (with {', '.join(others)})" if others else "")
+        if text not in told:
+            told.append(text)
+    return f"Peers: {', '.join(told)}." if told else ""
 
 
 def _first(entry: Mapping[str, Any]) -> str:

@@ -107,9 +107,13 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
     rows = []
     for info in measured:
         samples = session.samples[info.key]
+        told = asdict(info)
+        for name in PEERS_ONLY:
+            if told[name] is None:
+                del told[name]
         rows.append(
             {
-                **{name: value for name, value in asdict(info).items() if name not in PEERS_ONLY or value},
+                **told,
                 "samples": [asdict(sample) for sample in samples],
                 "images_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
                 "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),

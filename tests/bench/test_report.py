@@ -54,6 +54,16 @@ def test_without_a_floor_nothing_is_said_about_it(result: dict[str, Any]) -> Non
     assert "decode floor" not in markdown(result)
 
 
+def test_versions_of_peers_are_told_once_and_what_they_need_where_it_differs(result: dict[str, Any]) -> None:
+    assert "Peers:" not in markdown(result)
+    versions = {"ffcv": "1.0.2", "torch": "2.15.0", "numpy": "1.26.4"}
+    for entry in result["rows"][-2:]:
+        entry["versions"] = versions
+    for text in (markdown(result), printed(result, 160)):
+        assert text.count("ffcv") == 1
+        assert "Peers: ffcv 1.0.2 (with numpy 1.26.4)." in text
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_no_line_is_wider_than_the_terminal(result: dict[str, Any], width: int) -> None:
     assert max(map(len, printed(result, width).splitlines())) <= width

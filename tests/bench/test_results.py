@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastpipe.bench.results import FIELDS, ROW_FIELDS, load, row, save, shown, validate, verdict
+from fastpipe.bench.results import (
+    FIELDS,
+    ROW_FIELDS,
+    RowInfo,
+    entries,
+    load,
+    row,
+    save,
+    shown,
+    validate,
+    verdict,
+)
+from fastpipe.bench.runner import Session
 from fastpipe.errors import OptionError
 
 
@@ -32,6 +45,13 @@ def test_figures_come_from_the_samples(result: dict[str, Any]) -> None:
 def test_all_rows_but_the_lesser_stock_ones_are_shown(result: dict[str, Any]) -> None:
     hidden = {entry["key"] for entry in result["rows"]} - {entry["key"] for entry in shown(result)}
     assert hidden == {"stock-workers2"}
+
+
+def test_only_peers_have_the_fields_of_peers(session: Session, infos: list[RowInfo]) -> None:
+    converted = replace(infos[-1], versions={"dali": "2"}, prepared_s=1.5, prepared_size=2.5)
+    *others, peer = entries([*infos[:-1], converted], session)
+    assert (peer["versions"], peer["prepared_s"], peer["prepared_size"]) == ({"dali": "2"}, 1.5, 2.5)
+    assert not {"versions", "prepared_s", "prepared_size"} & {name for row in others for name in row}
 
 
 @pytest.mark.parametrize(

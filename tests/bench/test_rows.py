@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import collections
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastpipe.bench import peer_child
 from fastpipe.bench.data import scan
 from fastpipe.bench.floor import DecodeRow, crop_boxes
 from fastpipe.bench.images import loader_specs, worker_counts
 from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
-from fastpipe.bench.peers import Peer, PeerRow, installed
 from fastpipe.bench.runner import ContenderError
 from fastpipe.testing import photo_tree
 
@@ -82,44 +79,6 @@ def test_every_row_has_its_own_key() -> None:
         keys = [spec.key for spec in loader_specs(cores)]
         assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 4
     assert worker_counts(64)[-1] == 64
-
-
-def test_a_child_that_cannot_work_is_reported(tree: Path) -> None:
-    peer = Peer("nothing", "Nothing", "nothing_of_that_name", "pip install nothing", "")
-    assert not installed(peer)
-    with pytest.raises(ContenderError, match=r"Nothing stopped: KeyError: 'nothing'"):
-        PeerRow(peer, scan(tree, "tree"), 4, 1)
-
-
-def batch(shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-
-
-def test_the_child_measures_until_the_pipe_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
-
-    def source(job: dict[str, object]) -> object:
-        while True:
-            served.append(1)
-            yield batch((2, 3, 224, 224)), np.zeros(2)
-
-    monkeypatch.setitem(peer_child.SOURCES, "dali", source)
-    questions = [{"files": [], "labels": [], "batch_size": 2, "threads": 1}, {"batches": 3}, {"batches": 1}]
-    answers = io.StringIO()
-    peer_child.serve("dali", io.StringIO("".join(json.dumps(q) + "\n" for q in questions)), answers)
-    first, *times = map(json.loads, answers.getvalue().splitlines())
-    assert first == {"shape": [2, 3, 224, 224], "dtype": "float32"}
-    assert len(times) == 2 and all(answer["seconds"] > 0 for answer in times)
-    assert len(served) == 1 + 3 + 1 + 2 * peer_child.LEAD_IN
-
-
-def test_a_peer_with_a_wrong_batch_is_not_measured() -> None:
-    right = batch((2, 3, 224, 224))
-    assert peer_child.batch_problem("dali", right, 2) is None
-    assert peer_child.batch_problem("tfdata", right.transpose(0, 2, 3, 1), 2) is None
-    assert "float64" in str(peer_child.batch_problem("dali", right.astype(np.float64), 2))
-    assert "expected float32" in str(peer_child.batch_problem("dali", right, 3))
-    assert "values lie in" in str(peer_child.batch_problem("dali", 255 * right, 2))
 
 
 def test_a_container_quota_counts(tmp_path: Path) -> None:

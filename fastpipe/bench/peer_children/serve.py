@@ -1,19 +1,20 @@
 """The protocol's child side.
 
 It reads one line of JSON that is the job, answers with the form of the first batch, and then
-answers each ``{"batches": n}`` with the seconds that n batches took.
+answers each ``{"batches": n}`` with the seconds that n batches took, once it is at rest again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +34,16 @@ SOURCES: dict[str, Callable[[Job], Stream]] = {
 }
 
 
-def serve(source: str, questions: TextIO, answers: TextIO) -> None:
-    """Answer the parent until it closes the pipe."""
+def serve(
+    source: str, questions: TextIO, answers: TextIO, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Answer the parent until it closes the pipe.
+
+    Args:
+        source: a key of `SOURCES`.
+        questions, answers: the pipes.
+        pause: for tests.
+    """
 
     def answer(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -53,12 +62,16 @@ def serve(source: str, questions: TextIO, answers: TextIO) -> None:
         # What was made ready during the pause, and a little more, is not part of the measurement.
         for _ in range(2 * stream.ahead):
             _next(stream)
+        wanted = json.loads(line)["batches"]
         start = time.perf_counter()
-        for _ in range(json.loads(line)["batches"]):
+        for _ in range(wanted):
             images, _ = _next(stream)
             if images.flat[0] != images.flat[0]:
                 raise ValueError("a batch holds a value that is not a number")
-        answer({"seconds": time.perf_counter() - start})
+        seconds = time.perf_counter() - start
+        # Until the next batches are ready and it sleeps, so that whoever is next is alone.
+        pause(1.2 * stream.ahead * seconds / wanted)
+        answer({"seconds": seconds})
     stream.batches.close()
 
 
@@ -97,8 +110,15 @@ def main() -> None:
         serve(sys.argv[1], sys.stdin, answers)
     except (KeyboardInterrupt, BrokenPipeError):
         # The parent decides; thread pools of the libraries must not delay the end.
-        os._exit(130)
+        _end(130)
     answers.flush()
     sys.stderr.flush()
+    _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    """Leave at once, and leave no worker process."""
+    for process in multiprocessing.active_children():
+        process.terminate()
     # DALI and TensorFlow may hang or abort while interpreters shut down under running threads.
-    os._exit(0)
+    os._exit(code)

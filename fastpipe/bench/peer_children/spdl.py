@@ -23,7 +23,7 @@ def filters(height: int, width: int, side: int, rng: np.random.Generator) -> str
     """FFmpeg's filters for a random crop of an image of that size.
 
     >>> filters(100, 100, 224, np.random.default_rng(1))
-    'crop=w=73:h=82:x=4:y=15,scale=w=224:h=224:flags=bilinear,format=pix_fmts=rgb24,hflip'
+    'crop=w=84:h=65:x=2:y=1,scale=w=224:h=224:flags=bilinear,format=pix_fmts=rgb24'
     """
     top, left, h, w = crop_box(height, width, rng)
     text = f"crop=w={w}:h={h}:x={left}:y={top},scale=w={side}:h={side}:flags=bilinear,format=pix_fmts=rgb24"
