@@ -168,8 +168,10 @@ class PeerRow:
     workers = 0
 
     def __init__(self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int) -> None:
-        self.key, self.peer, self.chunk = peer.key, peer, batch_size
-        self._photos = photos
+        self.key, self.peer = peer.key, peer
+        # Some give batches in bursts, one from each worker: a measurement is a number of whole bursts.
+        self.chunk = batch_size * threads
+        self._photos, self._batch_size = photos, batch_size
         # What a peer converts the photos to; the child may be killed, so it is removed here.
         self._scratch = tempfile.TemporaryDirectory(prefix="fastpipe-bench-", ignore_cleanup_errors=True)
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
@@ -231,7 +233,7 @@ class PeerRow:
 
     def measure(self, images: int) -> float:
         """Let the child handle so many images; return the seconds it counted."""
-        return float(self._ask({"batches": images // self.chunk})["seconds"])
+        return float(self._ask({"batches": images // self._batch_size})["seconds"])
 
     def close(self) -> None:
         """End the child; it leaves by itself when its standard input is closed."""
