@@ -40,7 +40,7 @@ def variants() -> dict[str, Callable[[], Any]]:
     return {
         "Pillow's resize": lambda: image.resize((_TO[1], _TO[0]), Image.Resampling.BILINEAR),
         "resample, weights included": lambda: kernels.resample(
-            source, *_SIZE, 3, weights.BILINEAR, tuple(x), tuple(y), False, *memory, rows
+            source, 0, 3 * _SIZE[1], *_SIZE, 3, weights.BILINEAR, tuple(x), tuple(y), False, *memory, rows
         ),
         "to float32 planes": lambda: kernels.to_affine(rows, *size, 3, True, mean, std, False, floats),
         "to float32 planes, by a table": lambda: kernels.to_table(rows, *size, 3, table, False, words),

@@ -80,6 +80,10 @@ class EncodedImage(Protocol):
     def region(self, box: Box) -> UInt8Array:
         """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
 
+    def rows(self, top: int, count: int) -> UInt8Array | None:
+        """Whole rows, where they are there already: C-contiguous (count, W, 3) RGB, not to be written
+        to; None where they would have to be decoded."""
+
     def pil(self) -> Any:
         """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
 

@@ -116,11 +116,13 @@ def _new_ram(option: Cache) -> EntryStore:
         if free is None:
             raise CacheError("nobody says how much memory is free; give Cache(max_bytes=…)")
         limit = free // _SHARE
-    return _ram_store(_anonymous_file(), _anonymous_file(), limit)
+    data = _anonymous_file()
+    os.truncate(data, limit)  # takes no memory before something is written there
+    return _ram_store(data, _anonymous_file(), limit)
 
 
 def _ram_store(data: int, log: int, limit: int) -> EntryStore:
-    return EntryStore(data, log, limit, marks=_MARKS, is_short=_memory_is_short)
+    return EntryStore(data, log, limit, marks=_MARKS, is_in_memory=True, is_short=_memory_is_short)
 
 
 def _memory_is_short() -> bool:

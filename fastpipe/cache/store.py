@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import struct
 import threading
@@ -46,6 +47,8 @@ class EntryStore:
         verify: compare an entry's bytes with their checksum when this process first reads it:
             for files that may have been cut off or damaged since.
         marks: bytes of the data file that ``mark`` uses; the same for all who share it.
+        is_in_memory: the data file is one without a name, of its full size, that nobody makes shorter:
+            it is read through a map, without a copy.
         is_short: says now and then whether the machine has no room left, whatever
             ``max_bytes`` is.
 
@@ -61,10 +64,12 @@ class EntryStore:
         *,
         verify: bool = False,
         marks: int = 0,
+        is_in_memory: bool = False,
         is_short: Callable[[], bool] | None = None,
     ) -> None:
         self.max_bytes = max_bytes
         self._data, self._log = data, log
+        self._mapped = _mapped(data, max_bytes) if is_in_memory else None
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
         self._table = EntryTable()
@@ -111,14 +116,17 @@ class EntryStore:
             first, count: the rows.
 
         Returns:
-            uint8 (count, width, channels), the caller's own.
+            uint8 (count, width, channels), not to be written to.
 
         Raises:
             OSError: the file is shorter than it was.
         """
         _, width, channels = entry.shape
+        offset, nbytes = entry.offset + first * width * channels, count * width * channels
+        if self._mapped is not None:
+            return self._mapped[offset : offset + nbytes].reshape(count, width, channels)
         rows: UInt8Array = np.empty((count, width, channels), np.uint8)
-        self._read_into(rows, entry.offset + first * width * channels)
+        self._read_into(rows, offset)
         return rows
 
     def note(self, entry: Entry) -> bytes:
@@ -325,6 +333,14 @@ def checksum(array: UInt8Array) -> int:
     # Shifted, so that bytes moved to the end of the array count differently.
     total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
     return (total + (int(flat[whole:].sum(dtype=np.uint64)) << 8) + flat.size) % (1 << 64)
+
+
+def _mapped(data: int, nbytes: int) -> UInt8Array | None:
+    """A file as an array; None where there is no room for it among the process's addresses."""
+    try:
+        return np.frombuffer(mmap.mmap(data, nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 def _close_both(data: int, log: int) -> None:

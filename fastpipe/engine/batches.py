@@ -217,6 +217,15 @@ class _Watched:
         except Exception as error:
             raise _judged(error) from error
 
+    def rows(self, top: int, count: int) -> UInt8Array | None:
+        start = perf_counter_ns()
+        try:
+            return self._image.rows(top, count)
+        except Exception as error:
+            raise _judged(error) from error
+        finally:
+            self.nanoseconds += perf_counter_ns() - start
+
     def reduced(self, factor: int) -> ReducedImage | None:
         image = self._image.reduced(factor)
         return None if image is None else _WatchedRows(self, image)

@@ -155,6 +155,9 @@ class PillowImage:
     def info(self) -> dict[Any, Any]:
         return dict(self.pil().info)
 
+    def rows(self, top: int, count: int) -> None:
+        return None
+
     def reduced(self, factor: int) -> None:
         return None  # these are rare
 
@@ -174,6 +177,9 @@ class _FastImage:
         if pixels is None:
             return self._pillow().region(box)
         return pixels
+
+    def rows(self, top: int, count: int) -> None:
+        return None
 
     def reduced(self, factor: int) -> _ReducedImage | None:
         if not self._reader.decode.scaled:

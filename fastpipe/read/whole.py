@@ -27,12 +27,12 @@ class WholeImage:
         self, size: Size, rows: Callable[[int, int], UInt8Array], info: Callable[[], dict[Any, Any]]
     ) -> None:
         self.size = size
-        self._rows = rows
+        self.rows = rows
         self.info = info
 
     def region(self, box: Box) -> UInt8Array:
         """A rectangle of the image."""
-        rows = self._rows(box.top, box.height)
+        rows = self.rows(box.top, box.height)
         return np.ascontiguousarray(rows[:, box.left : box.left + box.width])
 
     def reduced(self, factor: int) -> None:
@@ -40,6 +40,6 @@ class WholeImage:
 
     def pil(self) -> Any:
         """The image for user code, as Pillow would give it."""
-        image = require("PIL.Image", extra="image").fromarray(self._rows(0, self.size.height))
+        image = require("PIL.Image", extra="image").fromarray(self.rows(0, self.size.height))
         image.info = self.info()
         return image

@@ -46,6 +46,9 @@ class ArrayImage:
             self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         )
 
+    def rows(self, top: int, count: int) -> None:
+        """Nothing is decoded beforehand."""
+
     def reduced(self, factor: int) -> None:
         """No smaller image."""
 

@@ -25,7 +25,18 @@ from fastpipe._jit import compiled
 from fastpipe.transform._simd import LANES, transpose_block, weighted_lanes
 from fastpipe.transform.weights import axis_weights, span
 
-__all__ = ["Axis", "axis", "grey", "resample", "scratch_sizes", "to_affine", "to_bytes", "to_table"]
+__all__ = [
+    "Axis",
+    "axis",
+    "grey",
+    "resample",
+    "resample_to_affine",
+    "resample_to_bytes",
+    "scratch_sizes",
+    "to_affine",
+    "to_bytes",
+    "to_table",
+]
 
 
 class Axis(NamedTuple):
@@ -96,20 +107,20 @@ def _clip(total: int) -> int:
 
 @compiled()
 def _vertical(
-    src: Any, pitch: int, top: int, starts: Any, taps: Any, weights: Any, weight_pitch: int, count: int,
-    mirror: bool, dst: Any,
+    src: Any, start: int, pitch: int, nbytes: int, top: int, starts: Any, taps: Any, weights: Any,
+    weight_pitch: int, count: int, mirror: bool, dst: Any,
 ) -> None:  # fmt: skip
-    """Resample columns: rows of ``pitch`` bytes in, ``count`` such rows out."""
+    """Resample columns: rows of ``nbytes``, which begin ``pitch`` apart, in; ``count`` such rows out."""
     for y in range(count):
-        source = (starts[y] - top) * pitch
-        to = (count - 1 - y if mirror else y) * pitch
+        source = start + (starts[y] - top) * pitch
+        to = (count - 1 - y if mirror else y) * nbytes
         first = y * weight_pitch
-        if pitch >= LANES:
-            for block in range(0, pitch, LANES):
-                x = min(block, pitch - LANES)
+        if nbytes >= LANES:
+            for block in range(0, nbytes, LANES):
+                x = min(block, nbytes - LANES)
                 weighted_lanes(src, source + x, pitch, weights, first, np.int64(taps[y]), dst, to + x)
         else:
-            for x in range(pitch):
+            for x in range(nbytes):
                 total = 1 << 21
                 for k in range(taps[y]):
                     total += src[source + k * pitch + x] * weights[first + k]
@@ -118,8 +129,8 @@ def _vertical(
 
 @compiled()
 def _horizontal_plain(
-    src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
-    weight_pitch: int, count: int, mirror: bool, dst: Any,
+    src: Any, start: int, pitch: int, height: int, width: int, channels: int, left: int, starts: Any,
+    taps: Any, weights: Any, weight_pitch: int, count: int, mirror: bool, dst: Any,
 ) -> None:  # fmt: skip
     """Resample rows one pixel at a time: for images too small for vectors."""
     for y in range(height):
@@ -127,7 +138,7 @@ def _horizontal_plain(
             to = count - 1 - x if mirror else x
             for c in range(channels):
                 total = 1 << 21
-                source = (y * width + starts[x] - left) * channels + c
+                source = start + y * pitch + (starts[x] - left) * channels + c
                 for k in range(taps[x]):
                     total += src[source + k * channels] * weights[x * weight_pitch + k]
                 dst[(y * channels + c) * count + to] = _clip(total)
@@ -135,15 +146,17 @@ def _horizontal_plain(
 
 @compiled()
 def _horizontal(
-    src: Any, height: int, width: int, channels: int, left: int, starts: Any, taps: Any, weights: Any,
-    weight_pitch: int, count: int, mirror: bool, dst: Any, columns: Any, resampled: Any,
+    src: Any, start: int, pitch: int, height: int, width: int, channels: int, left: int, starts: Any,
+    taps: Any, weights: Any, weight_pitch: int, count: int, mirror: bool, dst: Any, columns: Any,
+    resampled: Any,
 ) -> None:  # fmt: skip
     """Resample rows, LANES of them side by side, and separate the colours of each row."""
     in_bytes, out_bytes = width * channels, count * channels
     if height < LANES or in_bytes < 16 or out_bytes < 16:
         _horizontal_plain(
-            src, height, width, channels, left, starts, taps, weights, weight_pitch, count, mirror, dst
-        )
+            src, start, pitch, height, width, channels, left, starts, taps, weights, weight_pitch, count,
+            mirror, dst,
+        )  # fmt: skip
         return
     lanes = np.int64(LANES)
     for strip in range(0, height, LANES):
@@ -151,7 +164,7 @@ def _horizontal(
         for block in range(0, in_bytes, 16):
             x = min(block, in_bytes - 16)
             for half in range(0, LANES, 16):
-                transpose_block(src, (y + half) * in_bytes + x, in_bytes, columns, x * LANES + half, lanes)
+                transpose_block(src, start + (y + half) * pitch + x, pitch, columns, x * LANES + half, lanes)
         for x in range(count):
             to = count - 1 - x if mirror else x
             source = (starts[x] - left) * channels * LANES
@@ -186,15 +199,22 @@ def _weights_of(mode: int, axis: Any, memory: Any) -> tuple[Any, Any, Any]:
     return starts, taps, weights
 
 
-@compiled(_t.void(_in8, _int, _int, _int, _int, _axis_type, _axis_type, _flag, _i32, _u8, _u8))
+_resample_types = (
+    _in8, _int, _int, _int, _int, _int, _int, _axis_type, _axis_type, _flag, _i32, _u8, _u8,
+)  # fmt: skip
+
+
+@compiled(_t.void(*_resample_types))
 def resample(
-    src: Any, height: int, width: int, channels: int, mode: int, x: Any, y: Any, vertical_first: bool,
-    numbers: Any, scratch: Any, dst: Any,
+    src: Any, start: int, pitch: int, height: int, width: int, channels: int, mode: int, x: Any, y: Any,
+    vertical_first: bool, numbers: Any, scratch: Any, dst: Any,
 ) -> None:  # fmt: skip
     """Resample an interleaved image into rows of colours.
 
     Args:
-        src: uint8 (height * width * channels,): the pixels from (y.low, x.low) on.
+        src: uint8 (N,), in which the pixels from (y.low, x.low) on are.
+        start, pitch: where the first of them is, and how far apart rows begin.
+        height, width, channels: of the part that is there.
         mode: the filter, a constant of ``weights``.
         x, y: the axes, an ``Axis`` each.
         vertical_first: the order of the two passes, each of which rounds.
@@ -209,22 +229,24 @@ def resample(
     resampled = scratch[len(columns) : len(columns) + out_width * channels * LANES]
     between = scratch[len(columns) + len(resampled) :]
     if vertical_first:
+        nbytes = width * channels
         _vertical(
-            src, width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y != 0,
+            src, start, pitch, nbytes, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y != 0,
             between,
         )  # fmt: skip
         _horizontal(
-            between, out_height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
-            mirror_x != 0, dst, columns, resampled,
+            between, 0, nbytes, out_height, width, channels, left, x_starts, x_taps, x_weights, x_pitch,
+            out_width, mirror_x != 0, dst, columns, resampled,
         )  # fmt: skip
     else:
+        nbytes = out_width * channels
         _horizontal(
-            src, height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
+            src, start, pitch, height, width, channels, left, x_starts, x_taps, x_weights, x_pitch, out_width,
             mirror_x != 0, between, columns, resampled,
         )  # fmt: skip
         _vertical(
-            between, out_width * channels, top, y_starts, y_taps, y_weights, y_pitch, out_height,
-            mirror_y != 0, dst,
+            between, 0, nbytes, nbytes, top, y_starts, y_taps, y_weights, y_pitch, out_height, mirror_y != 0,
+            dst,
         )  # fmt: skip
 
 
@@ -346,3 +368,27 @@ def to_bytes(src: Any, height: int, width: int, channels: int, last: bool, dst: 
             out = dst[(c * height + y) * width : (c * height + y + 1) * width]
             for x in range(width):
                 out[x] = line[x]
+
+
+# Both steps without the GIL in between: on its way back to Python a thread may have to wait for others.
+
+
+@compiled(_t.void(*_resample_types, _flag, _u8))
+def resample_to_bytes(
+    src: Any, start: int, pitch: int, height: int, width: int, channels: int, mode: int, x: Any, y: Any,
+    vertical_first: bool, numbers: Any, scratch: Any, rows: Any, last: bool, dst: Any,
+) -> None:  # fmt: skip
+    """``resample`` into ``rows``, then ``to_bytes``."""
+    resample(src, start, pitch, height, width, channels, mode, x, y, vertical_first, numbers, scratch, rows)
+    to_bytes(rows, y[5], x[5], channels, last, dst)
+
+
+@compiled(_t.void(*_resample_types, _flag, _inf32, _inf32, _flag, _f32))
+def resample_to_affine(
+    src: Any, start: int, pitch: int, height: int, width: int, channels: int, mode: int, x: Any, y: Any,
+    vertical_first: bool, numbers: Any, scratch: Any, rows: Any, divide: bool, mean: Any, std: Any,
+    last: bool, dst: Any,
+) -> None:  # fmt: skip
+    """``resample`` into ``rows``, then ``to_affine``."""
+    resample(src, start, pitch, height, width, channels, mode, x, y, vertical_first, numbers, scratch, rows)
+    to_affine(rows, y[5], x[5], channels, divide, mean, std, last, dst)

@@ -128,7 +128,7 @@ def _by_kernel(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     numbers, scratch = kernels.scratch_sizes(height, width, channels, *axes)
     rows: Any = np.empty(out_height * channels * out_width, np.uint8)
     kernels.resample(
-        image.reshape(-1), height, width, channels, mode, *map(tuple, axes), False,
+        image.reshape(-1), 0, width * channels, height, width, channels, mode, *map(tuple, axes), False,
         np.empty(numbers, np.int32), np.empty(scratch, np.uint8), rows,
     )  # fmt: skip
     made: UInt8Array = rows.reshape(out_height, channels, out_width).transpose(0, 2, 1)

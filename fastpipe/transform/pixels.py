@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from fastpipe.transform.geometry import Region
 from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, EncodedImage, Size, UInt8Array
 
-__all__ = ["Conversion", "convert", "render"]
+__all__ = ["Conversion", "convert", "draw", "render"]
 
 Words = npt.NDArray[Any]
 
@@ -84,7 +84,28 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-_Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
+
+
+class _Source(NamedTuple):
+    """Pixels, and what is to be done to them.
+
+    Attributes:
+        memory: uint8 (N,).
+        start, pitch: where in it the first pixel is, and how far apart rows begin.
+        mode: the filter.
+        x, y: the axes along which they are resampled.
+    """
+
+    memory: UInt8Array
+    start: int
+    pitch: int
+    mode: int
+    x: kernels.Axis
+    y: kernels.Axis
+
+    @property
+    def size(self) -> Size:
+        return Size(self.y.high - self.y.low, self.x.high - self.x.low)
 
 
 def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
@@ -98,23 +119,57 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
         The pixels as rows of colours, uint8 (height * channels * width,), in memory that the
         thread's next call overwrites; their size; the number of channels (1 or 3).
     """
-    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
-    source, x, y = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
-    height, width = y.high - y.low, x.high - x.low
-    channels = 3
-    if region.grey == "before":
-        source, channels = _grey(source, height, width, interleaved=True), 1
-    numbers, scratch = kernels.scratch_sizes(height, width, channels, x, y)
+    source, channels = _source(image, region)
     size = Size(region.window.height, region.window.width)
-    pixels = _scratch.array("pixels", channels * size.height * size.width, np.uint8)
-    kernels.resample(
-        source.reshape(-1), height, width, channels, mode, tuple(x), tuple(y),
-        region.vertical_first, _scratch.array("numbers", numbers, np.int32),
-        _scratch.array("bytes", scratch, np.uint8), pixels,
-    )  # fmt: skip
+    arguments, pixels = _resampling(source, region, channels)
+    kernels.resample(*arguments)
     if region.grey == "after":
         pixels, channels = _grey(pixels, size.height, size.width, interleaved=False), 1
     return pixels, size, channels
+
+
+def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
+    """Decode, resample, and write what the output wants: ``render`` and ``convert``.
+
+    Args:
+        image, region: as of ``render``.
+        how, out: as of ``convert``.
+    """
+    if region.grey is not None or how.channels != 3 or how.kind == "table":
+        convert(*render(image, region), how, out)
+        return
+    arguments, _ = _resampling(_source(image, region)[0], region, 3)
+    if how.kind == "bytes":
+        kernels.resample_to_bytes(*arguments, how.interleaved, out)
+    else:
+        kernels.resample_to_affine(*arguments, how.divide, how.mean, how.std, how.interleaved, out)
+
+
+def _source(image: EncodedImage, region: Region) -> tuple[_Source, int]:
+    """The pixels that a region needs, and how many channels they have."""
+    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
+    source = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
+    if region.grey != "before":
+        return source, 3
+    height, width = source.size
+    rows = source.memory[source.start :]
+    if source.pitch != 3 * width:
+        parts = (rows[y * source.pitch :][: 3 * width] for y in range(height))
+        rows = np.concatenate(list(parts))
+    grey = _grey(rows, height, width, interleaved=True)
+    return source._replace(memory=grey, start=0, pitch=width), 1
+
+
+def _resampling(source: _Source, region: Region, channels: int) -> tuple[tuple[Any, ...], UInt8Array]:
+    """The arguments of ``kernels.resample``, and the memory that it will write."""
+    height, width = source.size
+    numbers, scratch = kernels.scratch_sizes(height, width, channels, source.x, source.y)
+    pixels = _scratch.array("pixels", channels * region.window.height * region.window.width, np.uint8)
+    return (
+        source.memory, source.start, source.pitch, height, width, channels, source.mode, tuple(source.x),
+        tuple(source.y), region.vertical_first, _scratch.array("numbers", numbers, np.int32),
+        _scratch.array("bytes", scratch, np.uint8), pixels,
+    ), pixels  # fmt: skip
 
 
 def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out: Words) -> None:
@@ -154,9 +209,14 @@ def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.
 
 def _exact_source(image: EncodedImage, region: Region, mode: int) -> _Source:
     """The pixels that are needed, and the axes along which they are resampled."""
-    canvas = region.canvas
+    canvas, placed = region.canvas, region.source
     x, y = _axes(region, mode, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
-    return _decode(image, region, Box(y.low, x.low, y.high - y.low, x.high - x.low)), x, y
+    if region.placed == Box(0, 0, *canvas):  # no fill anywhere
+        rows = image.rows(placed.top + y.low, y.high - y.low)
+        if rows is not None:
+            return _Source(rows.reshape(-1), 3 * (placed.left + x.low), 3 * rows.shape[1], mode, x, y)
+    pixels = _decode(image, region, Box(y.low, x.low, y.high - y.low, x.high - x.low))
+    return _Source(pixels.reshape(-1), 0, 3 * (x.high - x.low), mode, x, y)
 
 
 def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source | None:
@@ -171,7 +231,8 @@ def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source |
     rows = reduced.rows(y.high)
     if rows is None:
         return None
-    return np.ascontiguousarray(rows[y.low : y.high, x.low : x.high]), x, y
+    pitch = 3 * rows.shape[1]
+    return _Source(rows.reshape(-1), y.low * pitch + 3 * x.low, pitch, mode, x, y)
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:

@@ -12,6 +12,7 @@ Random parameters of the first two are drawn beforehand, as plain numbers, from 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,7 +24,7 @@ from fastpipe._extras import require
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pixels import Conversion, Words, convert, render
+from fastpipe.transform.pixels import Conversion, Words, draw
 from fastpipe.transform.ramp import (
     Layout,
     conversion_of,
@@ -150,14 +151,13 @@ class Plan:
                 return value
             _copy_tensor(value, self.output, out)
             return None
-        pixels, size, channels = render(image, region)
         if out is not None:
-            convert(pixels, size, channels, self._how, out)
+            draw(image, region, self._how, out)
             return None
-        count = self._how.channels
-        made = np.empty(count * size.height * size.width, self._how.word)
-        convert(pixels, size, channels, self._how, made)
-        value = self._sample(made, (count, *size))
+        shape = (self._how.channels, region.window.height, region.window.width)
+        made = np.empty(math.prod(shape), self._how.word)
+        draw(image, region, self._how, made)
+        value = self._sample(made, shape)
         if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)

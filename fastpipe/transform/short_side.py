@@ -8,7 +8,7 @@ from fastpipe._extras import require
 from fastpipe.transform import weights
 from fastpipe.transform.geometry import fold
 from fastpipe.transform.pillow import pillow_resize
-from fastpipe.transform.pixels import Conversion, convert, render
+from fastpipe.transform.pixels import Conversion, draw
 from fastpipe.types import EncodedImage, Size, UInt8Array
 
 __all__ = ["ShortSide"]
@@ -45,7 +45,6 @@ class ShortSide:
         if region is None:
             filters = require("PIL.Image", extra="image").Resampling
             return np.asarray(image.pil().resize((to.width, to.height), filters.BILINEAR))
-        rows, size, channels = render(image, region)
         made = np.empty(to.height * to.width * 3, np.uint8)
-        convert(rows, size, channels, _BYTES, made)
+        draw(image, region, _BYTES, made)
         return made.reshape(*to, 3)

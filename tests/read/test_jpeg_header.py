@@ -18,6 +18,12 @@ from fastpipe.testing import photograph
 PHOTO = photograph(np.random.default_rng(3), (70, 93))
 
 
+def facts(data: bytes) -> tuple[object, ...] | None:
+    """Height, width, whether the file is trusted, orientation."""
+    header = read_jpeg_header(data)
+    return None if header is None else header[:4]
+
+
 def encoded(image: Any = None, **options: Any) -> bytes:
     file = io.BytesIO()
     source = Image.fromarray(PHOTO) if image is None else image
@@ -41,13 +47,13 @@ def scan_of(data: bytes) -> int:
 @pytest.mark.parametrize("restarts", [{}, {"restart_marker_blocks": 2}, {"restart_marker_rows": 1}], ids=str)
 def test_usual_files_are_trusted(sampling: str, progressive: bool, restarts: dict[str, int]) -> None:
     data = encoded(subsampling=sampling, progressive=progressive, **restarts)
-    assert read_jpeg_header(data) == (70, 93, True, 1)
+    assert facts(data) == (70, 93, True, 1)
 
 
 def test_grey_files_are_trusted() -> None:
     for options in ({}, {"progressive": True}, {"restart_marker_blocks": 3}):
         data = encoded(Image.fromarray(PHOTO).convert("L"), **options)
-        assert read_jpeg_header(data) == (70, 93, True, 1)
+        assert facts(data) == (70, 93, True, 1)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 1), (8, 8), (17, 16), (33, 31)])
@@ -56,14 +62,14 @@ def test_restart_markers_are_counted_right_at_every_size(size: tuple[int, int], 
     image = Image.fromarray(PHOTO[: size[0], : size[1]])
     for progressive in (False, True):
         data = encoded(image, subsampling=sampling, progressive=progressive, restart_marker_blocks=1)
-        assert read_jpeg_header(data) == (*size, True, 1)
+        assert facts(data) == (*size, True, 1)
 
 
 def test_components_in_scans_of_their_own_are_trusted() -> None:
     """Several scans, each of one component."""
     data = encoded(Image.fromarray(PHOTO).convert("L"), progressive=True)
     assert data.count(b"\xff\xda") > 1
-    assert read_jpeg_header(data) == (70, 93, True, 1)
+    assert facts(data) == (70, 93, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +159,11 @@ def test_scans_that_do_not_fit_the_frame_are_not_trusted() -> None:
 def test_fill_bytes_are_allowed() -> None:
     data = encoded()
     for filled in (data[:2] + b"\xff\xff" + data[2:], data[:-2] + b"\xff\xff\xff\xd9"):
-        assert read_jpeg_header(filled) == (70, 93, True, 1)
+        assert facts(filled) == (70, 93, True, 1)
 
 
 def test_what_follows_the_end_marker_does_not_matter() -> None:
-    assert read_jpeg_header(encoded() + b"\xff\xd8\xff\xe1 trailing \xff") == (70, 93, True, 1)
+    assert facts(encoded() + b"\xff\xd8\xff\xe1 trailing \xff") == (70, 93, True, 1)
 
 
 @pytest.mark.parametrize("mode", ["CMYK"])
@@ -194,12 +200,12 @@ def short(order: str, value: int) -> bytes:
 def test_orientation(order: str, value: int) -> None:
     other = (0x0100, 3, 1, short(order, 6))
     data = with_segment(encoded(), 0xE1, exif(order, other, (0x0112, 3, 1, short(order, value))))
-    assert read_jpeg_header(data) == (70, 93, True, value)
+    assert facts(data) == (70, 93, True, value)
 
 
 def test_no_orientation() -> None:
     data = with_segment(encoded(), 0xE1, exif("big", (0x0100, 3, 1, short("big", 6))))
-    assert read_jpeg_header(data) == (70, 93, True, 1)
+    assert facts(data) == (70, 93, True, 1)
 
 
 XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
@@ -234,3 +240,13 @@ def test_two_exif_segments_are_left_to_pillow() -> None:
     header = read_jpeg_header(with_segment(with_segment(encoded(), 0xE1, one), 0xE1, one))
     assert header is not None
     assert header.orientation == 0
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_where_the_frame_is_and_how_it_is_sent(progressive: bool) -> None:
+    data = encoded(progressive=progressive)
+    header = read_jpeg_header(data)
+    assert header is not None
+    assert header.is_progressive == progressive
+    body = data[header.frame : header.frame + 5]
+    assert body == bytes([8, *header.height.to_bytes(2, "big"), *header.width.to_bytes(2, "big")])

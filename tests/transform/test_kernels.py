@@ -72,7 +72,7 @@ def by_kernel(image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: boo
     numbers, scratch = kernels.scratch_sizes(height, width, channels, x_axis, y_axis)
     rows = np.zeros(y.count * channels * x.count, np.uint8)
     kernels.resample(
-        part.reshape(-1), height, width, channels, mode, tuple(x_axis), tuple(y_axis), columns_first,
+        part.reshape(-1), 0, width * channels, height, width, channels, mode, tuple(x_axis), tuple(y_axis), columns_first,
         np.full(numbers, -(1 << 20), np.int32),  # what is not set must not count
         np.zeros(scratch, np.uint8), rows,
     )  # fmt: skip
@@ -226,7 +226,7 @@ def test_a_part_in_eighths_of_a_pixel_equals_pillows_box(
     rows = np.zeros(y[3] * 3 * x[3], np.uint8)
     flag = pillow_resize(mode, Size(9, 9), Size(5, 5))
     kernels.resample(
-        part.reshape(-1), *part.shape, flag.mode, tuple(x_axis), tuple(y_axis), False,
+        part.reshape(-1), 0, part[0].size, *part.shape, flag.mode, tuple(x_axis), tuple(y_axis), False,
         np.zeros(numbers, np.int32), np.zeros(scratch, np.uint8), rows,
     )  # fmt: skip
     made = rows.reshape(y[3], 3, x[3]).transpose(0, 2, 1)
