@@ -225,7 +225,7 @@ def run_check(photos: Photos, workers: int, on_batch: Callable[[int], None]) -> 
     datasets = []
     for group, count in (("replaced", workers), ("fastpipe", 0)):
         spec = LoaderSpec("check", "check", group, count)  # type: ignore[arg-type]
-        dataset = make_dataset(group, photos.folder, check_transform())
+        dataset = make_dataset(spec, photos.folder, check_transform())
         datasets.append(dataset)
         loaders.append(build(spec, dataset, 32, list(photos.indices)))
     problems = index_problems(*datasets)

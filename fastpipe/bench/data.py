@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ __all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "li
 
 VARIABLE = "FASTPIPE_PHOTOS"
 CLASSES, PER_CLASS = 8, 50
+LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)
 
 # What is read must stay in the page cache, or the disk is measured.
 MOST_PHOTOS = 2000
@@ -38,6 +40,7 @@ class Photos:
         files: their paths, in the same order.
         labels: their labels, in the same order.
         bytes: their total size.
+        pixels: of one of them, the median of a few.
     """
 
     folder: Path
@@ -48,6 +51,7 @@ class Photos:
     files: tuple[str, ...]
     labels: tuple[int, ...]
     bytes: int
+    pixels: int = 0
 
     def warm(self) -> None:
         """Read every file once, so that the page cache has them all."""
@@ -56,13 +60,14 @@ class Photos:
 
 
 def folder_to_use(
-    given: str | None, say: Callable[[str], None] = lambda text: None
+    given: str | None, say: Callable[[str], None] = lambda text: None, *, large: bool = False
 ) -> tuple[Path, str, bool]:
     """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
 
     Args:
         given: the value of ``--data``.
         say: told what takes long.
+        large: made-up photos of 12 megapixels, whatever the environment names.
 
     Returns:
         The folder, its name for the report, and whether the photos are made up.
@@ -71,9 +76,10 @@ def folder_to_use(
         OptionError: the folder named does not exist.
     """
     source = "--data" if given else f"${VARIABLE}"
-    named = given or os.environ.get(VARIABLE)
+    named = given or (None if large else os.environ.get(VARIABLE))
     if not named:
-        return generated_folder(say=say), "generated photographs", True
+        name = "generated photographs of 12 megapixels" if large else "generated photographs"
+        return generated_folder(say=say, large=large), name, True
     folder = existing_folder(named, f"{source}: ")
     return folder, folder.resolve().name, False
 
@@ -98,6 +104,8 @@ def generated_folder(
     cache: Path | None = None,
     make: Callable[..., Path] = photo_tree,
     say: Callable[[str], None] = lambda text: None,
+    *,
+    large: bool = False,
 ) -> Path:
     """Photograph-like JPEGs, made once into the user's cache folder.
 
@@ -105,14 +113,16 @@ def generated_folder(
     interrupted run leaves nothing half made and two runs at once do not disturb each other.
     """
     parent = cache or _user_cache() / "fastpipe" / "bench"
-    final = parent / f"photos-1-{CLASSES}x{PER_CLASS}"
+    classes, per_class = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
+    sizes: Any = LARGE_SIZE if large else "imagenet"
+    final = parent / f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
     if final.is_dir():
         return final
-    say(f"making {CLASSES * PER_CLASS} photograph-like JPEGs, once, in {final}")
+    say(f"making {classes * per_class} photograph-like JPEGs, once, in {final}")
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
-        make(unfinished / "photos", classes=CLASSES, per_class=PER_CLASS, seed=0)
+        make(unfinished / "photos", classes=classes, per_class=per_class, seed=0, sizes=sizes)
         try:
             os.rename(unfinished / "photos", final)
         except OSError:
@@ -161,7 +171,21 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
         files=tuple(samples[i][0] for i in indices),
         labels=tuple(samples[i][1] for i in indices),
         bytes=sum(sizes[i] for i in indices),
+        pixels=_pixels([samples[i][0] for i in indices[:: max(1, count // 20)]]),
     )
+
+
+def _pixels(files: list[str]) -> int:
+    """The median number of pixels, of those files that are images."""
+    image = require("PIL.Image", extra="image")
+    counts = []
+    for file in files:
+        try:
+            with image.open(file) as opened:
+                counts.append(opened.width * opened.height)
+        except OSError:
+            continue
+    return int(statistics.median(counts)) if counts else 0
 
 
 def _user_cache() -> Path:

@@ -37,6 +37,13 @@ from fastpipe.bench.startup import first_batch_seconds
 
 __all__ = ["add_arguments", "loader_specs", "run", "worker_counts"]
 
+SHORT_SIDE = 256
+_SMALL: tuple[tuple[Literal["ram", "disk"], Literal["float32", "uint8"]], ...] = (
+    ("ram", "float32"), ("ram", "uint8"), ("disk", "float32"),
+)  # fmt: skip
+# Pixels of a photo from which half of it in each direction is still more than the job makes of it.
+LARGE = 2_000_000
+
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
@@ -45,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="FOLDER", help="image folder, one sub-folder per class (default: $FASTPIPE_PHOTOS, "
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
+    add("--large", action="store_true", help="without --data: made-up photos of 12 megapixels")
     add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
     add("--plot", metavar="FILE.png", type=Path, help="draw the result into FILE.png")
     add(
@@ -73,8 +81,14 @@ def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
     return (0, cores // 4, cores // 2, cores)
 
 
-def loader_specs(cores: int, quick: bool = False) -> list[LoaderSpec]:
-    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe."""
+def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> list[LoaderSpec]:
+    """The rows that are loaders: replaced, stock loader with the fast dataset, fastpipe.
+
+    Args:
+        cores: how many there are.
+        quick: take fewer of them.
+        is_large: whether the photos are so large that they can be decoded at a part of their size.
+    """
     specs = []
     groups: list[tuple[Literal["replaced", "stock"], str]] = [
         ("replaced", "ImageFolder"),
@@ -94,6 +108,23 @@ def loader_specs(cores: int, quick: bool = False) -> list[LoaderSpec]:
     given = f"accelerate(ImageFolder + DataLoader(num_workers={workers}))"
     note = "a script's own loader"
     specs.append(LoaderSpec("accelerated", given, "fastpipe", workers, note=note, is_accelerated=True))
+    if is_large:
+        note = "changes pixels"
+        name = f"{label}, Decode(scaled=True)"
+        specs.append(LoaderSpec("fastloader-scaled", name, "fastpipe", note=note, scaled=True))
+    return specs + cached_specs(label)
+
+
+def cached_specs(label: str) -> list[LoaderSpec]:
+    """The rows in which every image has been decoded before."""
+    note = "from the second epoch on"
+    specs = [LoaderSpec("cached-ram", f'{label}, cache="ram"', "fastpipe", note=note, cache="ram")]
+    note += f"; short side {SHORT_SIDE}, which changes pixels"
+    for cache, output in _SMALL:
+        name = f'{label}, cache="{cache}", short_side={SHORT_SIDE}'
+        name += "" if output == "float32" else f", {output}"
+        key = f"cached-{cache}-{SHORT_SIDE}" + ("" if output == "float32" else f"-{output}")
+        specs.append(LoaderSpec(key, name, "fastpipe", 0, output, note, cache=cache, short_side=SHORT_SIDE))
     return specs
 
 
@@ -106,7 +137,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         OptionError: there is nothing to measure.
     """
-    folder, name, generated = folder_to_use(args.data, progress.done)
+    folder, name, generated = folder_to_use(args.data, progress.done, large=args.large)
     photos = scan(folder, name)
     bench = _Bench(args, photos, machine.cores_allowed(), progress)
     if generated:
@@ -201,7 +232,7 @@ class _Bench:
                 info = replace(info, note=contender.note)
             self.infos[info.key] = contender.info() if isinstance(contender, PeerRow) else info
 
-        for spec in loader_specs(self.cores, self.args.quick):
+        for spec in self._specs():
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
             add(info, lambda spec=spec: LoaderRow(spec, photos.folder, photos.indices, size))  # type: ignore[misc]
         floor = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")
@@ -249,7 +280,7 @@ class _Bench:
         if self.args.quick:
             return
         keys = (*result["best"].values(), MAIN_ROW, "fastloader-uint8")
-        for spec in loader_specs(self.cores, self.args.quick):
+        for spec in self._specs():
             if spec.key not in keys:
                 continue
             self.progress.step(f"time to the first batch: {spec.label}")
@@ -260,6 +291,9 @@ class _Bench:
             except ContenderError as error:
                 # The rates, which took far longer to measure, stay valid.
                 self.warnings.append(f"no time to the first batch of {spec.label}: {error}")
+
+    def _specs(self) -> list[LoaderSpec]:
+        return loader_specs(self.cores, self.args.quick, self.photos.pixels >= LARGE)
 
     def _plan(self) -> Plan:
         """How long to measure, from the options."""
@@ -310,6 +344,7 @@ class _Bench:
         args = self.args
         words = ["python -m fastpipe.bench images"]
         words += [f"--data {self.photos.name}"] if args.data else []
+        words += ["--large"] if args.large else []
         words += ["--peers"] if args.peers else []
         words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
         words += [f"--rounds {args.rounds}"] if args.rounds else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class LoaderSpec:
         output: what the batches hold.
         note: what a reader should know about the row.
         is_accelerated: it is the replaced loader, handed to ``accelerate``.
+        cache: where fastpipe keeps decoded images; they are all there before the clock starts.
+        short_side, scaled: as of ``fastpipe.Decode``.
     """
 
     key: str
@@ -51,6 +54,9 @@ class LoaderSpec:
     output: Literal["float32", "uint8"] = "float32"
     note: str = ""
     is_accelerated: bool = False
+    cache: Literal["off", "ram", "disk"] = "off"
+    short_side: int | None = None
+    scaled: bool = False
 
 
 class Draws:
@@ -95,11 +101,21 @@ def check_transform() -> Any:
     return transforms.Compose(steps)
 
 
-def make_dataset(group: str, folder: Path, transform: Any) -> Any:
-    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
-    if group == "replaced":
+def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
+    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others.
+
+    Args:
+        spec: the row.
+        folder: the image folder.
+        transform: what is done to the images.
+        kept: folder for a cache on disk.
+    """
+    if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
-    return fastpipe.FastImageFolder(str(folder), transform)
+    return fastpipe.FastImageFolder(
+        str(folder), transform, cache=fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None),
+        decode=fastpipe.Decode(short_side=spec.short_side, scaled=spec.scaled),
+    )  # fmt: skip
 
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
@@ -113,7 +129,7 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
         num_workers=spec.num_workers,
         persistent_workers=spec.num_workers > 0,
     )
-    return fastpipe.accelerate(loader) if spec.is_accelerated else loader
+    return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
 
 
 def touch(batch: Any) -> int:
@@ -146,12 +162,17 @@ class LoaderRow:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         self.chunk = batch_size * max(1, spec.num_workers)
         self._draws = Draws(indices, self.chunk)
-        group = "replaced" if spec.is_accelerated else spec.group
-        self.dataset = make_dataset(group, folder, train_transform(spec.output))
+        self._to_fill = 0 if spec.cache == "off" else len(indices)
+        self._kept = tempfile.TemporaryDirectory(prefix="fastpipe-bench-") if spec.cache == "disk" else None
+        kept = None if self._kept is None else Path(self._kept.name)
+        self.dataset = make_dataset(spec, folder, train_transform(spec.output), kept)
         self.loader = build(spec, self.dataset, batch_size, self._draws)
 
     def measure(self, images: int) -> float:
         """Consume an epoch of so many images; return its seconds."""
+        if self._to_fill:  # not before others have started their workers
+            to_fill, self._to_fill = self._to_fill, 0
+            self.measure(to_fill)
         self._draws.length = images
         seen = 0
         start = time.perf_counter()
@@ -168,5 +189,7 @@ class LoaderRow:
 
     def close(self) -> None:
         """Let go of the loader, which ends its workers and threads."""
-        self.loader = None
+        self.loader = self.dataset = None
         gc.collect()
+        if self._kept is not None:
+            self._kept.cleanup()

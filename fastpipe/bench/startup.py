@@ -68,7 +68,7 @@ def _child() -> None:
     require("torchvision", extra="torch")
     transform = train_transform(spec.output)
     start = time.perf_counter()
-    dataset = make_dataset(spec.group, Path(job["folder"]), transform)
+    dataset = make_dataset(spec, Path(job["folder"]), transform)
     draws = Draws(range(len(dataset)), 4 * job["batch_size"] * max(1, spec.num_workers))
     batches = iter(build(spec, dataset, job["batch_size"], draws))
     touch(next(batches))

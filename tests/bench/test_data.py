@@ -45,6 +45,24 @@ def test_generated_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_large_photos_are_others(tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def make(root: Path, **options: Any) -> Path:
+        calls.append(options)
+        return photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
+
+    folders = {generated_folder(tmp_path, make, large=large) for large in (False, True)}
+    assert len(folders) == 2
+    assert [options["sizes"] for options in calls] == ["imagenet", (3024, 4032)]
+
+
+def test_the_pixels_of_a_photo_are_told(tmp_path: Path) -> None:
+    tree = photo_tree(tmp_path / "tree", classes=2, per_class=3, sizes=(20, 30))
+    (tree / "class_000" / "broken.jpg").write_bytes(b"")
+    assert scan(tree, "tree").pixels == 600
+
+
 def test_an_interrupted_making_leaves_nothing(tmp_path: Path) -> None:
     def make(root: Path, **options: Any) -> Path:
         photo_tree(root, classes=1, per_class=1, sizes=(8, 8))
