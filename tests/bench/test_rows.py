@@ -77,8 +77,34 @@ def test_boxes_lie_inside_and_have_the_areas_of_random_resized_crop() -> None:
 def test_every_row_has_its_own_key() -> None:
     for cores in (1, 2, 4, 64):
         keys = [spec.key for spec in loader_specs(cores)]
-        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 4
+        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 8
+        large = [spec for spec in loader_specs(cores, is_large=True) if spec.key not in keys]
+        assert [(spec.key, spec.scaled) for spec in large] == [("fastloader-scaled", True)]
     assert worker_counts(64)[-1] == 64
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_cached_row_decodes_nothing_while_it_is_measured(tree: Path, cache: Any) -> None:
+    spec = next(spec for spec in loader_specs(2) if spec.key == f"cached-{cache}-256")
+    row = LoaderRow(spec, tree, range(4), 2)
+    try:
+        row.measure(2)  # fills it first
+        kept = row.dataset._running().cache.store
+        assert len(kept.entries()) >= 4
+        before = row.dataset.clock.totals()
+        row.dataset._running().maker.open_image = _only_kept(row.dataset._running().maker.open_image)
+        assert row.measure(8) > 0
+        assert row.dataset.clock.totals() != before
+    finally:
+        row.close()
+
+
+def _only_kept(open_image: Any) -> Any:
+    def open_found(found: Any, path: str) -> Any:
+        assert found.entry is not None, f"{path} is decoded again"
+        return open_image(found, path)
+
+    return open_found
 
 
 def test_a_container_quota_counts(tmp_path: Path) -> None:
