@@ -38,19 +38,46 @@ def _machine(root: Path) -> int | None:
 
 
 def _cgroup_2(root: Path) -> int | None:
-    folder = root / "sys/fs/cgroup"
-    limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-    if limit is None or used is None:
-        return None
-    return max(0, limit - used + _table(folder / "memory.stat").get("inactive_file", 0))
+    return _least(
+        root / "sys/fs/cgroup", _own_group(root, ""), "memory.max", "memory.current", "inactive_file"
+    )
 
 
 def _cgroup_1(root: Path) -> int | None:
-    folder = root / "sys/fs/cgroup/memory"
-    limit, used = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
-    if limit is None or used is None:
-        return None
-    return max(0, limit - used + _table(folder / "memory.stat").get("total_inactive_file", 0))
+    return _least(
+        root / "sys/fs/cgroup/memory", _own_group(root, "memory"),
+        "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+    )  # fmt: skip
+
+
+def _least(top: Path, group: str, limit_name: str, used_name: str, cached_name: str) -> int | None:
+    """What the tightest limit leaves, of those of a group and of the groups that it is in.
+
+    A container usually sees its own group at the top; elsewhere, as in a job of Slurm, the
+    top has no limit and the group lies deep below.
+    """
+    least = None
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    for depth in range(len(parts) + 1):
+        folder = top.joinpath(*parts[:depth])
+        limit, used = _number(folder / limit_name), _number(folder / used_name)
+        if limit is not None and used is not None:
+            left = max(0, limit - used + _table(folder / "memory.stat").get(cached_name, 0))
+            least = left if least is None else min(least, left)
+    return least
+
+
+def _own_group(root: Path, controller: str) -> str:
+    """This process's group below the top: with version 1 of a controller, with version 2 of ""."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        parts = line.split(":", 2)  # number:controllers:group
+        if len(parts) == 3 and controller in parts[1].split(","):
+            return parts[2]
+    return ""
 
 
 def _number(path: Path) -> int | None:
