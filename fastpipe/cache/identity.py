@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import time
 from typing import NamedTuple
 
 __all__ = ["FileIdentity", "identify", "is_stale"]
 
 _NUMBERS = struct.Struct("<5Q")
+_MASK = (1 << 64) - 1
+# Longer than a tick of the clock of Linux's file systems; and than what others count in, which
+# shows in the zeros at the end.
+_STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
 
 
 class FileIdentity(NamedTuple):
@@ -19,11 +24,14 @@ class FileIdentity(NamedTuple):
         digest: 16 bytes: the state and what is made of the file.
         state: the state.
         path: the file's path.
+        is_settled: a change from now on makes another state.  Times are written in steps: a file
+            that changes twice within one may look as after the first.
     """
 
     digest: bytes
     state: bytes
     path: str
+    is_settled: bool
 
     def note(self) -> bytes:
         """The state and the path, from which ``is_stale`` tells whether it is still that."""
@@ -33,8 +41,8 @@ class FileIdentity(NamedTuple):
 def identify(path: str, tag: bytes) -> FileIdentity:
     """The present state of a file: device, inode, size, and its times of modification and change.
 
-    Every way to change a file or to put another in its place changes one of them; the time of
-    change cannot be set by a program.
+    Every way to change a file or to put another in its place changes one of them, once it has
+    settled; the time of change cannot be set by a program.
 
     Args:
         path: the file.
@@ -43,8 +51,12 @@ def identify(path: str, tag: bytes) -> FileIdentity:
     Raises:
         OSError: there is no such file.
     """
-    state = _state(os.stat(path))
-    return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path)
+    now = time.time_ns()
+    status = os.stat(path)
+    state, changed = _state(status), status.st_ctime_ns
+    step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
+    digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()
+    return FileIdentity(digest, state, path, now - changed > step)
 
 
 def is_stale(note: bytes) -> bool:
@@ -58,6 +70,3 @@ def is_stale(note: bytes) -> bool:
 def _state(status: os.stat_result) -> bytes:
     times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may lie before 1970
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
-
-
-_MASK = (1 << 64) - 1

@@ -57,7 +57,7 @@ class ImageCache:
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
         """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""
-        if not self.store.has_room(nbytes):
+        if not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is None:
             return True
