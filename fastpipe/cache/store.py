@@ -8,23 +8,21 @@ evicted: the same entries are found in every epoch.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
 import struct
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.cache.entries import RECORD, Entry, EntryTable, pack_record
+from fastpipe.cache.locks import FileLockedError, lock_of
 
-__all__ = ["EntryStore", "checksum"]
+__all__ = ["DamagedStoreError", "EntryStore", "checksum"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -34,8 +32,12 @@ _MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")
 _ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in the data file
 _HEADER = 64
 _ALIGNMENT = 64
-_LOCK_TRIES, _LOCK_WAIT_S = 50, 0.001
-_LOOK_AFTER = 64  # entries between two looks at whether there still is memory or disk
+_LOOK_AFTER = 1 << 24  # bytes between two looks at whether there still is memory or disk
+_PAUSE_S = 2.0  # without keeping anything, after another process did not let go of the lock
+
+
+class DamagedStoreError(OSError):
+    """The two files do not belong together, or are none of a store."""
 
 
 class EntryStore:
@@ -54,6 +56,10 @@ class EntryStore:
 
     A store is never needed: where something goes wrong, ``find`` finds nothing and ``put``
     keeps nothing.
+
+    Raises:
+        DamagedStoreError: the files are no two of a store.
+        OSError: they cannot be written or locked.
     """
 
     def __init__(
@@ -73,17 +79,17 @@ class EntryStore:
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
         self._table = EntryTable()
-        self._lock = threading.Lock()
+        self._lock = lock_of(log)
         self._allocated = marks  # as last seen; it only grows
-        self._puts = 0
+        self._taken, self._look_at = 0, 0  # bytes put here so far, and when to look for room again
+        self._not_before = 0.0
         self._why_closed = ""
-        self._close = weakref.finalize(self, _close_both, data, log)
-        self._close.atexit = False
-        _stores.add(self)
+        close = weakref.finalize(self, self._lock.close, data, log)
+        close.atexit = False
         try:
             self._begin()
         except BaseException:
-            self._close()
+            close()
             raise
 
     @property
@@ -101,12 +107,12 @@ class EntryStore:
 
     def find(self, digest: bytes) -> Entry | None:
         """The entry of a digest of 16 bytes, also if another process has just put it there."""
-        entry = self._table.find(digest)
-        if entry is None and self._refresh():
+        while True:
             entry = self._table.find(digest)
-        if entry is None or self._is_verified is None or self._verified(entry):
-            return entry
-        return self.find(digest)  # without the damaged one there may be another
+            if entry is None and self._refresh():
+                entry = self._table.find(digest)
+            if entry is None or self._is_verified is None or self._verified(entry):
+                return entry  # without a damaged one there may be another
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
         """Rows of an entry.
@@ -146,14 +152,19 @@ class EntryStore:
         Another digest with the same mark makes the answer wrong now and then.
         """
         place = int.from_bytes(digest[:8], "little") % self._marks
-        if os.pread(self._data, 1, place) == b"\1":
-            return True
-        os.pwrite(self._data, b"\1", place)
+        try:
+            if os.pread(self._data, 1, place) == b"\1":
+                return True
+            os.pwrite(self._data, b"\1", place)
+        except OSError as error:
+            self._stop(error)
         return False
 
     def has_room(self, nbytes: int) -> bool:
         """Whether an entry of so many bytes could be kept."""
-        return not self._why_closed and self._allocated + nbytes <= self.max_bytes
+        if self._why_closed or self._allocated + nbytes > self.max_bytes:
+            return False
+        return not self._not_before or time.monotonic() >= self._not_before
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
         """Keep an array, unless there is no room.
@@ -167,14 +178,14 @@ class EntryStore:
         Returns:
             Whether it is there now.
         """
-        if not self.has_room(pixels.nbytes + len(note)) or self._is_too_late():
+        if not self.has_room(pixels.nbytes + len(note)) or self._is_too_late(pixels.nbytes):
             return False
         assert pixels.ndim == 3
         assert pixels.flags.c_contiguous
         height, width, channels = pixels.shape
         total = checksum(pixels) if self._is_verified is not None else 0
         try:
-            with self._locked():
+            with self._lock.alone(self._log):
                 self._refresh_locked()
                 if self._table.find(digest) is not None:
                     return True
@@ -187,12 +198,13 @@ class EntryStore:
             record = pack_record(
                 digest, offset, pixels.nbytes, (height, width, channels), flags, total, len(note)
             )
-            with self._locked():
+            with self._lock.alone(self._log):
                 end = os.fstat(self._log).st_size
                 # Whole records only: a record that was cut off is written over.
                 self._write_log(record, end - (end - _HEADER) % RECORD.itemsize)
                 self._refresh_locked()
-        except StoreLockedError:  # by a process that has been stopped: there will be other samples
+        except FileLockedError:  # by a process that has been stopped: waiting each time would stop this one
+            self._not_before = time.monotonic() + _PAUSE_S
             return False
         except OSError as error:
             self._stop(error)
@@ -202,28 +214,37 @@ class EntryStore:
     # ---- the files ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        with self._locked():
+        with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
+                if os.fstat(self._data).st_size:
+                    # Somebody may still use these bytes, by a log that has been removed.
+                    raise DamagedStoreError(errno.EINVAL, "a cache's data file without its log")
                 os.ftruncate(self._log, 0)
-                os.pwrite(self._log, (_MAGIC + _ALLOCATED.pack(0)).ljust(_HEADER, b"\0"), 0)
+                self._write_log((_MAGIC + _ALLOCATED.pack(0)).ljust(_HEADER, b"\0"), 0)
             elif os.pread(self._log, len(_MAGIC), 0) != _MAGIC:
-                raise OSError(errno.EINVAL, "this is no log of a cache")
-        with self._lock:  # reading a long log takes a while: not while others wait
+                raise DamagedStoreError(errno.EINVAL, "this is no log of a cache")
+        with self._lock.threads:  # reading a long log takes a while: not while other processes wait
             self._refresh_locked()
 
     def _refresh(self) -> bool:
         """Learn of entries that other processes have put there; whether there are any."""
         known = _HEADER + len(self._table) * RECORD.itemsize
-        if os.fstat(self._log).st_size < known + RECORD.itemsize:
+        try:
+            if os.fstat(self._log).st_size < known + RECORD.itemsize:
+                return False
+            with self._lock.threads:
+                return self._refresh_locked()
+        except OSError as error:
+            self._stop(error)
             return False
-        with self._lock:
-            return self._refresh_locked()
 
     def _refresh_locked(self) -> bool:
         start = _HEADER + len(self._table) * RECORD.itemsize
         size = os.fstat(self._log).st_size - start
-        allocated = _ALLOCATED.unpack(os.pread(self._log, _ALLOCATED.size, len(_MAGIC)))[0]
-        count = max(0, size) // RECORD.itemsize
+        if size < 0:
+            raise OSError(errno.EIO, "a cache's log is shorter than it was")
+        allocated = int.from_bytes(os.pread(self._log, _ALLOCATED.size, len(_MAGIC)), "little")
+        count = size // RECORD.itemsize
         if count:
             log = os.pread(self._log, count * RECORD.itemsize, start)
             # The header may be older than the records, after a crash of the machine.
@@ -267,59 +288,41 @@ class EntryStore:
             is_right = checksum(self.read(entry, 0, entry.shape[0])) == entry.sum
         except OSError:
             is_right = False
-        with self._lock:
+        with self._lock.threads:
             if not is_right:
                 self._table.forget(entry.number)
                 return False
-            verified.extend(bytes(max(0, len(self._table) - len(verified))))
+            # A fork may have left a table in which there is more than it counts.
+            verified.extend(bytes(max(len(self._table), entry.number + 1, len(verified)) - len(verified)))
             verified[entry.number] = 1
         return True
 
-    # ---- room and locks -----------------------------------------------------------------------
+    # ---- room -------------------------------------------------------------------------------------
 
-    def _is_too_late(self) -> bool:
+    def _is_too_late(self, nbytes: int) -> bool:
         """Whether the machine has run out of room, looked at now and then."""
-        self._puts += 1
-        if self._is_short is not None and self._puts % _LOOK_AFTER == 1 and self._is_short():
-            self._close_for_more("little memory or disk is left on this machine")
+        if self._is_short is not None and self._taken >= self._look_at:
+            self._look_at = self._taken + _LOOK_AFTER
+            try:
+                if self._is_short():
+                    self._close_for_more("little memory or disk is left on this machine")
+            except OSError as error:
+                self._stop(error)
+        self._taken += nbytes
         return bool(self._why_closed)
 
     def _stop(self, error: OSError) -> None:
-        self._close_for_more(f"it cannot be written: {error.strerror or error}")
+        self._close_for_more(f"it cannot be used: {error.strerror or error}")
 
     def _close_for_more(self, why: str) -> None:
-        if not self._why_closed:
+        with self._lock.threads:
+            if self._why_closed:
+                return
             self._why_closed = why
-            _log.warning(
-                "a cache takes no more, what is in it stays in use (%d entries, %.1f GB): %s",
-                len(self), self._allocated / 1e9, why,
-            )  # fmt: skip
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Alone among the threads and processes that use these files.
-
-        The lock of the file belongs to the process and ends with it, however it ends.
-        """
-        with self._lock:
-            for attempt in range(_LOCK_TRIES):
-                try:
-                    fcntl.lockf(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise
-                    if attempt == _LOCK_TRIES - 1:
-                        raise StoreLockedError(errno.EAGAIN, "another process holds its lock") from error
-                    time.sleep(_LOCK_WAIT_S)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._log, fcntl.LOCK_UN)
-
-
-class StoreLockedError(OSError):
-    """Another process has held the lock for far longer than it takes."""
+        _log.warning(
+            "a cache takes no more, what is in it stays in use (%d entries, %.1f GB): %s",
+            len(self), self._allocated / 1e9, why,
+        )  # fmt: skip
 
 
 def checksum(array: UInt8Array) -> int:
@@ -341,20 +344,3 @@ def _mapped(data: int, nbytes: int) -> UInt8Array | None:
         return np.frombuffer(mmap.mmap(data, nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
     except (OSError, ValueError, OverflowError):
         return None
-
-
-def _close_both(data: int, log: int) -> None:
-    os.close(data)
-    os.close(log)
-
-
-_stores: weakref.WeakSet[EntryStore] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for store in list(_stores):
-        store._lock = threading.Lock()  # another thread may have held it at the fork
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
