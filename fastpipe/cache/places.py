@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -19,8 +19,10 @@ from pathlib import Path
 
 from fastpipe._private_folder import PrivateFolder, user_cache_folder
 from fastpipe.cache.budget import free_disk, free_memory
+from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import is_stale
-from fastpipe.cache.store import EntryStore
+from fastpipe.cache.locks import locks_are_possible, try_to_lock
+from fastpipe.cache.store import DamagedStoreError, EntryStore
 from fastpipe.errors import CacheError
 from fastpipe.types import Cache
 
@@ -35,6 +37,9 @@ _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun a
 _LOOKED_AT = 1000  # entries, to know how stale it is
 _LOCK, _PATIENCE_S = "lock", 1.0
 _MEMORY_NAME = "fastpipe-cache"
+_FORGOTTEN_S = (
+    30 * 86400.0
+)  # age of what was announced elsewhere, from where nobody here can ask whether it is
 
 
 def open_store(option: Cache) -> EntryStore | None:
@@ -54,19 +59,24 @@ def open_store(option: Cache) -> EntryStore | None:
     """
     where = "disk" if option.where == "disk" else "ram"
     key = (where, option.max_bytes, str(option.dir))
+    failure = (option.where, *key)
     with _opening:
         store = _open.get(key)
         if store is None:
             try:
+                if not locks_are_possible():
+                    raise CacheError("on this operating system the cache is off")
                 store = _disk(option) if where == "disk" else _ram(option)
             except (CacheError, OSError) as error:
                 if option.dir is not None:
                     if isinstance(error, CacheError):
                         raise
                     raise CacheError(f"the cache in {option.dir!r} cannot be used: {error}") from error
-                if key not in _failed:
-                    _failed.add(key)
-                    _log.warning("decoded images are not kept: %s", error)
+                if failure not in _failed:
+                    _failed.add(failure)
+                    # Of what nobody asked for there is no need to warn.
+                    level = logging.INFO if option.where == "auto" else logging.WARNING
+                    _log.log(level, "decoded images are not kept: %s", str(error))
                 return None
             _open[key] = store
     weakref.finalize(option, lambda kept: None, store).atexit = False
@@ -93,20 +103,16 @@ if hasattr(os, "register_at_fork"):
 
 def _ram(option: Cache) -> EntryStore:
     """The store in memory that processes of this user share, or a new one."""
+    store = None
     try:
-        folder = PrivateFolder(user_cache_folder() / "shared-memory")
+        with PrivateFolder(user_cache_folder() / "shared-memory") as folder, _alone(folder):
+            place, name = _meeting_point(option)
+            _clear(folder, place)
+            store = _join(folder, name) or _new_ram(option)
+            _announce(folder, name, store)
     except (CacheError, OSError) as error:
         _log.info("the cache in memory is not shared with other processes: %s", error)
-        return _new_ram(option)
-    with folder:
-        name = _meeting_point(option)
-        with _alone(folder):
-            store = _join(folder, name) or _new_ram(option)
-            try:
-                _announce(folder, name, store)
-            except OSError as error:
-                _log.info("the cache in memory is not shared with other processes: %s", error)
-        return store
+    return _new_ram(option) if store is None else store
 
 
 def _new_ram(option: Cache) -> EntryStore:
@@ -117,8 +123,13 @@ def _new_ram(option: Cache) -> EntryStore:
             raise CacheError("nobody says how much memory is free; give Cache(max_bytes=…)")
         limit = free // _SHARE
     data = _anonymous_file()
-    os.truncate(data, limit)  # takes no memory before something is written there
-    return _ram_store(data, _anonymous_file(), limit)
+    try:
+        os.truncate(data, limit)  # takes no memory before something is written there
+        log = _anonymous_file()
+    except BaseException:
+        os.close(data)
+        raise
+    return _ram_store(data, log, limit)
 
 
 def _ram_store(data: int, log: int, limit: int) -> EntryStore:
@@ -138,13 +149,15 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _meeting_point(option: Cache) -> str:
-    """A name on which processes agree that can share memory: of one machine that was started once,
-    that see each other's numbers, and that ask for the same."""
-    facts = [str(option.max_bytes)]
+def _meeting_point(option: Cache) -> tuple[str, str]:
+    """Names on which processes agree: those that can share memory on the first, which is of one
+    machine that was started once and of those that see each other's numbers; those that ask for
+    the same on both."""
+    facts = []
     with contextlib.suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    place = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return place, f"{place}.{option.max_bytes}"
 
 
 def _announce(folder: PrivateFolder, name: str, store: EntryStore) -> None:
@@ -165,24 +178,39 @@ def _withdraw(path: Path, pid: int) -> None:
             path.unlink()
 
 
+def _clear(folder: PrivateFolder, place: str) -> None:
+    """Remove what was announced by processes that are gone."""
+    for name in folder.names():
+        with contextlib.suppress(OSError):
+            if name.startswith(f"{place}."):
+                gone = not os.path.exists(f"/proc/{name.split('.')[2]}")
+            else:  # on another machine or before this one was started, or in another container
+                gone = time.time() - (folder.path / name).lstat().st_mtime > _FORGOTTEN_S
+            if gone and name != _LOCK:
+                folder.remove(name)
+
+
 def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
-    """A store that a living process holds; what dead ones announced is cleared away."""
-    for file in folder.names():
-        if not file.startswith(name):
+    """A store that a living process holds; what it has not any more is cleared away."""
+    for file in sorted(folder.names()):
+        if not file.startswith(f"{name}."):
             continue
         opened: list[int] = []
         try:
             told = json.loads(folder.read(file) or b"")
+            limit = int(told["max_bytes"])
             for number, inode in zip(told["descriptors"], told["inodes"], strict=True):
                 opened.append(_descriptor_of(int(told["pid"]), int(number), int(inode)))
             data, log = opened
-            limit = int(told["max_bytes"])
         except (OSError, ValueError, KeyError, TypeError):
             for descriptor in opened:
                 os.close(descriptor)
             folder.remove(file)
             continue
-        return _ram_store(data, log, limit)
+        try:
+            return _ram_store(data, log, limit)
+        except OSError as error:  # whoever has its lock is stopped, perhaps
+            _log.info("a cache in memory cannot be shared: %s", error)
     return None
 
 
@@ -197,7 +225,7 @@ def _descriptor_of(pid: int, number: int, inode: int) -> int:
         raise FileNotFoundError(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     if os.fstat(descriptor).st_ino != inode:
-        os.close(descriptor)
+        os.close(descriptor)  # nobody's lock: what was announced has this inode
         raise FileNotFoundError(path)
     return descriptor
 
@@ -209,12 +237,15 @@ def _disk(option: Cache) -> EntryStore:
     """The store in a folder: its newest generation of files, or a new one."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
     with PrivateFolder(parent / "fastpipe-decoded") as folder, _alone(folder):
-        generation = max(_generations(folder), default=0)
-        store = _disk_store(folder, generation, option)
-        if store.allocated > _FULL * store.max_bytes and _is_mostly_stale(store):
-            # Who uses the old files goes on with them: they lose their names only.
-            generation += 1
-            store = _disk_store(folder, generation, option)
+        # Who uses older files goes on with them: they lose their names only.
+        for generation in itertools.count(max(_generations(folder), default=0)):
+            try:
+                store = _disk_store(folder, generation, option)
+            except DamagedStoreError as error:
+                _log.info("a cache on disk is begun anew: %s", error)
+                continue
+            if store.allocated <= _FULL * store.max_bytes or not _is_mostly_stale(store):
+                break
         for name in folder.names():
             if name != _LOCK and not name.startswith(f"{generation:06d}."):
                 folder.remove(name)
@@ -223,20 +254,23 @@ def _disk(option: Cache) -> EntryStore:
 
 def _generations(folder: PrivateFolder) -> list[int]:
     """The numbers of the pairs of files; what is no such file is left to be removed."""
-    names = [name.removesuffix(".log") for name in folder.names() if name.endswith(".log")]
-    return [int(name) for name in names if len(name) == 6 and name.isdigit()]
+    names = [os.path.splitext(name) for name in folder.names()]
+    return [
+        int(name) for name, end in names if end in (".data", ".log") and len(name) == 6 and name.isdigit()
+    ]
 
 
 def _disk_store(folder: PrivateFolder, generation: int, option: Cache) -> EntryStore:
     data = folder.open(f"{generation:06d}.data", os.O_RDWR | os.O_CREAT)
     try:
+        limit = option.max_bytes
+        if limit == "auto":
+            limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // _SHARE
+        # Last: closing it by hand would end the lock of another store of this process.
         log = folder.open(f"{generation:06d}.log", os.O_RDWR | os.O_CREAT)
     except BaseException:
         os.close(data)
         raise
-    limit = option.max_bytes
-    if limit == "auto":
-        limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // _SHARE
     return EntryStore(data, log, limit, verify=True, is_short=partial(_disk_is_short, data))
 
 
@@ -249,7 +283,14 @@ def _is_mostly_stale(store: EntryStore) -> bool:
     """Whether most entries are of files that are not there any more or have changed."""
     entries = store.entries()
     looked_at = entries[:: max(1, len(entries) // _LOOKED_AT)]
-    return sum(is_stale(store.note(entry)) for entry in looked_at) > _MOST_STALE * len(looked_at)
+    return sum(_is_stale(store, entry) for entry in looked_at) > _MOST_STALE * len(looked_at)
+
+
+def _is_stale(store: EntryStore, entry: Entry) -> bool:
+    try:
+        return is_stale(store.note(entry))
+    except OSError:  # the data file is shorter than it was
+        return True
 
 
 @contextmanager
@@ -259,11 +300,8 @@ def _alone(folder: PrivateFolder) -> Iterator[None]:
     descriptor = folder.open(_LOCK, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
+        with contextlib.suppress(OSError):  # the file system has no locks
+            while not try_to_lock(descriptor) and time.monotonic() < deadline:
                 time.sleep(0.005)
         yield
     finally:
