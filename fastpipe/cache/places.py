@@ -108,7 +108,9 @@ def _ram(option: Cache) -> EntryStore:
         with PrivateFolder(user_cache_folder() / "shared-memory") as folder, _alone(folder):
             place, name = _meeting_point(option)
             _clear(folder, place)
-            store = _join(folder, name) or _new_ram(option)
+            store = _join(folder, name)
+            if store is None:
+                store = _new_ram(option)
             _announce(folder, name, store)
     except (CacheError, OSError) as error:
         _log.info("the cache in memory is not shared with other processes: %s", error)

@@ -210,6 +210,15 @@ def test_processes_share_it_and_the_last_one_takes_it_along() -> None:
 
 
 @needs_proc
+def test_processes_that_open_it_before_anything_is_in_it_share_it_too() -> None:
+    option = Cache("ram", 1 << 24)
+    store = open_store(option)
+    with other_process() as other:
+        assert other.ask("print(put(1) + 0)") == 1
+        assert _found(store) == [1]
+
+
+@needs_proc
 def test_processes_that_ask_for_something_else_do_not_share() -> None:
     option = Cache("ram", 1 << 24)
     assert _put(open_store(option), 1)
