@@ -135,7 +135,8 @@ def _new_ram(option: Cache) -> EntryStore:
 
 
 def _ram_store(data: int, log: int, limit: int) -> EntryStore:
-    return EntryStore(data, log, limit, marks=_MARKS, is_in_memory=True, is_short=_memory_is_short)
+    marks = min(_MARKS, max(64, limit // 16))  # all who share it have the same limit
+    return EntryStore(data, log, limit, marks=marks, is_in_memory=True, is_short=_memory_is_short)
 
 
 def _memory_is_short() -> bool:

@@ -77,10 +77,14 @@ class ImageReader:
         if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
             pixels = header.height * header.width
             self._check_pixels(pixels, path)
-            limit = self._image.MAX_IMAGE_PIXELS
-            if limit is None or pixels <= limit:
+            if not self.objects_to(pixels):
                 return _FastImage(self, blob, path, header)
         return PillowImage(self, blob, path)
+
+    def objects_to(self, pixels: int) -> bool:
+        """Whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
+        limit = self._image.MAX_IMAGE_PIXELS
+        return limit is not None and pixels > limit
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
         """The image as Pillow opens it lazily, with the path in its error message."""
@@ -90,6 +94,11 @@ class ImageReader:
             raise self._image.UnidentifiedImageError(f"cannot identify image file {path!r}") from error
         self._check_pixels(image.width * image.height, path)
         return image
+
+    def settings(self) -> str:
+        """What else decides which pixels or errors there are, besides files: options, versions."""
+        truncated = require("PIL.ImageFile", extra="image").LOAD_TRUNCATED_IMAGES
+        return f"{self.decode!r} {self.describe()}{' truncated' * bool(truncated)}"
 
     def convert(self, image: Any) -> Any:
         """What torchvision's default loader does to an opened image, and the EXIF turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -19,9 +20,10 @@ __all__ = ["ImageSource"]
 
 _log = logging.getLogger("fastpipe.cache")
 
-# A flag of a kept image: Pillow's ``info`` of it is empty.  Otherwise it takes the file to have it: a
-# JPEG's header, but a whole decode of others.
+# Flags of a kept image.  The first: Pillow's ``info`` of it is empty; otherwise it takes the file to have
+# it: a JPEG's header, but a whole decode of others.  The others: the pixels of its file, at most so many.
 _NO_INFO = 1
+_MOST_PIXELS = (1 << 31) - 1
 
 
 class Found(NamedTuple):
@@ -58,6 +60,8 @@ class ImageSource:
             return Found(self._read(path), None, None)
         file = self._cache.identify(path)
         entry = self._cache.find(file)
+        if entry is not None and self._reader.objects_to(entry.flags >> 1):
+            entry = None  # to decode it may be an error now
         return Found(None if entry else self._read(path), file, entry)
 
     def open(self, found: Found, path: str) -> EncodedImage:
@@ -84,9 +88,12 @@ class ImageSource:
         try:
             return self._cache.rows(entry, first, count)
         except OSError as error:
-            _log.warning("a kept image cannot be read any more, the file is decoded instead: %s", error)
+            _log.warning("a kept image cannot be read any more, the file is decoded instead: %s", str(error))
             image = self._reader.open(self._read(path), path)
-            make = _Once(image, None if image.size == entry.shape[:2] else self._short_side, None, None)
+            to = image.size if self._short_side is None else self._short_side.size(image.size)
+            if to != entry.shape[:2]:
+                raise OSError(errno.ESTALE, "the file was replaced while it was read", path) from error
+            make = _Once(image, None if to == image.size else self._short_side, None, None)
             return make.rows(first, count)
 
     def _info(self, path: str) -> dict[Any, Any]:
@@ -113,7 +120,9 @@ class _Once:
             self._pixels = self._make()
             if self._cache is not None and self._file is not None:
                 has_none = isinstance(self._image, PillowImage) and not self._image.info()
-                self._cache.keep(self._file, self._pixels, _NO_INFO if has_none else 0)
+                height, width = self._image.size
+                flags = min(height * width, _MOST_PIXELS) << 1 | (_NO_INFO if has_none else 0)
+                self._cache.keep(self._file, self._pixels, flags)
         return self._pixels[first : first + count]
 
     def _make(self) -> UInt8Array:

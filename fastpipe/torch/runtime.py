@@ -65,8 +65,7 @@ class Runtime:
         reader = ImageReader(decode)
         self.decoders = reader.describe()
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
-        tag = f"{decode!r} {self.decoders}"
-        self.cache = open_cache(options.cache, tag, count)
+        self.cache = open_cache(options.cache, reader.settings(), count)
         source = ImageSource(read_file, reader, short_side, self.cache)
         self.maker = BatchMaker(
             _Noted(source) if worker else source.read,
