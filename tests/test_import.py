@@ -106,3 +106,48 @@ except ModuleNotFoundError as error:
     print(type(error).__name__, error.name)
 """
     assert _python(code).split() == ["ModuleNotFoundError", "something_else_missing"]
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="run it on Linux: it makes one look like Windows"
+)
+def test_without_locks_of_files_everything_can_be_imported_and_the_cache_is_off() -> None:
+    """As on Windows, of which this takes away what fastpipe's cache is made of."""
+    code = """
+import logging, os, sys, tempfile
+import threadpoolctl, torch, torchvision, multiprocessing.util
+from pathlib import Path
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide())
+for name in ("fcntl", "resource"):
+    sys.modules.pop(name, None)
+for name in ("register_at_fork", "memfd_create", "preadv", "pread", "pwrite", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC",
+             "fork", "geteuid", "getuid"):
+    if hasattr(os, name):
+        delattr(os, name)
+find = threadpoolctl.ThreadpoolController._find_libraries_with_dl_iterate_phdr
+threadpoolctl.ThreadpoolController._find_libraries_on_windows = find  # this system's, not Windows's
+sys.platform = "win32"
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+import fastpipe
+from fastpipe import Cache, FastImageFolder, FastLoader
+sys.platform = "linux"  # other packages' libraries are those of this system
+from PIL import Image
+with tempfile.TemporaryDirectory() as folder:
+    (Path(folder) / "a").mkdir()
+    Image.new("RGB", (9, 9)).save(Path(folder) / "a" / "x.png")
+    assert FastImageFolder(folder)[0]
+    for where in ("ram", "disk", "ram"):
+        assert FastImageFolder(folder, cache=where)[0]
+    try:
+        FastImageFolder(folder, cache=Cache("disk", dir=folder))
+    except fastpipe.errors.CacheError:
+        print("an error")
+"""
+    expected = ["decoded images are not kept: on this operating system the cache is off"] * 2 + ["an error"]
+    assert _python(code).splitlines() == expected
