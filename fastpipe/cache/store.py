@@ -75,6 +75,7 @@ class EntryStore:
     ) -> None:
         self.max_bytes = max_bytes
         self._data, self._log = data, log
+        self._is_in_memory = is_in_memory
         self._mapped = _mapped(data, max_bytes) if is_in_memory else None
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
@@ -216,7 +217,7 @@ class EntryStore:
     def _begin(self) -> None:
         with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
-                if os.fstat(self._data).st_size:
+                if os.fstat(self._data).st_size and not self._is_in_memory:
                     # Somebody may still use these bytes, by a log that has been removed.
                     raise DamagedStoreError(errno.EINVAL, "a cache's data file without its log")
                 os.ftruncate(self._log, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
