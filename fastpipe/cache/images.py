@@ -35,6 +35,12 @@ class ImageCache:
         self._tag = hashlib.sha256(tag.encode()).digest()
         self._expected = expected
 
+    def describe(self) -> str:
+        """Where images are kept, in one line."""
+        where = "memory" if self.store.is_in_memory else "files"
+        when = "" if self._expected is None else ", from their second use on and if all fit"
+        return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
+
     def identify(self, path: str) -> FileIdentity:
         """The present state of a file.
 

@@ -15,6 +15,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,16 @@ _ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in
 _HEADER = 64
 _ALIGNMENT = 64
 _LOOK_AFTER = 1 << 24  # bytes between two looks at whether there still is memory or disk
+_PART = 1 << 23  # the most bytes of the data file that a process takes at a time
 _PAUSE_S = 2.0  # without keeping anything, after another process did not let go of the lock
+
+
+class _Part(NamedTuple):
+    """A part of the data file in which one process alone puts entries."""
+
+    pid: int
+    start: int
+    stop: int
 
 
 class DamagedStoreError(OSError):
@@ -53,6 +63,9 @@ class EntryStore:
             it is read through a map, without a copy.
         is_short: says now and then whether the machine has no room left, whatever
             ``max_bytes`` is.
+
+    Attributes:
+        max_bytes, is_in_memory: as given.
 
     A store is never needed: where something goes wrong, ``find`` finds nothing and ``put``
     keeps nothing.
@@ -75,13 +88,14 @@ class EntryStore:
     ) -> None:
         self.max_bytes = max_bytes
         self._data, self._log = data, log
-        self._is_in_memory = is_in_memory
+        self.is_in_memory = is_in_memory
         self._mapped = _mapped(data, max_bytes) if is_in_memory else None
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
         self._table = EntryTable()
         self._lock = lock_of(log)
         self._allocated = marks  # as last seen; it only grows
+        self._part, self._part_size = _Part(os.getpid(), 0, 0), 0
         self._taken, self._look_at = 0, 0  # bytes put here so far, and when to look for room again
         self._not_before = 0.0
         self._why_closed = ""
@@ -163,7 +177,8 @@ class EntryStore:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether an entry of so many bytes could be kept."""
-        if self._why_closed or self._allocated + nbytes > self.max_bytes:
+        left = max(self.max_bytes - self._allocated, self._part.stop - self._part.start)
+        if self._why_closed or nbytes > left:
             return False
         return not self._not_before or time.monotonic() >= self._not_before
 
@@ -179,6 +194,8 @@ class EntryStore:
         Returns:
             Whether it is there now.
         """
+        if self._table.find(digest) is not None:
+            return True
         if not self.has_room(pixels.nbytes + len(note)) or self._is_too_late(pixels.nbytes):
             return False
         assert pixels.ndim == 3
@@ -186,11 +203,7 @@ class EntryStore:
         height, width, channels = pixels.shape
         total = checksum(pixels) if self._is_verified is not None else 0
         try:
-            with self._lock.alone(self._log):
-                self._refresh_locked()
-                if self._table.find(digest) is not None:
-                    return True
-                offset = self._allocate(pixels.nbytes + len(note))
+            offset = self._room_for(pixels.nbytes + len(note))
             if offset is None:
                 return False
             self._write(pixels.reshape(-1).data, offset)
@@ -200,10 +213,7 @@ class EntryStore:
                 digest, offset, pixels.nbytes, (height, width, channels), flags, total, len(note)
             )
             with self._lock.alone(self._log):
-                end = os.fstat(self._log).st_size
-                # Whole records only: a record that was cut off is written over.
-                self._write_log(record, end - (end - _HEADER) % RECORD.itemsize)
-                self._refresh_locked()
+                self._append_locked(digest, record)
         except FileLockedError:  # by a process that has been stopped: waiting each time would stop this one
             self._not_before = time.monotonic() + _PAUSE_S
             return False
@@ -217,7 +227,7 @@ class EntryStore:
     def _begin(self) -> None:
         with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
-                if os.fstat(self._data).st_size and not self._is_in_memory:
+                if os.fstat(self._data).st_size and not self.is_in_memory:
                     # Somebody may still use these bytes, by a log that has been removed.
                     raise DamagedStoreError(errno.EINVAL, "a cache's data file without its log")
                 os.ftruncate(self._log, 0)
@@ -253,14 +263,38 @@ class EntryStore:
         self._allocated = max(self._allocated, allocated)
         return count > 0
 
-    def _allocate(self, nbytes: int) -> int | None:
-        """Where an entry may lie; None without room.  Called under the lock."""
-        offset = -(-self._allocated // _ALIGNMENT) * _ALIGNMENT
-        if offset + nbytes > self.max_bytes:
-            return None
-        self._write_log(_ALLOCATED.pack(offset + nbytes), len(_MAGIC))
-        self._allocated = offset + nbytes
-        return offset
+    def _append_locked(self, digest: bytes, record: bytes) -> None:
+        end = os.fstat(self._log).st_size
+        end -= (end - _HEADER) % RECORD.itemsize  # a record that was cut off is written over
+        if end != _HEADER + len(self._table) * RECORD.itemsize:
+            self._refresh_locked()
+            if self._table.find(digest) is not None:  # another process was faster
+                return
+        self._write_log(record, end)
+        self._table.append(record)
+
+    def _room_for(self, nbytes: int) -> int | None:
+        """Where so many bytes may lie; None without room."""
+        needed = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        with self._lock.threads:
+            part = self._part
+            if part.pid == os.getpid() and part.start + needed <= part.stop:
+                self._part = part._replace(start=part.start + needed)
+                return part.start
+        with self._lock.alone(self._log):
+            self._refresh_locked()
+            start = -(-self._allocated // _ALIGNMENT) * _ALIGNMENT
+            if start + nbytes > self.max_bytes:
+                return None
+            # More than this one takes, so that the next need no lock: twice as much each time, as what
+            # is left of it when the process ends is lost.
+            size = max(needed, min(self._part_size, self.max_bytes // 64))
+            self._part_size = min(2 * size, _PART)
+            stop = min(start + size, self.max_bytes)
+            self._write_log(_ALLOCATED.pack(stop), len(_MAGIC))
+            self._allocated = stop
+            self._part = _Part(os.getpid(), start + needed, stop)
+        return start
 
     def _write(self, data: memoryview, offset: int) -> None:
         written = 0

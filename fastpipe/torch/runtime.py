@@ -63,7 +63,7 @@ class Runtime:
         self.likeness = Likeness()
         decode = options.decode
         reader = ImageReader(decode)
-        self.decoders = reader.describe()
+        self.decoders = reader.describe()  # lines that a plan begins with
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache = open_cache(options.cache, reader.settings(), count)
         source = ImageSource(read_file, reader, short_side, self.cache)
