@@ -75,7 +75,9 @@ class ImageCache:
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
         """Keep an image: uint8 (H, W, C), C-contiguous.  Returns whether it is kept now."""
-        return self.store.put(file.digest, pixels, flags, file.note())
+        # Who opens files later looks at the notes; memory goes with those who use it.
+        note = b"" if self.store.is_in_memory else file.note()
+        return self.store.put(file.digest, pixels, flags, note)
 
 
 def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:

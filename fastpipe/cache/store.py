@@ -206,9 +206,7 @@ class EntryStore:
             offset = self._room_for(pixels.nbytes + len(note))
             if offset is None:
                 return False
-            self._write(pixels.reshape(-1).data, offset)
-            if note:
-                self._write(memoryview(note), offset + pixels.nbytes)
+            self._write(pixels.reshape(-1).data, note, offset)
             record = pack_record(
                 digest, offset, pixels.nbytes, (height, width, channels), flags, total, len(note)
             )
@@ -296,10 +294,12 @@ class EntryStore:
             self._part = _Part(os.getpid(), start + needed, stop)
         return start
 
-    def _write(self, data: memoryview, offset: int) -> None:
-        written = 0
+    def _write(self, data: memoryview, note: bytes, offset: int) -> None:
+        written = os.pwritev(self._data, [data, note], offset) if note else 0
         while written < len(data):
             written += os.pwrite(self._data, data[written:], offset + written)
+        while written < len(data) + len(note):
+            written += os.pwrite(self._data, note[written - len(data) :], offset + written)
 
     def _write_log(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._log, data, offset) != len(data):
