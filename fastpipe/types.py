@@ -153,8 +153,9 @@ class Decode:
 
     def __post_init__(self) -> None:
         _check_choice("Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow"))
-        if self.short_side is not None and self.short_side <= 0:
-            raise OptionError(f"Decode(short_side=…) must be positive or None, got {self.short_side!r}")
+        side = self.short_side
+        if side is not None and (not isinstance(side, int) or side <= 0):
+            raise OptionError(f"Decode(short_side=…) must be a number of pixels from 1 or None, got {side!r}")
         if self.max_pixels is not None and self.max_pixels <= 0:
             raise OptionError(f"Decode(max_pixels=…) must be positive or None, got {self.max_pixels!r}")
 

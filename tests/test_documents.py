@@ -26,7 +26,10 @@ def test_the_table_is_made_from_a_committed_result() -> None:
     assert block[2] == markdown(load(_ROOT / block[1]))
 
 
-def test_the_swap_and_the_snippet_run(photo_tree: Path) -> None:
+def test_the_swap_and_the_snippet_run(
+    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for what they write
     blocks = re.findall(r"```python\n(.*?)```", _readme(), re.S)
     added = re.search(r"```diff\n(.*?)```", _readme(), re.S)
     assert added

@@ -52,8 +52,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         color=INK,
     )
     axes.set_xlabel(
-        f"images per second: median and range of {result['method']['rounds']} interleaved rounds;"
-        " × is relative to the best replaced loader",
+        f"images per second: median and range of {result['method']['rounds']} interleaved rounds;\n"
+        "× is relative to the best replaced loader",
         fontsize=8.5,
         color=MUTED,
     )

@@ -98,7 +98,7 @@ class EntryStore:
         self._part, self._part_size = _Part(os.getpid(), 0, 0), 0
         self._taken, self._look_at = 0, 0  # bytes put here so far, and when to look for room again
         self._not_before = 0.0
-        self._why_closed = ""
+        self._why_closed, self._has_said = "", False
         close = weakref.finalize(self, self._lock.close, data, log)
         close.atexit = False
         try:
@@ -178,7 +178,10 @@ class EntryStore:
     def has_room(self, nbytes: int) -> bool:
         """Whether an entry of so many bytes could be kept."""
         left = max(self.max_bytes - self._allocated, self._part.stop - self._part.start)
-        if self._why_closed or nbytes > left:
+        if self._why_closed:
+            return False
+        if nbytes > left:
+            self._say_full()
             return False
         return not self._not_before or time.monotonic() >= self._not_before
 
@@ -345,6 +348,14 @@ class EntryStore:
                 self._stop(error)
         self._taken += nbytes
         return bool(self._why_closed)
+
+    def _say_full(self) -> None:
+        if not self._has_said:
+            self._has_said = True
+            _log.info(
+                "a cache is full (%d entries, %.1f GB): what is in it stays, all else is decoded each time",
+                len(self), self.max_bytes / 1e9,
+            )  # fmt: skip
 
     def _stop(self, error: OSError) -> None:
         self._close_for_more(f"it cannot be used: {error.strerror or error}")

@@ -42,6 +42,26 @@ class Decoder(Protocol):
         """The decoder's name and what it does, in a few words."""
 
 
+class _Holder:
+    image: object = None
+
+
+def _references(holder: Any) -> int:
+    """How many references there are to a holder's image."""
+    image = holder.image
+    return sys.getrefcount(image)
+
+
+def _alone() -> int:
+    """How many of those there are if nobody else has one; versions of Python count differently."""
+    holder = _Holder()
+    holder.image = object()
+    return _references(holder)
+
+
+_ALONE = _alone()
+
+
 class NvImageCodecDecoder:
     """nvImageCodec on the CPU: decodes only the part of the image that is asked for."""
 
@@ -63,9 +83,14 @@ class NvImageCodecDecoder:
         region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
         try:
             stream = self._codec.CodeStream(blob).get_sub_code_stream(region=region)
-            image = self._thread_decoder().decode(stream, params=self._params)
+            decoder = self._thread_decoder()
+            if self._local.image is not None and _references(self._local) > _ALONE:
+                self._local.image = None  # somebody still has the array that was made over its memory
+            image = decoder.decode(stream, params=self._params, image=self._local.image)
         except RuntimeError:  # what the library raises for a stream that it cannot parse
+            self._local.image = None
             return None
+        self._local.image = image  # new memory would have to be mapped, page by page
         if image is None or image.shape != (box.height, box.width, 3):
             return None
         return np.asarray(image)
@@ -76,7 +101,7 @@ class NvImageCodecDecoder:
     def _thread_decoder(self) -> Any:
         """One decoder a thread: a shared one would serialise the threads."""
         if getattr(self._local, "pid", None) != os.getpid():
-            self._local.pid = os.getpid()
+            self._local.pid, self._local.image = os.getpid(), None
             with _quiet_stderr(_is_extension_noise):
                 self._local.decoder = self._codec.Decoder(
                     device_id=self._codec.NVIMGCODEC_DEVICE_CPU_ONLY,

@@ -585,3 +585,61 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "lockf", lockf)
     with pytest.raises(OSError, match="No locks"):
         _open(tmp_path)
+
+
+# ---- parts of the data file, maps -----------------------------------------------------------------
+
+
+def test_a_child_of_a_fork_takes_a_part_of_its_own(tmp_path: Path) -> None:
+    one = _open(tmp_path)
+    for number in range(20):  # the last of them lies in a part in which there still is room
+        assert _put(one, number)
+
+    def fill() -> None:
+        assert all(_put(one, number) for number in range(100, 160))
+
+    child = FORK.Process(target=fill)
+    child.start()
+    assert all(_put(one, number) for number in range(200, 260))
+    child.join(60)
+    assert child.exitcode == 0
+    for number in (*range(20), *range(100, 160), *range(200, 260)):
+        assert _is_there(one, number)
+    entries = sorted((entry.offset, entry.offset + entry.nbytes + entry.note) for entry in one.entries())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(entries))
+
+
+def test_many_that_put_little_leave_most_of_the_room(tmp_path: Path) -> None:
+    used = 0
+    for number in range(40):
+        one = _open(tmp_path, max_bytes=1 << 26)
+        assert _put(one, number)
+        used += _pixels(number).nbytes
+        assert one.allocated <= used + 64 * (number + 1)
+        del one
+
+
+def test_what_is_in_memory_is_read_without_a_copy(tmp_path: Path) -> None:
+    data, log = (os.memfd_create(name) for name in ("data", "log"))
+    os.truncate(data, 1 << 20)
+    one = EntryStore(data, log, 1 << 20, marks=100, is_in_memory=True)
+    assert all(_put(one, number) for number in range(50))
+    for number in range(50):
+        assert _is_there(one, number)
+        entry = one.find(_digest(number))
+        assert entry is not None
+        rows = one.read(entry, 0, entry.shape[0])
+        assert not rows.flags.writeable
+        assert not rows.flags.owndata
+    del rows, one
+    gc.collect()
+
+
+def test_a_full_store_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.cache")
+    one = _open(tmp_path, max_bytes=4096)
+    assert not all(_put(one, number) for number in range(200))
+    assert not one.has_room(4096)
+    assert [record.getMessage() for record in caplog.records if "full" in record.getMessage()] == [
+        f"a cache is full ({len(one)} entries, 0.0 GB): what is in it stays, all else is decoded each time"
+    ]

@@ -48,7 +48,7 @@ def rendered(image: EncodedImage, operations: list[Operation]) -> np.ndarray[Any
 @pytest.mark.parametrize(
     "box", [Box(0, 0, *SIZE), Box(3, 9, 700, 960), Box(101, 35, 400, 333), Box(7, 5, 600, 200)]
 )
-@pytest.mark.parametrize("to", [Size(24, 24), Size(97, 160), Size(60, 48)])
+@pytest.mark.parametrize("to", [Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)])
 def test_it_equals_pillows_draft_and_box(
     case: tuple[bytes, ImageReader], box: Box, to: Size, turned: bool
 ) -> None:
@@ -83,7 +83,7 @@ def test_it_equals_pillows_draft_and_box(
 def test_cases_with_and_without_reduction_are_among_them() -> None:
     factors = set()
     for box in (Box(0, 0, *SIZE), Box(101, 35, 400, 333), Box(7, 5, 600, 200)):
-        for to in (Size(24, 24), Size(97, 160), Size(60, 48)):
+        for to in (Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)):
             region = fold([Crop(box), Resize(to, 1)], SIZE)
             assert region is not None
             factors.add(reduction(region, 1, SIZE))

@@ -273,6 +273,27 @@ def test_simplejpeg_alone_needs_no_nvimgcodec() -> None:
     assert "simplejpeg" in SimpleJpegDecoder().describe()
 
 
+def test_memory_is_used_again_once_nobody_has_it(decoder: Decoder) -> None:
+    data = encoded((130, 90), "4:2:0")
+    expected = by_pillow(data)
+    kept = [decoder.decode(data, Box(top, 3, 50, 60)) for top in range(40)]
+    parts = [array[10:, ::2] for array in kept if array is not None]
+    assert len(parts) == 40
+    del kept
+    for _ in range(40):
+        decoder.decode(data, Box(0, 0, 50, 60))
+    for top, part in enumerate(parts):
+        np.testing.assert_array_equal(part, expected[top : top + 50, 3:63][10:, ::2])
+    if isinstance(decoder, NvImageCodecDecoder):
+        places = set()
+        for top in range(40):
+            array = decoder.decode(data, Box(top, 0, 50, 60))
+            assert array is not None
+            places.add(array.__array_interface__["data"][0])
+            del array
+        assert len(places) == 1
+
+
 # ---- reduced while decoding -------------------------------------------------------------------
 
 

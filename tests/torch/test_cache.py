@@ -710,6 +710,12 @@ def test_arguments_that_cannot_be(arguments: Any, text: str) -> None:
         Cache(**arguments)
 
 
+@pytest.mark.parametrize("side", [0, -1, 64.5, "64"])
+def test_a_short_side_that_cannot_be(side: Any) -> None:
+    with pytest.raises(OptionError, match="short_side"):
+        Decode(short_side=side)
+
+
 def test_a_word_that_is_no_cache(tree: Path) -> None:
     with pytest.raises(OptionError, match="memory"):
         FastImageFolder(tree, cache="memory")  # type: ignore[arg-type]
