@@ -65,7 +65,7 @@ def pack_record(
 class EntryTable:
     """The entries that this process knows of.
 
-    Looking up is safe beside a thread that extends the table; extending needs the caller's lock.
+    Looking up is safe beside a thread that extends the table; adding needs the caller's lock.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,8 @@ _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun a
 _LOOKED_AT = 1000  # entries, to know how stale it is
 _LOCK, _PATIENCE_S = "lock", 1.0
 _MEMORY_NAME = "fastpipe-cache"
-_FORGOTTEN_S = (
-    30 * 86400.0
-)  # age of what was announced elsewhere, from where nobody here can ask whether it is
+# Age of what was announced elsewhere, from where nobody here can ask whether it still is.
+_FORGOTTEN_S = 30 * 86400.0
 
 
 def open_store(option: Cache) -> EntryStore | None:

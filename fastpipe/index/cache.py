@@ -116,7 +116,10 @@ class IndexCache:
 
 
 def default_index_cache() -> IndexCache | None:
-    """The cache in the user's own cache folder; None for a user without a home."""
+    """The cache in the user's own cache folder; None for a user without a home, and on systems whose
+    folders cannot be closed to others."""
+    if not hasattr(os, "geteuid"):
+        return None
     path = user_cache_folder() / "index"
     return IndexCache(path) if path.is_absolute() else None
 

@@ -589,7 +589,7 @@ def test_all_batches_are_kept(tree: Path, epochs: Any, workers: int, persistent:
     assert same(kept[1], epochs[1])
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_all_batches_are_kept_from_other_kinds_of_processes(tree: Path, epochs: Any, method: str) -> None:
     loader = seeded(tree, 1, multiprocessing_context=method, persistent_workers=True)
     kept = [list(loader) for _ in range(3)]
