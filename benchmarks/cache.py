@@ -19,16 +19,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from torchvision import transforms
-
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader
+from fastpipe.bench.loaders import train_transform
 from fastpipe.testing import photo_tree
 
-SIDE, BATCH = 224, 64
-TRANSFORM = transforms.Compose([
-    transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
-    transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-])  # fmt: skip
+BATCH = 64
+TRANSFORM = train_transform("float32")
 
 
 def main() -> None:

@@ -23,17 +23,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch.utils.data import DataLoader
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.bench.loaders import train_transform
 from fastpipe.testing import photo_tree, photograph
 
-SIZE, SIDE, BATCH, EVERY = (6144, 8192), 224, 64, 10
-TRANSFORM = transforms.Compose([
-    transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
-    transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-])  # fmt: skip
+SIZE, BATCH, EVERY = (6144, 8192), 64, 10
+TRANSFORM = train_transform("float32")
 
 
 def main() -> None:

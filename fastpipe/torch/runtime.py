@@ -63,9 +63,16 @@ class Runtime:
         self.likeness = Likeness()
         decode = options.decode
         reader = ImageReader(decode)
-        self.decoders = reader.describe()  # lines that a plan begins with
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache = open_cache(options.cache, reader.settings(), count)
+        lines = [reader.describe()]
+        if short_side is not None:
+            lines.append(
+                f"larger images  →  made smaller first, to {short_side.side} pixels on the short side"
+            )
+        if self.cache is not None:
+            lines.append(self.cache.describe())
+        self.decoders = "\n  ".join(lines)  # what a plan begins with
         source = ImageSource(read_file, reader, short_side, self.cache)
         self.maker = BatchMaker(
             _Noted(source) if worker else source.read,

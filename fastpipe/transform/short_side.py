@@ -9,6 +9,7 @@ from fastpipe.transform import weights
 from fastpipe.transform.geometry import fold
 from fastpipe.transform.pillow import pillow_resize
 from fastpipe.transform.pixels import Conversion, draw
+from fastpipe.transform.steps import resized_size
 from fastpipe.types import EncodedImage, Size, UInt8Array
 
 __all__ = ["ShortSide"]
@@ -28,14 +29,11 @@ class ShortSide:
 
     def __init__(self, side: int) -> None:
         self.side = side
+        self._resize = require("torchvision.transforms", extra="torch").Resize(side)
 
     def size(self, image: Size) -> Size:
         """The size that an image will have."""
-        short, long = sorted(image)
-        if short <= self.side:
-            return image
-        long = int(self.side * long / short)  # torchvision rounds the longer edge down
-        return Size(long, self.side) if image.width <= image.height else Size(self.side, long)
+        return image if min(image) <= self.side else resized_size(self._resize, image)
 
     def pixels(self, image: EncodedImage) -> UInt8Array:
         """A whole image, shrunk: uint8 (H, W, 3)."""
@@ -43,8 +41,7 @@ class ShortSide:
         operation = pillow_resize(weights.BILINEAR, image.size, to)
         region = None if operation is None else fold([operation], image.size)
         if region is None:
-            filters = require("PIL.Image", extra="image").Resampling
-            return np.asarray(image.pil().resize((to.width, to.height), filters.BILINEAR))
+            return np.asarray(self._resize(image.pil()))
         made = np.empty(to.height * to.width * 3, np.uint8)
         draw(image, region, _BYTES, made)
         return made.reshape(*to, 3)
