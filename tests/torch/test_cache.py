@@ -730,6 +730,6 @@ def test_a_folder_that_cannot_be_used_is_said_at_once(tree: Path, tmp_path: Path
 def test_the_plan_says_what_is_kept_and_made_smaller(tree: Path) -> None:
     plan = str(FastImageFolder(tree, cache=Cache("ram", 1 << 24), decode=Decode(short_side=64)).plan)
     assert "kept in memory, up to 0.0 GB\n" in plan
-    assert "short side 64 pixels" in plan
+    assert "64 pixels on the short side" in plan
     assert "second use" in str(FastImageFolder(tree).plan)
     assert "kept" not in str(FastImageFolder(tree, cache="off").plan)
