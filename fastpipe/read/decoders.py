@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -68,8 +68,15 @@ class NvImageCodecDecoder:
     def __init__(self) -> None:
         # Read by the library when it is imported: errors come back as None anyway.
         os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-        with _quiet_stderr(_is_extension_noise):
+        # Descriptor 2 is everybody's, so it is turned for the one moment when something is said.
+        is_there = "nvidia.nvimgcodec" in sys.modules
+        with nullcontext() if is_there else _quiet_stderr(_is_extension_noise):
             self._codec = require("nvidia.nvimgcodec", extra="image")
+        if not hasattr(self._codec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
+            raise MissingDependencyError(
+                f"nvImageCodec {self._codec.__version__} cannot decode on the CPU alone. "
+                "Install a newer one with:  pip install -U 'fastpipe[image]'"
+            )
         self._params = self._codec.DecodeParams(
             apply_exif_orientation=False, color_spec=self._codec.ColorSpec.SRGB
         )
@@ -102,12 +109,11 @@ class NvImageCodecDecoder:
         """One decoder a thread: a shared one would serialise the threads."""
         if getattr(self._local, "pid", None) != os.getpid():
             self._local.pid, self._local.image = os.getpid(), None
-            with _quiet_stderr(_is_extension_noise):
-                self._local.decoder = self._codec.Decoder(
-                    device_id=self._codec.NVIMGCODEC_DEVICE_CPU_ONLY,
-                    max_num_cpu_threads=1,
-                    backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
-                )
+            self._local.decoder = self._codec.Decoder(
+                device_id=self._codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                max_num_cpu_threads=1,
+                backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
+            )
             if not _silenced:  # the libraries that are meant are loaded with the first decoder
                 # What libjpeg-turbo gives up on, OpenCV's own copy of libjpeg is asked to decode.
                 _silenced.extend(silence(library) for library in ("libjpeg_turbo_ext", "libopencv_ext"))

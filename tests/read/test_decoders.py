@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.read import decoders
 from fastpipe.read.decoders import Decoder, NvImageCodecDecoder, SimpleJpegDecoder, make_decoder
 from fastpipe.read.jpeg_header import read_jpeg_header
 from fastpipe.testing import photograph
@@ -255,6 +256,26 @@ for name in ("nvimgcodec", "simplejpeg"):
     assert len(lines) == 2
     assert all("pip install 'fastpipe[image]'" in line for line in lines)
     assert issubclass(MissingDependencyError, ImportError)
+
+
+def test_an_nvimgcodec_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = pytest.importorskip("nvidia.nvimgcodec", reason="pip install 'fastpipe[image]'")
+    monkeypatch.delattr(codec, "NVIMGCODEC_DEVICE_CPU_ONLY")
+    monkeypatch.setattr(decoders, "_said", set())
+    assert isinstance(make_decoder("auto"), SimpleJpegDecoder)
+    assert "pip install -U 'fastpipe[image]'" in caplog.text
+    with pytest.raises(MissingDependencyError, match=codec.__version__):
+        make_decoder("nvimgcodec")
+
+
+def test_descriptor_2_is_left_alone_once_the_library_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be about to turn it as well."""
+    pytest.importorskip("nvidia.nvimgcodec", reason="pip install 'fastpipe[image]'")
+    monkeypatch.setattr(decoders, "_quiet_stderr", None)
+    data = encoded((40, 50), "4:2:0")
+    assert NvImageCodecDecoder().decode(data, Box(0, 0, 40, 50)) is not None
 
 
 def test_a_reader_used_by_threads_that_end(decoder: Decoder) -> None:
