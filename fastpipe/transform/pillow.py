@@ -12,13 +12,14 @@ Its versions and relatives (Pillow-SIMD) differ in ways that show in the last bi
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Resize
+from fastpipe.transform.probe import noise, resized
 from fastpipe.types import Size, UInt8Array
 
 __all__ = ["FILTERS", "grey_is_known", "pillow_resize"]
@@ -86,50 +87,32 @@ def _rules() -> _Rules:
 
 def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
     """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
-    noise, mode = _noise(size), weights.BILINEAR
-    at_once = _by_pillow(noise, to, mode)
-    return np.array_equal(at_once, _by_pillow(_by_pillow(noise, (to[0], size[1]), mode), to, mode))
+    image, mode = noise(size), weights.BILINEAR
+    at_once = _by_pillow(image, to, mode)
+    return np.array_equal(at_once, _by_pillow(_by_pillow(image, (to[0], size[1]), mode), to, mode))
 
 
 def _flag() -> int | None:
     """How to get the weights of all filters."""
     weighted = [mode for mode in FILTERS.values() if mode != weights.NEAREST]
-    noise, to = _noise((48, 52)), (37, 31)
-    expected = [_by_pillow(noise, to, mode) for mode in weighted]
+    image, to = noise((48, 52)), (37, 31)
+    expected = [_by_pillow(image, to, mode) for mode in weighted]
     for flag in (0, weights.NARROW):
-        made = [_by_kernel(noise, to, mode | flag) for mode in weighted]
+        made = [resized(image, to, mode | flag) for mode in weighted]
         if all(map(np.array_equal, made, expected)):
             return flag
     return None
 
 
 def _grey_is_equal() -> bool:
-    noise = _noise((256, 256))
+    image = noise((256, 256))
     made = np.empty(256 * 256, np.uint8)
-    kernels.grey(noise.reshape(-1), 256, 256, True, made)
-    expected = np.asarray(require("PIL.Image", extra="image").fromarray(noise).convert("L"))
+    kernels.grey(image.reshape(-1), 256, 256, True, made)
+    expected = np.asarray(require("PIL.Image", extra="image").fromarray(image).convert("L"))
     return np.array_equal(made, expected.reshape(-1))
-
-
-def _noise(size: tuple[int, int]) -> UInt8Array:
-    return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 
 def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     pillow = require("PIL.Image", extra="image")
     name = next(name for name, constant in FILTERS.items() if constant == mode)
     return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), pillow.Resampling[name.upper()]))
-
-
-def _by_kernel(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-    """A resize of the whole image, rows first."""
-    (height, width, channels), (out_height, out_width) = image.shape, to
-    axes = kernels.axis(mode, width, out_width), kernels.axis(mode, height, out_height)
-    numbers, scratch = kernels.scratch_sizes(height, width, channels, *axes)
-    rows: Any = np.empty(out_height * channels * out_width, np.uint8)
-    kernels.resample(
-        image.reshape(-1), 0, width * channels, height, width, channels, mode, *map(tuple, axes), False,
-        np.empty(numbers, np.int32), np.empty(scratch, np.uint8), rows,
-    )  # fmt: skip
-    made: UInt8Array = rows.reshape(out_height, channels, out_width).transpose(0, 2, 1)
-    return made

@@ -7,7 +7,6 @@ a subclass may do anything, so it is not recognised.
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from fastpipe.transform import weights
 from fastpipe.transform.containers import is_pristine, is_torchvision
 from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
 from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
+from fastpipe.transform.torch_resize import torch_resize
 from fastpipe.types import Box, Size
 
 __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
@@ -25,11 +25,6 @@ __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_si
 Domain = Literal["pil", "bytes", "other"]
 
 _PIL_MODES = {**FILTERS, "nearest-exact": weights.NEAREST}
-# On tensors: torch's own arithmetic on bytes, which torchvision's v2 uses.  (v1 resizes floats.)
-_TENSOR_MODES = {
-    ("bilinear", True): weights.TORCH_BILINEAR, ("bicubic", True): weights.TORCH_BICUBIC,
-    ("bilinear", False): weights.SHARP_BILINEAR, ("bicubic", False): weights.SHARP_BICUBIC,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,20 +101,9 @@ def _resize_of(transform: Any, domain: Domain, size: Size, to: Size) -> Resize |
     if domain == "pil":
         mode = _PIL_MODES.get(name)
         return None if mode is None else pillow_resize(mode, size, to)
-    mode = _TENSOR_MODES.get((name, bool(transform.antialias)))
-    if domain != "bytes" or mode is None or not _resizes_bytes(transform, name):
+    if domain != "bytes" or not _is_v2(transform):  # v1 resizes floats
         return None
-    return Resize(to, mode)
-
-
-def _resizes_bytes(transform: Any, interpolation: Any) -> bool:
-    """Whether torchvision resizes uint8 tensors as they are, instead of as floats."""
-    if not _is_v2(transform):
-        return False
-    # torchvision's own condition, in its v2/functional/_geometry.py.
-    capability = require("torch", extra="torch").backends.cpu.get_cpu_capability()
-    is_fast = capability in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
-    return interpolation == "bicubic" or is_fast
+    return torch_resize(name, bool(transform.antialias), to)
 
 
 def _integer(uniform: float, count: int) -> int:

@@ -58,7 +58,7 @@ def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> N
 @pytest.mark.parametrize("flag", [0, weights.NARROW])
 def test_the_weights_are_told_by_what_they_give(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-        return pillow._by_kernel(image, to, mode | flag)
+        return pillow.resized(image, to, mode | flag)
 
     monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
     assert pillow._flag() == flag
@@ -68,7 +68,7 @@ def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatc
     """One value of one filter is enough."""
 
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-        made = pillow._by_kernel(image, to, mode).copy()
+        made = pillow.resized(image, to, mode).copy()
         made[3, 4, 1] ^= mode == weights.LANCZOS
         return made
 
