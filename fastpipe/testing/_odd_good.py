@@ -189,7 +189,6 @@ def _other(photo: UInt8Array) -> Iterator[Case]:
         ("tiff pages", "tiff_pages.tif", image, "TIFF", frames),
         ("ppm", "ppm.ppm", image, "PPM", {}),
         ("pgm", "pgm.pgm", image.convert("L"), "PPM", {}),
-        ("pgm 16-bit", "pgm_16.pgm", grey16, "PPM", {}),
         ("pbm in .ppm", "pbm.ppm", image.convert("1"), "PPM", {}),
         ("ico", "ico.ico", image, "ICO", {"sizes": [(32, 32), (16, 16)]}),
     ]
@@ -201,6 +200,8 @@ def _other(photo: UInt8Array) -> Iterator[Case]:
     yield Case("ppm ascii", "ppm_ascii.ppm", f"P3\n# comment\n4 5\n255\n{text}\n".encode(), "numbers as text")
     text = " ".join(map(str, small[:, :, 0].ravel()))
     yield Case("pgm ascii", "pgm_ascii.pgm", f"P2 4 5 200 {text}".encode(), "values above the stated maximum")
+    data = b"P5 93 70 65535\n" + np.asarray(grey16).astype(">u2").tobytes()
+    yield Case("pgm 16-bit", "pgm_16.pgm", data, "two bytes a pixel")
     data = b"P6 93 70 65535\n" + (photo.astype(">u2") * 257).tobytes()
     yield Case("ppm 16-bit", "ppm_16.ppm", data, "two bytes a sample")
     yield Case("bmp rle", "bmp_rle.bmp", surgery.bmp_rle8(photo[:, :, 0]), "run-length coded")
