@@ -142,7 +142,9 @@ class PillowImage:
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
         self._reader = reader
         self._opened = reader.open_pillow(blob, path)
-        self._turned: Any = reader.convert(self._opened) if reader.decode.exif else None
+        # Before release 11, Pillow turns TIFFs while it decodes them.
+        decodes_now = reader.decode.exif or self._opened.format == "TIFF"
+        self._turned: Any = reader.convert(self._opened) if decodes_now else None
 
     @property
     def size(self) -> Size:
