@@ -16,6 +16,7 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 # Every module whose code may be part of a kernel.
 KERNEL_MODULES = (
     "_jit.py",
+    "read/hdf5/kernels.py",
     "read/jpeg_scans.py",
     "transform/_simd.py",
     "transform/kernels.py",

@@ -64,7 +64,7 @@ def test_the_digest_is_of_every_module_with_kernels(monkeypatch: pytest.MonkeyPa
     digest = _jit._sources_digest.__wrapped__
     for name in _jit.KERNEL_MODULES:
         copy = tmp_path / name
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes((_PACKAGE / name).read_bytes())
     monkeypatch.setattr(_jit, "__file__", str(tmp_path / "_jit.py"))
     assert digest() == _jit._sources_digest()

@@ -1,0 +1,148 @@
+"""Which chunks hold which samples, and where in them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Geometry", "Group", "Runs"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Group(NamedTuple):
+    """The samples of a batch that lie in the same chunks.
+
+    Attributes:
+        number: of the group.
+        places: int64 (samples,): which of the batch's samples they are.
+        rows: int64 (samples,): where they begin in a chunk, in bytes.
+    """
+
+    number: int
+    places: Int64Array
+    rows: Int64Array
+
+
+class Runs(NamedTuple):
+    """The part of a sample that is in one of its chunks: runs of bytes of equal length.
+
+    Attributes:
+        in_chunk: int64 (runs,): where they begin behind the sample's beginning in the chunk.
+        in_sample: int64 (runs,): where they begin in the sample.
+        nbytes: length of each.
+    """
+
+    in_chunk: Int64Array
+    in_sample: Int64Array
+    nbytes: int
+
+
+class Geometry:
+    """A dataset's samples and its chunks.
+
+    Samples are the dataset's elements along its first dimensions, counted in C order; a *group* is
+    the samples that share their chunks, and a *part* one of the chunks that hold a sample.
+
+    Args:
+        shape, chunk: of the dataset.
+        itemsize: bytes of an element.
+        sample_dims: how many dimensions count samples; the others are those of a sample.
+
+    Attributes:
+        count: samples.
+        sample_shape, sample_nbytes: of each.
+        chunk_nbytes: of a chunk.
+        groups, parts: how many there are.
+
+    >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
+    >>> geometry.groups, geometry.parts, geometry.sample_nbytes
+    (7, 2, 32768)
+    """
+
+    def __init__(self, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int) -> None:
+        self._itemsize = itemsize
+        self._runs: dict[int, Runs] = {}
+        self._lead, self.sample_shape = tuple(shape[:sample_dims]), tuple(shape[sample_dims:])
+        # Without elements there is nothing to divide by; a chunk of one stands for none.
+        self._lead_chunk, self._chunk = (
+            tuple(max(side, 1) for side in sides) for sides in (chunk[:sample_dims], chunk[sample_dims:])
+        )
+        self._lead_grid = _grid(self._lead, self._lead_chunk)
+        self._grid = _grid(self.sample_shape, self._chunk)
+        self.count = math.prod(self._lead)
+        self.sample_nbytes = itemsize * math.prod(self.sample_shape)
+        self._row_nbytes = itemsize * math.prod(self._chunk)
+        self.chunk_nbytes = math.prod(self._lead_chunk) * self._row_nbytes
+        self.groups, self.parts = math.prod(self._lead_grid), math.prod(self._grid)
+
+    def places(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Where samples are.
+
+        Args:
+            samples: int64 (N,), each at least 0 and below ``count``.
+
+        Returns:
+            int64 (N,): their groups; and where they begin in a chunk, in bytes.
+        """
+        index = np.unravel_index(samples, self._lead)
+        sides = self._lead_chunk
+        grid = tuple(at // side for at, side in zip(index, sides, strict=True))
+        inside = tuple(at % side for at, side in zip(index, sides, strict=True))
+        groups = np.ravel_multi_index(grid, self._lead_grid).astype(np.int64)
+        return groups, np.ravel_multi_index(inside, sides).astype(np.int64) * self._row_nbytes
+
+    def grouped(self, samples: Int64Array) -> list[Group]:
+        """A batch's samples, sorted into groups; arguments as of ``places``."""
+        if not len(samples):
+            return []
+        groups, rows = self.places(samples)
+        order = np.argsort(groups, kind="stable")
+        starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        return [Group(int(groups[places[0]]), places, rows[places]) for places in np.split(order, starts[1:])]
+
+    def chunk(self, group: Any, part: int) -> Any:
+        """The numbers of groups' chunks, in C order of the chunks' grid."""
+        return group * self.parts + part
+
+    def runs(self, part: int) -> Runs:
+        """The runs of bytes of one part of a sample."""
+        found = self._runs.get(part)
+        if found is None:
+            found = self._runs[part] = self._make_runs(part)
+        return found
+
+    def _make_runs(self, part: int) -> Runs:
+        place = map(int, np.unravel_index(part, self._grid))
+        corner = [at * side for at, side in zip(place, self._chunk, strict=True)]
+        extent = [
+            min(side, size - first)
+            for first, side, size in zip(corner, self._chunk, self.sample_shape, strict=True)
+        ]
+        # The last dimensions that are whole in both are one run, and so is what the one before has of them.
+        whole = len(extent)
+        while whole and extent[whole - 1] == self._chunk[whole - 1] == self.sample_shape[whole - 1]:
+            whole -= 1
+        outer = max(whole - 1, 0)
+        sample_steps, chunk_steps = _steps(self.sample_shape), _steps(self._chunk)
+        first = sum(at * step for at, step in zip(corner, sample_steps, strict=True))
+        places = list(itertools.product(*map(range, extent[:outer])))
+        in_chunk = [sum(a * b for a, b in zip(place, chunk_steps)) for place in places]  # noqa: B905
+        in_sample = [first + sum(a * b for a, b in zip(place, sample_steps)) for place in places]  # noqa: B905
+        size = self._itemsize
+        nbytes = size * math.prod(extent[outer:])
+        return Runs(np.array(in_chunk, np.int64) * size, np.array(in_sample, np.int64) * size, nbytes)
+
+
+def _grid(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    """Elements from one index to the next, along each dimension."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -1,0 +1,238 @@
+"""What HDF5's filters do to a chunk, undone; and rows of chunks copied to where they belong.
+
+Shuffle, Fletcher32: the HDF5 library's H5Zshuffle.c and H5checksum.c say what they are.  LZF: the
+format of Marc Lehmann's LibLZF, a byte of control for each literal run or back reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe._jit import compiled
+
+__all__ = ["copy_runs", "fletcher32", "lzf", "read_runs", "unshuffle"]
+
+_t = require("numba.types", extra="hdf5")
+_in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
+_in64 = _t.Array(_t.int64, 1, "C", readonly=True)
+_u8 = _t.uint8[::1]
+_int = _t.int64
+
+# Bytes that are copied at once where there is room behind them: of a literal run, which has at most so
+# many, and of a back reference.
+_SHORT, _BLOCK = 32, 16
+_MOST_WORDS = 360  # whose sums cannot overflow 32 bits
+
+
+@compiled(_t.void(_in8, _u8, _int, _int))
+def _unshuffle_any(src: Any, dst: Any, count: int, size: int) -> None:
+    for byte in range(size):
+        start = byte * count
+        for k in range(count):
+            dst[k * size + byte] = src[start + k]
+
+
+@compiled(_t.void(_in8, _t.uint16[::1], _int))
+def _unshuffle_2(src: Any, dst: Any, n: int) -> None:
+    a, b = src[:n], src[n : 2 * n]
+    for k in range(n):
+        dst[k] = np.uint16(a[k]) | (np.uint16(b[k]) << np.uint16(8))
+
+
+@compiled(_t.void(_in8, _t.uint32[::1], _int))
+def _unshuffle_4(src: Any, dst: Any, n: int) -> None:
+    a, b, c, d = src[:n], src[n : 2 * n], src[2 * n : 3 * n], src[3 * n : 4 * n]
+    for k in range(n):
+        low = np.uint32(a[k]) | (np.uint32(b[k]) << np.uint32(8))
+        dst[k] = low | (np.uint32(c[k]) << np.uint32(16)) | (np.uint32(d[k]) << np.uint32(24))
+
+
+@compiled(_t.void(_in8, _t.uint64[::1], _int))
+def _unshuffle_8(src: Any, dst: Any, n: int) -> None:
+    a, b, c, d = src[:n], src[n : 2 * n], src[2 * n : 3 * n], src[3 * n : 4 * n]
+    e, f, g, h = src[4 * n : 5 * n], src[5 * n : 6 * n], src[6 * n : 7 * n], src[7 * n : 8 * n]
+    for k in range(n):
+        low = np.uint64(a[k]) | (np.uint64(b[k]) << np.uint64(8))
+        low |= (np.uint64(c[k]) << np.uint64(16)) | (np.uint64(d[k]) << np.uint64(24))
+        high = np.uint64(e[k]) | (np.uint64(f[k]) << np.uint64(8))
+        high |= (np.uint64(g[k]) << np.uint64(16)) | (np.uint64(h[k]) << np.uint64(24))
+        dst[k] = low | (high << np.uint64(32))
+
+
+_BY_SIZE = {2: (_unshuffle_2, "<u2"), 4: (_unshuffle_4, "<u4"), 8: (_unshuffle_8, "<u8")}
+
+
+def unshuffle(src: Any, dst: Any, size: int) -> None:
+    """Undo the shuffle filter: all first bytes of the elements, then all second ones, and so on.
+
+    Args:
+        src: uint8 (N,).
+        dst: uint8 (N,), its memory aligned to ``size``.
+        size: of an element, in bytes.
+    """
+    count = len(src) // size
+    whole = count * size
+    if size in _BY_SIZE:
+        kernel, dtype = _BY_SIZE[size]
+        kernel(src, dst[:whole].view(dtype), count)
+    else:
+        _unshuffle_any(src, dst, count, size)
+    dst[whole:] = src[whole:]
+
+
+@compiled(_t.int64(_in8))
+def fletcher32(data: Any) -> Any:
+    """The checksum that the Fletcher32 filter appends, as a number of 32 bits.
+
+    Args:
+        data: uint8 (N,).
+    """
+    low, high = np.uint32(0), np.uint32(0)
+    words, at = data.size // 2, 0
+    while words:
+        some = min(words, _MOST_WORDS)
+        words -= some
+        for _ in range(some):
+            low += (np.uint32(data[at]) << np.uint32(8)) | np.uint32(data[at + 1])
+            high += low
+            at += 2
+        low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
+        high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
+    if data.size % 2:
+        low += np.uint32(data[at]) << np.uint32(8)
+        high += low
+        low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
+        high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
+    low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
+    high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
+    return (np.int64(high) << 16) | np.int64(low)
+
+
+@compiled()
+def _copy_back(dst: Any, o: Any, back: Any, length: Any) -> None:
+    """Repeat ``length`` bytes that begin ``back`` before ``o``; the two may overlap."""
+    block = np.uint64(_BLOCK)
+    if back >= block and o + length + block <= np.uint64(dst.size):
+        first = np.uint64(0)
+        while first < length:  # more than there is: what follows is written later
+            for k in range(_BLOCK):
+                dst[o + first + np.uint64(k)] = dst[o - back + first + np.uint64(k)]
+            first += block
+    elif back == np.uint64(1):
+        value = dst[o - back]
+        for k in range(length):
+            dst[o + np.uint64(k)] = value
+    else:
+        for k in range(length):
+            dst[o + np.uint64(k)] = dst[o - back + np.uint64(k)]
+
+
+@compiled(_t.int64(_in8, _u8))
+def lzf(src: Any, dst: Any) -> Any:
+    """Decompress LZF.
+
+    Args:
+        src: uint8 (N,), the compressed bytes.
+        dst: uint8 (M,), the result.
+
+    Returns:
+        How many bytes it is; -1 where ``src`` is damaged or is more than ``dst`` holds.
+    """
+    # Unsigned, as numba makes negative indices count from the end.
+    one, n, m = np.uint64(1), np.uint64(src.size), np.uint64(dst.size)
+    i: Any = np.uint64(0)
+    o: Any = np.uint64(0)
+    while i < n:
+        count: Any = np.uint64(src[i])
+        i += one
+        if count < np.uint64(32):
+            count += one
+            if i + count > n or o + count > m:
+                return -1
+            if i + np.uint64(_SHORT) <= n and o + np.uint64(_SHORT) <= m:
+                for k in range(_SHORT):  # more than there is: what follows is written later
+                    dst[o + np.uint64(k)] = src[i + np.uint64(k)]
+            else:
+                for k in range(count):
+                    dst[o + np.uint64(k)] = src[i + np.uint64(k)]
+            i += count
+            o += count
+            continue
+        length = count >> np.uint64(5)
+        if length == np.uint64(7):
+            if i >= n:
+                return -1
+            length += np.uint64(src[i])
+            i += one
+        if i >= n:
+            return -1
+        back = ((count & np.uint64(0x1F)) << np.uint64(8)) + np.uint64(src[i]) + one
+        i += one
+        length += np.uint64(2)
+        if back > o or o + length > m:
+            return -1
+        _copy_back(dst, o, back, length)
+        o += length
+    return np.int64(o)
+
+
+@compiled(_t.boolean(_in8, _in64, _u8, _in64, _in64, _in64, _int))
+def copy_runs(
+    src: Any, src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int
+) -> bool:
+    """Copy rows, each of which lies in both memories as runs of bytes.
+
+    Args:
+        src: uint8 (N,), a chunk.
+        src_rows: int64 (rows,), where rows begin in it.
+        dst: uint8 (M,), a batch.
+        dst_rows: int64 (rows,), where they begin there.
+        src_runs, dst_runs: int64 (runs,), where runs begin behind the beginnings of their rows.
+        nbytes: length of a run.
+
+    Returns:
+        False, and nothing is copied, where that would be outside of the memories.
+    """
+    for rows, runs, size in ((src_rows, src_runs, src.size), (dst_rows, dst_runs, dst.size)):
+        if not (rows.size and runs.size):
+            return True
+        if rows.min() < 0 or runs.min() < 0 or rows.max() + runs.max() + nbytes > size:
+            return False
+    for row in range(src_rows.size):
+        for run in range(src_runs.size):
+            first, to = src_rows[row] + src_runs[run], dst_rows[row] + dst_runs[run]
+            dst[to : to + nbytes] = src[first : first + nbytes]
+    return True
+
+
+_pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.voidptr, _t.uintp, _t.int64))
+
+
+@compiled(_t.int64(_t.int32, _in64, _u8, _in64, _int))
+def read_runs(descriptor: int, offsets: Any, dst: Any, places: Any, nbytes: int) -> Any:
+    """Read runs of bytes from a file.
+
+    Args:
+        descriptor: of the file.
+        offsets: int64 (runs,), where they begin in it.
+        dst: uint8 (N,), the memory.
+        places: int64 (runs,), where they begin there.
+        nbytes: length of each.
+
+    Returns:
+        How many of them were read: fewer than all at an error or behind the file's end.
+    """
+    if places.size and (places.min() < 0 or places.max() + nbytes > dst.size):
+        return -1
+    for run in range(offsets.size):
+        done = 0
+        while done < nbytes:
+            at = places[run] + done
+            count = _pread(descriptor, dst[at : at + 1].ctypes, nbytes - done, offsets[run] + done)
+            if count <= 0:
+                return run
+            done += count
+    return offsets.size

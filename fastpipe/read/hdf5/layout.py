@@ -1,0 +1,147 @@
+"""Where the bytes of an HDF5 dataset lie, as the HDF5 library says: asked once, then read without it.
+
+The library has one lock for everything, so what goes through it never runs in parallel.  A
+dataset whose bytes need more than this package does has a reason instead of a place, and is
+read through h5py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.read.hdf5.filters import FilterStep, why_not
+
+__all__ = ["Layout", "read_layout"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
+
+
+class Layout(NamedTuple):
+    """A dataset of an HDF5 file.
+
+    Attributes:
+        file, name: the file's path, and the dataset's path in it.
+        shape, dtype: of the dataset, as h5py has them.
+        fill: what is read where nothing was written: a scalar of the dtype, as bytes.
+        kind: ``"chunked"``; ``"contiguous"``; ``"compact"``, inside the file's own records;
+            ``"h5py"``, where only the library can read it.
+        why: the reason of ``"h5py"``, in words; else empty.
+        chunk: shape of a chunk; of all data, where there are no chunks.
+        filters: what a chunk went through, in the order of writing.
+        offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
+            for one that was never written.
+        sizes: int64 (chunks,): bytes of each in the file.
+        masks: uint32 (chunks,): bit i says that filter i was left out.
+    """
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: bytes
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]
+    why: str
+    chunk: tuple[int, ...]
+    filters: tuple[FilterStep, ...]
+    offsets: Int64Array
+    sizes: Int64Array
+    masks: npt.NDArray[np.uint32]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """How many chunks there are along each dimension."""
+        return tuple(-(-size // side) for size, side in zip(self.shape, self.chunk, strict=True))
+
+
+def read_layout(dataset: Any) -> Layout:
+    """Ask h5py about a dataset.
+
+    Args:
+        dataset: an open ``h5py.Dataset`` of at least one dimension.
+    """
+    properties = dataset.id.get_create_plist()
+    file, name = os.fspath(dataset.file.filename), str(dataset.name)
+    shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
+    why = _why_only_h5py(dataset, properties)
+    chunk = tuple(map(int, dataset.chunks)) if dataset.chunks and not why else shape
+    filters = () if why else _filters(properties)
+    why = why or why_not(filters)
+    if why:
+        none = np.empty(0, np.int64)
+        return Layout(
+            file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32)
+        )
+    kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
+    kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
+    kind = kinds[properties.get_layout()]
+    fill = np.asarray(dataset.fillvalue, dtype).tobytes()
+    offsets, sizes, masks = _chunks(dataset, chunk) if kind == "chunked" else _whole(dataset, kind)
+    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, offsets, sizes, masks)
+
+
+def _why_only_h5py(dataset: Any, properties: Any) -> str:
+    h5t = require("h5py.h5t", extra="hdf5")
+    dtype, layout = dataset.dtype, properties.get_layout()
+    if layout == _VIRTUAL:
+        return "it is a virtual dataset"
+    if layout == _CONTIGUOUS and properties.get_external_count():
+        return "its bytes lie in external files"
+    if dataset.file.driver not in ("sec2", "windows"):
+        return f"the file is opened with the driver {dataset.file.driver!r}"
+    if dtype.hasobject:
+        return f"its elements have no fixed size ({dtype})"
+    if dtype.subdtype is not None:
+        return f"its elements are arrays ({dtype})"
+    if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
+        return "its elements are stored in another form than NumPy's"
+    return ""
+
+
+def _filters(properties: Any) -> tuple[FilterStep, ...]:
+    found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
+    return tuple(
+        FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
+        for code, _, values, name in found
+    )
+
+
+def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+    grid = tuple(-(-size // side) for size, side in zip(dataset.shape, chunk, strict=True))
+    count = math.prod(grid)
+    offsets, sizes, masks = (
+        np.full(count, -1, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.uint32),
+    )
+    # From an element's place to the number of its chunk.
+    steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+
+    def note(found: Any) -> None:
+        number = sum(
+            at // side * step for at, side, step in zip(found.chunk_offset, chunk, steps, strict=True)
+        )
+        offsets[number], sizes[number], masks[number] = found.byte_offset, found.size, found.filter_mask
+
+    if count:
+        dataset.id.chunk_iter(note)
+    return offsets, sizes, masks
+
+
+def _whole(dataset: Any, kind: str) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+    # Without storage the offset that the library gives means nothing.
+    is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
+    offset = dataset.id.get_offset() if is_there else None
+    nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
+    return (
+        np.array([-1 if offset is None else offset], np.int64),
+        np.array([nbytes], np.int64),
+        np.zeros(1, np.uint32),
+    )
