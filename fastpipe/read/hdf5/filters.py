@@ -6,28 +6,25 @@ Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5 import kernels
+from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.plugins import PLUGINS
 
-__all__ = ["ChunkError", "FilterStep", "decode_chunk", "why_not"]
+__all__ = ["FilterStep", "decode_chunk", "why_not"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
 _SUM = 4  # bytes that Fletcher32 appends
 _KEEP_SIZE = {_SHUFFLE, _FLETCHER32}
-_KNOWN = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF}
 _NAMES = {4: "szip", 5: "nbit", 6: "scale-offset"}
-
-
-class ChunkError(ValueError):
-    """A chunk's bytes are not what its filters make."""
 
 
 class FilterStep(NamedTuple):
@@ -47,7 +44,7 @@ class FilterStep(NamedTuple):
 def why_not(filters: Sequence[FilterStep]) -> str:
     """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
-        if step.code not in _KNOWN:
+        if step.code not in _UNDO:
             return (
                 f"its filter {_NAMES.get(step.code) or step.name or step.code} is known to the library only"
             )
@@ -77,13 +74,13 @@ def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes
         step = steps[number]
         # Sums that were appended before this filter was applied.
         size = nbytes + _SUM * sum(earlier.code == _FLETCHER32 for earlier in steps[:number])
-        data = _UNDO[step.code](data, step, size)
+        data = _UNDO[step.code](data, step.values, size)
     if len(data) != nbytes:
         raise ChunkError(f"{len(data)} bytes where {nbytes} were expected")
     return data
 
 
-def _inflate(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
+def _inflate(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
     deflate = require("deflate", extra="hdf5")
     try:
         return np.frombuffer(deflate.zlib_decompress(data, size), np.uint8)
@@ -102,8 +99,8 @@ def _inflate(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
     return np.frombuffer(made, np.uint8)
 
 
-def _unshuffled(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
-    element = step.values[0] if step.values else 1
+def _unshuffled(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
+    element = values[0] if values else 1
     if element <= 1:
         return data
     made = np.empty(len(data), np.uint8)
@@ -111,7 +108,7 @@ def _unshuffled(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
     return made
 
 
-def _summed(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
+def _summed(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
     if len(data) < _SUM:
         raise ChunkError("fletcher32: there is no checksum")
     body, found = data[:-_SUM], int.from_bytes(data[-_SUM:].tobytes(), "little")
@@ -123,7 +120,7 @@ def _summed(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
     return body
 
 
-def _from_lzf(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
+def _from_lzf(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
     made = np.empty(size, np.uint8)
     if (found := kernels.lzf(data, made)) != size:
         problem = "damaged data, or more of them" if found < 0 else f"{found} bytes"
@@ -131,9 +128,10 @@ def _from_lzf(data: UInt8Array, step: FilterStep, size: int) -> UInt8Array:
     return made
 
 
-_UNDO: dict[int, Any] = {
+_UNDO: dict[int, Callable[[UInt8Array, Sequence[int], int], UInt8Array]] = {
     _DEFLATE: _inflate,
     _SHUFFLE: _unshuffled,
     _FLETCHER32: _summed,
     _LZF: _from_lzf,
+    **PLUGINS,
 }

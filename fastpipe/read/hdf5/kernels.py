@@ -13,7 +13,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["copy_runs", "fletcher32", "lzf", "read_runs", "unshuffle"]
+__all__ = ["copy_back", "copy_runs", "fletcher32", "lzf", "read_runs", "unshuffle"]
 
 _t = require("numba.types", extra="hdf5")
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
@@ -112,7 +112,7 @@ def fletcher32(data: Any) -> Any:
 
 
 @compiled()
-def _copy_back(dst: Any, o: Any, back: Any, length: Any) -> None:
+def copy_back(dst: Any, o: Any, back: Any, length: Any) -> None:
     """Repeat ``length`` bytes that begin ``back`` before ``o``; the two may overlap."""
     block = np.uint64(_BLOCK)
     if back >= block and o + length + block <= np.uint64(dst.size):
@@ -174,7 +174,7 @@ def lzf(src: Any, dst: Any) -> Any:
         length += np.uint64(2)
         if back > o or o + length > m:
             return -1
-        _copy_back(dst, o, back, length)
+        copy_back(dst, o, back, length)
         o += length
     return np.int64(o)
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.read.hdf5 import kernels
-from fastpipe.read.hdf5.filters import ChunkError, decode_chunk
+from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.filters import decode_chunk
 from fastpipe.read.hdf5.geometry import Geometry, Group, Runs
 from fastpipe.read.hdf5.layout import Layout
 

@@ -1,0 +1,136 @@
+"""Filters of hdf5plugin, undone without it, give what the library makes with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.layout import read_layout
+from fastpipe.read.hdf5.reader import SampleReader
+
+FILTERS: dict[str, Callable[[], Any]] = {
+    "blosc lz4": lambda: hdf5plugin.Blosc(cname="lz4", shuffle=1),
+    "blosc zstd, bits": lambda: hdf5plugin.Blosc(cname="zstd", shuffle=2),
+    "blosc zlib, as is": lambda: hdf5plugin.Blosc(cname="zlib", shuffle=0),
+    "lz4": hdf5plugin.LZ4,
+    "lz4, small blocks": lambda: hdf5plugin.LZ4(nbytes=100),
+    "zstd": hdf5plugin.Zstd,
+    "bitshuffle": lambda: hdf5plugin.Bitshuffle(cname="none"),
+    "bitshuffle lz4": hdf5plugin.Bitshuffle,
+    "bitshuffle lz4, small blocks": lambda: hdf5plugin.Bitshuffle(nelems=8),
+    "bitshuffle zstd": lambda: hdf5plugin.Bitshuffle(cname="zstd"),
+}
+
+
+def _content(count: int, size: int, kind: str, seed: int) -> Any:
+    rng, nbytes = np.random.default_rng(seed), count * size
+    raw = {
+        "noise": lambda: rng.integers(0, 256, nbytes, np.uint8),
+        "zeros": lambda: np.zeros(nbytes, np.uint8),
+        "few": lambda: rng.choice(np.array([0, 1, 200], np.uint8), nbytes),
+        "repeated": lambda: np.resize(rng.integers(0, 256, 1 + seed % 40, np.uint8), nbytes),
+    }[kind]()
+    return raw.view(f"V{size}") if size not in (1, 2, 4, 8) else raw.view(f"u{size}")
+
+
+def _read(path: Path) -> tuple[Any, SampleReader, int]:
+    with h5py.File(path, "r") as file:
+        layout, expected = read_layout(file["x"]), file["x"][...]
+    assert layout.kind == "chunked", layout.why
+    descriptor = os.open(path, os.O_RDONLY)
+    return expected, SampleReader(layout, 1, descriptor), descriptor
+
+
+def _all(reader: SampleReader) -> bytes:
+    out = np.empty(reader.geometry.count * reader.geometry.sample_nbytes, np.uint8)
+    for task in reader.tasks(np.arange(reader.geometry.count), out):
+        task()
+    return out.tobytes()
+
+
+@settings(max_examples=300)
+@given(
+    name=st.sampled_from(list(FILTERS)), shape=st.tuples(st.integers(1, 40), st.integers(1, 90)),
+    rows=st.integers(1, 40), size=st.sampled_from([1, 2, 3, 4, 8, 16]),
+    kind=st.sampled_from(["noise", "zeros", "few", "repeated"]), seed=st.integers(0, 99), fletcher=st.booleans(),
+)  # fmt: skip
+def test_samples_are_those_of_h5py(
+    name: str, shape: tuple[int, int], rows: int, size: int, kind: str, seed: int, fletcher: bool
+) -> None:
+    data = _content(math.prod(shape), size, kind, seed).reshape(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset(
+                "x", data=data, chunks=(min(rows, shape[0]), shape[1]), fletcher32=fletcher, **FILTERS[name]()
+            )
+        expected, reader, descriptor = _read(path)
+        try:
+            assert expected.tobytes() == data.tobytes()
+            assert _all(reader) == data.tobytes()
+        finally:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", list(FILTERS))
+def test_large_chunks_of_many_blocks(name: str, tmp_path: Path) -> None:
+    data = _content(100_003, 4, "few", 1)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=data, chunks=(60_001,), **FILTERS[name]())
+    _, reader, descriptor = _read(tmp_path / "x.h5")
+    try:
+        assert _all(reader) == data.tobytes()
+    finally:
+        os.close(descriptor)
+
+
+@settings(max_examples=300)
+@given(
+    name=st.sampled_from(list(FILTERS)), places=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    cut=st.integers(0, 400), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_damage_is_an_error_or_other_values(name: str, places: list[int], cut: int, seed: int) -> None:
+    """Never a crash, memory that was not written, or an error of another kind."""
+    data = _content(500, 4, "few", seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.h5"
+        with h5py.File(path, "w") as file:
+            dataset = file.create_dataset("x", data=data, chunks=data.shape, **FILTERS[name]())
+            mask, raw = dataset.id.read_direct_chunk((0,))
+            damaged = bytearray(raw)
+            for place in places:
+                damaged[place % len(raw)] ^= 1 + place % 255
+            dataset.id.write_direct_chunk((0,), bytes(damaged[: max(1, len(damaged) - cut)]), mask)
+        with h5py.File(path, "r") as file:
+            layout = read_layout(file["x"])
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            reader = SampleReader(layout, 1, descriptor)
+            try:
+                first = _all(reader)
+            except ChunkError as error:
+                assert "dataset /x, chunk 0 at [0:500]" in str(error)
+            else:
+                assert _all(reader) == first
+        finally:
+            os.close(descriptor)
+
+
+def test_blosc2_is_left_to_the_library(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(100), chunks=(50,), **hdf5plugin.Blosc2())
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        layout = read_layout(file["x"])
+    assert (layout.kind, layout.why) == ("h5py", "its filter blosc2 is known to the library only")
