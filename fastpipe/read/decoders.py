@@ -154,8 +154,8 @@ class SimpleJpegDecoder:
             # those below them: one unit of blocks more.
             height = min(height, (count + 2 * _UNIT) // _UNIT * _UNIT)
         if height < header.height:
-            frame = header.frame
-            blob = blob[: frame + 1] + height.to_bytes(2, "big") + blob[frame + 3 :]
+            view, frame = memoryview(blob), header.frame
+            blob = b"".join((view[: frame + 1], height.to_bytes(2, "big"), view[frame + 3 :]))
         size = (-(-height // factor), -(-header.width // factor))
         try:
             # Not strict: it would complain about the rest of the file.

@@ -22,7 +22,7 @@ _DHT, _SOF2, _EOI, _SOS, _DQT, _DRI, _COM = 0xC4, 0xC2, 0xD9, 0xDA, 0xDB, 0xDD, 
 _BETWEEN_SCANS = frozenset({_DHT, _DQT, _DRI, _COM, *range(0xE0, 0xF0)})
 _RST0 = 0xD0
 _NOTHING_SENT = 16  # more bits than a coefficient can have
-_BLOCK = 32  # bytes that are looked at together
+_BLOCK = 64  # bytes that are looked at together
 
 _t = require("numba.types", extra="image")
 
@@ -83,11 +83,14 @@ def _end_of_scan(data: Any, position: int, restarts: int) -> int:
     while position < last:
         stop = min(position + _BLOCK, last)
         if position + _BLOCK <= last:
-            # One byte in 256 is 0xFF: most blocks need no look at their bytes one by one.
-            largest = np.uint8(0)
-            for value in data[position:stop]:
-                largest = max(largest, value)
-            if largest != 0xFF:
+            # Nearly all blocks hold no 0xFF but before a zero: they need no look at their bytes one by one.
+            here, behind = data[position:stop], data[position + 1 : stop + 1]
+            found = np.uint8(0)
+            for k in range(_BLOCK):
+                # One more makes 0xFF and 0, the two that may follow, 0 and 1.
+                may_not_follow = np.uint8(behind[k] + np.uint8(1)) > np.uint8(1)
+                found |= np.uint8(here[k] == 0xFF) & np.uint8(may_not_follow)
+            if found == 0:
                 position = stop
                 continue
         while position < stop:
