@@ -8,6 +8,7 @@
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
     ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
+    ├── HDF5Error                (OSError)       an HDF5 file is damaged, has changed, or is in use
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
@@ -24,6 +25,7 @@ __all__ = [
     "CacheError",
     "ClosedError",
     "FastpipeError",
+    "HDF5Error",
     "MissingDependencyError",
     "OptionError",
     "SharedMemoryError",
@@ -70,6 +72,10 @@ class TooManyBadSamplesError(BadSampleError):
 
 class CacheError(FastpipeError, OSError):
     """A cache's folder cannot be used, or must not be because others could write there."""
+
+
+class HDF5Error(FastpipeError, OSError):
+    """An HDF5 file cannot be opened, is damaged, has changed since, or is being written to."""
 
 
 class WorkerError(FastpipeError, RuntimeError):

@@ -1,0 +1,216 @@
+"""A file's datasets together: any kind, any process, and what is said of files that cannot be read."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.read.hdf5.file import SampleFile
+
+ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
+NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]
+ORDER = np.array([39, 0, 17, 17, 3])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("chunked", data=ROWS, chunks=(7, 6, 3), compression="gzip", shuffle=True)
+        file["contiguous"] = ROWS[:, 0]
+        file.create_dataset("packed", data=np.arange(40), chunks=(16,), scaleoffset=0)
+        file["texts"] = [f"text {number}" for number in range(40)]
+        file["deep/labels"] = np.arange(40) % 3
+        file["short"] = np.arange(39)
+        file["one"] = 5
+        file["square"] = np.arange(40 * 6).reshape(40, 6)
+    return tmp_path / "x.h5"
+
+
+def read(file: SampleFile, samples: Any = ORDER, threads: int = 3) -> list[Any]:
+    outs = [
+        np.empty((len(samples), *file.sample_shape(number)), layout.dtype)
+        for number, layout in enumerate(file.layouts)
+    ]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(task) for task in file.tasks(np.asarray(samples), outs)]:
+            done.result()
+    return outs
+
+
+def _are_right(outs: list[Any], samples: Any = ORDER) -> None:
+    np.testing.assert_array_equal(outs[0], ROWS[samples])
+    np.testing.assert_array_equal(outs[1], ROWS[samples, 0])
+    np.testing.assert_array_equal(outs[2], samples)
+    assert [text.decode() for text in outs[3]] == [f"text {number}" for number in samples]
+    np.testing.assert_array_equal(outs[4], samples % 3)
+
+
+def test_datasets_of_every_kind(path: Path) -> None:
+    file = SampleFile(path, NAMES)
+    assert file.count == 40
+    assert [layout.kind for layout in file.layouts] == ["chunked", "contiguous", "h5py", "h5py", "contiguous"]
+    _are_right(read(file))
+    _are_right(read(file))
+    file.close()
+    _are_right(read(file, np.arange(40)[::-1]), np.arange(40)[::-1])
+    file.close()
+    file.close()
+
+
+def test_several_dimensions_count_samples(path: Path) -> None:
+    file = SampleFile(path, ["chunked", "square"], sample_dims=2)
+    assert (file.count, file.sample_shape(0), file.sample_shape(1)) == (240, (5,), ())
+    samples = np.random.default_rng(1).permutation(240)
+    outs = read(file, samples)
+    np.testing.assert_array_equal(outs[0], ROWS.reshape(240, 5)[samples])
+    np.testing.assert_array_equal(outs[1], samples)
+    file.close()
+
+
+def test_no_samples_are_asked_for(path: Path) -> None:
+    file = SampleFile(path, NAMES)
+    assert [len(out) for out in read(file, np.array([], int))] == [0] * 5
+    file.close()
+
+
+def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
+    file = SampleFile(path, NAMES)
+    _are_right(read(file))
+    before = len(os.listdir("/proc/self/fd"))
+    del file
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], None]) -> None:
+    file = SampleFile(path, NAMES)
+    in_child(lambda: _are_right(read(file)))  # before the parent has opened anything
+    _are_right(read(file))
+    in_child(lambda: _are_right(read(file)))
+    in_child(lambda: (_are_right(read(file)), file.close()))
+    _are_right(read(file))
+    copy = pickle.loads(pickle.dumps(file))
+    file.close()
+    _are_right(read(copy))
+    copy.close()
+
+
+# ---- files that cannot be read ------------------------------------------------------------------
+
+
+def test_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing\.h5"):
+        SampleFile(tmp_path / "nothing.h5", ["x"])
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="run it as a user who is not root"
+)
+def test_a_file_that_may_not_be_read(path: Path) -> None:
+    path.chmod(0)
+    with pytest.raises(PermissionError):
+        SampleFile(path, ["chunked"])
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        SampleFile(tmp_path, ["x"])
+
+
+@pytest.mark.parametrize("content", [b"", b"this is text", b"\x89HDF\r\n\x1a"])
+def test_no_hdf5_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.h5").write_bytes(content)
+    with pytest.raises(HDF5Error, match=r"x\.h5 is no HDF5 file"):
+        SampleFile(tmp_path / "x.h5", ["x"])
+
+
+def test_a_file_that_is_cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(HDF5Error, match=r"x\.h5 cannot be opened, it may be cut off"):
+        SampleFile(path, ["chunked"])
+
+
+def test_no_such_dataset(path: Path) -> None:
+    with pytest.raises(
+        KeyError, match="has no dataset 'labels'; it has chunked, contiguous, deep/labels, one"
+    ):
+        SampleFile(path, ["labels"])
+    with pytest.raises(KeyError, match="no dataset 'deep'"):  # a group
+        SampleFile(path, ["deep"])
+
+
+def test_datasets_that_do_not_belong_together(path: Path) -> None:
+    with pytest.raises(OptionError, match=r"different samples .*: 'chunked' \(40,\), 'short' \(39,\)"):
+        SampleFile(path, ["chunked", "short"])
+    with pytest.raises(OptionError, match="'one' is a single value"):
+        SampleFile(path, ["one"])
+    with pytest.raises(OptionError, match="'short' has 1 dimensions, and sample_dims=2"):
+        SampleFile(path, ["chunked", "short"], sample_dims=2)
+
+
+def test_a_damaged_chunk(path: Path) -> None:
+    layout = SampleFile(path, ["chunked"]).layouts[0]
+    raw = bytearray(path.read_bytes())
+    raw[layout.offsets[0] : layout.offsets[0] + layout.sizes[0]] = bytes(int(layout.sizes[0]))
+    path.write_bytes(bytes(raw))
+    file = SampleFile(path, ["chunked"])
+    with pytest.raises(HDF5Error, match=r"chunk 0 at \[0:7, 0:6, 0:3\]: gzip: .*; the file is damaged"):
+        read(file, np.array([1]))
+    np.testing.assert_array_equal(read(file, np.array([39]))[0], ROWS[[39]])
+    file.close()
+
+
+@pytest.mark.parametrize("how", ["written to", "replaced"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
+    file = SampleFile(path, ["chunked"])
+    if is_open:
+        read(file)
+    if how == "written to":
+        with h5py.File(path, "a") as changed:
+            changed["chunked"][0] = 5
+            changed["more"] = np.zeros(1000)
+    else:
+        path.with_suffix(".new").write_bytes(path.read_bytes())
+        os.replace(path.with_suffix(".new"), path)
+    if is_open and how == "replaced":  # what is open is what it was
+        np.testing.assert_array_equal(read(file)[0], ROWS[ORDER])
+    else:
+        with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
+            read(file)
+    file.close()
+
+
+def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:
+    code = "import h5py, sys; file = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(
+            HDF5Error, match="open for writing elsewhere: close it there, or set HDF5_USE_FILE"
+        ):
+            SampleFile(path, ["chunked"])
+        writer.communicate("")
+    SampleFile(path, ["chunked"]).close()
+
+
+def test_nothing_is_left_open_by_what_fails(path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for names in (["nothing"], ["chunked", "short"]):
+        with pytest.raises((KeyError, OptionError)):
+            SampleFile(path, names)
+    assert len(os.listdir("/proc/self/fd")) == before
