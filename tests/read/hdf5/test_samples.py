@@ -160,6 +160,20 @@ def test_lzf_and_fletcher32_of_any_bytes(runs: list[tuple[bytes, int]], fletcher
             assert read(reader, np.uint8, range(len(data))).tobytes() == data.tobytes()
 
 
+def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path) -> None:
+    """HDF5 1.6.2 and before swapped the bytes of each half; the library still takes them."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("x", data=np.arange(99, dtype="u1"), chunks=(99,), fletcher32=True)
+        _, raw = dataset.id.read_direct_chunk((0,))
+        swapped = raw[:-4] + bytes(raw[-4 + place] for place in (1, 0, 3, 2))
+        assert swapped != raw
+        dataset.id.write_direct_chunk((0,), swapped)
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        np.testing.assert_array_equal(file["x"][...], np.arange(99))
+    with reader_of(tmp_path / "x.h5", "x") as reader:
+        np.testing.assert_array_equal(read(reader, np.uint8, [98, 0]), [98, 0])
+
+
 def test_compact_data(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
