@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.kernels import copy_back
+from fastpipe.read.hdf5.kernels import copy_back, unshuffle
 
 __all__ = ["bit_unshuffle", "lz4_block"]
 
@@ -82,29 +82,40 @@ def lz4_block(src: Any, dst: Any) -> Any:
     return np.int64(o)
 
 
-@compiled(_t.void(_in8, _u8, _int, _int))
-def bit_unshuffle(src: Any, dst: Any, count: int, size: int) -> None:
-    """Undo a bitshuffle: all first bits of the elements, then all second ones, and so on.
-
-    Args:
-        src, dst: uint8 (count * size,) at least.
-        count: elements; a multiple of 8.
-        size: of an element, in bytes.
-    """
-    row = count // 8
+@compiled(_t.void(_in8, _t.uint64[::1], _int, _int))
+def _bits_to_bytes(src: Any, dst: Any, row: int, size: int) -> None:
+    """From rows of bits to rows of bytes, those of 8 elements in one word."""
     for byte in range(size):
-        for group in range(row):
-            bits = np.uint64(0)
-            for bit in range(8):
-                bits |= np.uint64(src[(8 * byte + bit) * row + group]) << np.uint64(8 * bit)
-            # Transposed as a matrix of 8 by 8 bits: halves, quarters and eighths change places.
+        first = 8 * byte * row
+        a, b = src[first : first + row], src[first + row : first + 2 * row]
+        c, d = src[first + 2 * row : first + 3 * row], src[first + 3 * row : first + 4 * row]
+        e, f = src[first + 4 * row : first + 5 * row], src[first + 5 * row : first + 6 * row]
+        g, h = src[first + 6 * row : first + 7 * row], src[first + 7 * row : first + 8 * row]
+        out = dst[byte * row : (byte + 1) * row]
+        for k in range(row):
+            low = np.uint64(a[k]) | (np.uint64(b[k]) << np.uint64(8))
+            low |= (np.uint64(c[k]) << np.uint64(16)) | (np.uint64(d[k]) << np.uint64(24))
+            high = np.uint64(e[k]) | (np.uint64(f[k]) << np.uint64(8))
+            high |= (np.uint64(g[k]) << np.uint64(16)) | (np.uint64(h[k]) << np.uint64(24))
+            bits = low | (high << np.uint64(32))
+            # Transposed as a matrix of 8 by 8 bits: eighths, quarters and halves change places.
             swap = (bits ^ (bits >> np.uint64(7))) & np.uint64(0x00AA00AA00AA00AA)
             bits ^= swap ^ (swap << np.uint64(7))
             swap = (bits ^ (bits >> np.uint64(14))) & np.uint64(0x0000CCCC0000CCCC)
             bits ^= swap ^ (swap << np.uint64(14))
             swap = (bits ^ (bits >> np.uint64(28))) & np.uint64(0x00000000F0F0F0F0)
             bits ^= swap ^ (swap << np.uint64(28))
-            for element in range(8):
-                dst[(8 * group + element) * size + byte] = np.uint8(
-                    (bits >> np.uint64(8 * element)) & np.uint64(255)
-                )
+            out[k] = bits
+
+
+def bit_unshuffle(src: Any, dst: Any, size: int) -> None:
+    """Undo a bitshuffle: all first bits of the elements, then all second ones, and so on.
+
+    Args:
+        src, dst: uint8 (N,), of a number of elements that is a multiple of 8; the memory of ``dst`` aligned
+            to ``size``.
+        size: of an element, in bytes.
+    """
+    words = np.empty(len(src) // 8, np.dtype("<u8"))
+    _bits_to_bytes(src, words, len(src) // size // 8, size)
+    unshuffle(words.view(np.uint8), dst, size)

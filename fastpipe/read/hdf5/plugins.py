@@ -115,7 +115,7 @@ def _bitshuffle(data: UInt8Array, values: Values, size: int) -> UInt8Array:
             stored, at = _next(data, at, "bitshuffle")
             block = np.empty(len(part), np.uint8)
             _BLOCK_DECODERS[how](stored, block)
-        plugin_kernels.bit_unshuffle(block, part, len(part) // element, element)
+        plugin_kernels.bit_unshuffle(block, part, element)
     if len(data) - at < left:
         raise ChunkError("bitshuffle: its data end too early")
     made[size - left :] = data[at : at + left]
