@@ -60,7 +60,7 @@ def _all(reader: SampleReader) -> bytes:
     return out.tobytes()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(list(FILTERS)), shape=st.tuples(st.integers(1, 40), st.integers(1, 90)),
     rows=st.integers(1, 40), size=st.sampled_from([1, 2, 3, 4, 8, 16]),
@@ -96,7 +96,7 @@ def test_large_chunks_of_many_blocks(name: str, tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(list(FILTERS)), places=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
     cut=st.integers(0, 400), seed=st.integers(0, 9),

@@ -115,7 +115,7 @@ def same_bits(found: Any, expected: Any) -> bool:
     return bool(found.shape == expected.shape and found.tobytes() == expected.tobytes())
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(case=files())
 def test_samples_are_those_of_h5py(case: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def test_shuffle_of_every_size(tmp_path: Path, size: int, length: int) -> None:
         assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(
     runs=st.lists(
         st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 400)), min_size=1, max_size=30
