@@ -13,7 +13,16 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["copy_back", "copy_runs", "fletcher32", "lzf", "read_runs", "unshuffle"]
+__all__ = [
+    "copy_back",
+    "copy_literals",
+    "copy_runs",
+    "fletcher32",
+    "lzf",
+    "read_runs",
+    "unshuffle",
+    "unshuffle_8",
+]
 
 _t = require("numba.types", extra="hdf5")
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
@@ -21,9 +30,7 @@ _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
 
-# Bytes that are copied at once where there is room behind them: of a literal run, which has at most so
-# many, and of a back reference.
-_SHORT, _BLOCK = 32, 16
+_BLOCK = 16  # bytes that are copied at once, where there is room behind them
 _MOST_WORDS = 360  # whose sums cannot overflow 32 bits
 
 
@@ -51,7 +58,8 @@ def _unshuffle_4(src: Any, dst: Any, n: int) -> None:
 
 
 @compiled(_t.void(_in8, _t.uint64[::1], _int))
-def _unshuffle_8(src: Any, dst: Any, n: int) -> None:
+def unshuffle_8(src: Any, dst: Any, n: int) -> None:
+    """As ``unshuffle``, for elements of 8 bytes, in kernels."""
     a, b, c, d = src[:n], src[n : 2 * n], src[2 * n : 3 * n], src[3 * n : 4 * n]
     e, f, g, h = src[4 * n : 5 * n], src[5 * n : 6 * n], src[6 * n : 7 * n], src[7 * n : 8 * n]
     for k in range(n):
@@ -62,7 +70,7 @@ def _unshuffle_8(src: Any, dst: Any, n: int) -> None:
         dst[k] = low | (high << np.uint64(32))
 
 
-_BY_SIZE = {2: (_unshuffle_2, "<u2"), 4: (_unshuffle_4, "<u4"), 8: (_unshuffle_8, "<u8")}
+_BY_SIZE = {2: (_unshuffle_2, "<u2"), 4: (_unshuffle_4, "<u4"), 8: (unshuffle_8, "<u8")}
 
 
 def unshuffle(src: Any, dst: Any, size: int) -> None:
@@ -83,6 +91,12 @@ def unshuffle(src: Any, dst: Any, size: int) -> None:
     dst[whole:] = src[whole:]
 
 
+@compiled()
+def _folded(total: Any) -> Any:
+    """A sum modulo 65,535, in at most 17 bits."""
+    return (total & np.uint32(0xFFFF)) + (total >> np.uint32(16))
+
+
 @compiled(_t.int64(_in8))
 def fletcher32(data: Any) -> Any:
     """The checksum that the Fletcher32 filter appends, as a number of 32 bits.
@@ -99,16 +113,28 @@ def fletcher32(data: Any) -> Any:
             low += (np.uint32(data[at]) << np.uint32(8)) | np.uint32(data[at + 1])
             high += low
             at += 2
-        low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
-        high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
+        low, high = _folded(low), _folded(high)
     if data.size % 2:
         low += np.uint32(data[at]) << np.uint32(8)
         high += low
-        low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
-        high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
-    low = (low & np.uint32(0xFFFF)) + (low >> np.uint32(16))
-    high = (high & np.uint32(0xFFFF)) + (high >> np.uint32(16))
+        low, high = _folded(low), _folded(high)
+    low, high = _folded(low), _folded(high)
     return (np.int64(high) << 16) | np.int64(low)
+
+
+@compiled()
+def copy_literals(src: Any, i: Any, dst: Any, o: Any, length: Any) -> None:
+    """Copy ``length`` bytes from ``src[i:]`` to ``dst[o:]``, both of which have them."""
+    block = np.uint64(_BLOCK)
+    if i + length + block <= np.uint64(src.size) and o + length + block <= np.uint64(dst.size):
+        first = np.uint64(0)
+        while first < length:  # more than there is: what follows is written later
+            for k in range(_BLOCK):
+                dst[o + first + np.uint64(k)] = src[i + first + np.uint64(k)]
+            first += block
+    else:
+        for k in range(length):
+            dst[o + np.uint64(k)] = src[i + np.uint64(k)]
 
 
 @compiled()
@@ -152,12 +178,7 @@ def lzf(src: Any, dst: Any) -> Any:
             count += one
             if i + count > n or o + count > m:
                 return -1
-            if i + np.uint64(_SHORT) <= n and o + np.uint64(_SHORT) <= m:
-                for k in range(_SHORT):  # more than there is: what follows is written later
-                    dst[o + np.uint64(k)] = src[i + np.uint64(k)]
-            else:
-                for k in range(count):
-                    dst[o + np.uint64(k)] = src[i + np.uint64(k)]
+            copy_literals(src, i, dst, o, count)
             i += count
             o += count
             continue

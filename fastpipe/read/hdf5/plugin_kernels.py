@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.kernels import copy_back, unshuffle
+from fastpipe.read.hdf5.kernels import copy_back, copy_literals, unshuffle, unshuffle_8
 
 __all__ = ["bit_unshuffle", "lz4_block"]
 
@@ -20,8 +20,6 @@ _t = require("numba.types", extra="hdf5")
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
-
-_WORD = 16  # bytes that are copied at once, where there is room behind them
 
 
 @compiled()
@@ -50,22 +48,14 @@ def lz4_block(src: Any, dst: Any) -> Any:
     Returns:
         How many bytes it is; -1 where ``src`` is damaged or is more than ``dst`` holds.
     """
-    one, word, n, m = np.uint64(1), np.uint64(_WORD), np.uint64(src.size), np.uint64(dst.size)
+    one, n, m = np.uint64(1), np.uint64(src.size), np.uint64(dst.size)
     i, o = np.uint64(0), np.uint64(0)
     while i < n:
         token = np.uint64(src[i])
         length, i = _length(src, i + one, token >> np.uint64(4))
         if i + length > n or o + length > m:
             return -1
-        first = np.uint64(0)
-        if i + length + word <= n and o + length + word <= m:
-            while first < length:  # more than there is: what follows is written later
-                for k in range(_WORD):
-                    dst[o + first + np.uint64(k)] = src[i + first + np.uint64(k)]
-                first += word
-        else:
-            for k in range(length):
-                dst[o + np.uint64(k)] = src[i + np.uint64(k)]
+        copy_literals(src, i, dst, o, length)
         i += length
         o += length
         if i >= n:  # a block ends with literals
@@ -86,18 +76,10 @@ def lz4_block(src: Any, dst: Any) -> Any:
 def _bits_to_bytes(src: Any, dst: Any, row: int, size: int) -> None:
     """From rows of bits to rows of bytes, those of 8 elements in one word."""
     for byte in range(size):
-        first = 8 * byte * row
-        a, b = src[first : first + row], src[first + row : first + 2 * row]
-        c, d = src[first + 2 * row : first + 3 * row], src[first + 3 * row : first + 4 * row]
-        e, f = src[first + 4 * row : first + 5 * row], src[first + 5 * row : first + 6 * row]
-        g, h = src[first + 6 * row : first + 7 * row], src[first + 7 * row : first + 8 * row]
-        out = dst[byte * row : (byte + 1) * row]
+        first, words = 8 * byte * row, dst[byte * row : (byte + 1) * row]
+        unshuffle_8(src[first : first + 8 * row], words, row)
         for k in range(row):
-            low = np.uint64(a[k]) | (np.uint64(b[k]) << np.uint64(8))
-            low |= (np.uint64(c[k]) << np.uint64(16)) | (np.uint64(d[k]) << np.uint64(24))
-            high = np.uint64(e[k]) | (np.uint64(f[k]) << np.uint64(8))
-            high |= (np.uint64(g[k]) << np.uint64(16)) | (np.uint64(h[k]) << np.uint64(24))
-            bits = low | (high << np.uint64(32))
+            bits = words[k]
             # Transposed as a matrix of 8 by 8 bits: eighths, quarters and halves change places.
             swap = (bits ^ (bits >> np.uint64(7))) & np.uint64(0x00AA00AA00AA00AA)
             bits ^= swap ^ (swap << np.uint64(7))
@@ -105,7 +87,7 @@ def _bits_to_bytes(src: Any, dst: Any, row: int, size: int) -> None:
             bits ^= swap ^ (swap << np.uint64(14))
             swap = (bits ^ (bits >> np.uint64(28))) & np.uint64(0x00000000F0F0F0F0)
             bits ^= swap ^ (swap << np.uint64(28))
-            out[k] = bits
+            words[k] = bits
 
 
 def bit_unshuffle(src: Any, dst: Any, size: int) -> None:
