@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 import weakref
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
 
@@ -50,18 +50,13 @@ class SampleFile:
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str], sample_dims: int = 1) -> None:
         self.path = os.fspath(path)
         self._state = _state(os.stat(self.path))
-        self._compact: dict[int, bytes] = {}
         with _opened(self.path) as file:
             datasets = [_dataset(file, name, self.path) for name in names]
             _check_samples(datasets, names, sample_dims, self.path)
             self.layouts: list[Layout] = [read_layout(dataset) for dataset in datasets]
-            for number, layout in enumerate(self.layouts):
-                if layout.kind == "compact":
-                    self._compact[number] = datasets[number][...].tobytes()
         self._sample_dims = sample_dims
-        self.count = _geometry(self.layouts[0], sample_dims).count
+        self.count = math.prod(self.layouts[0].shape[:sample_dims])
         self._handles: _Handles | None = None
-        self._opening = threading.Lock()
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
         """The shape of a sample of one of the datasets."""
@@ -87,52 +82,40 @@ class SampleFile:
             if reader is None:
                 found.append(partial(self._through_library, handles, number, samples, out))
             else:
-                found += [
-                    partial(self._said, task)
-                    for task in reader.tasks(samples, out.reshape(-1).view(np.uint8))
-                ]
+                flat = out.reshape(-1).view(np.uint8)
+                found += [partial(self._direct, handles, task) for task in reader.tasks(samples, flat)]
         return found
 
     def close(self) -> None:
-        """Close what this process has open; it is opened again when it is needed."""
-        with self._opening:
-            handles, self._handles = self._handles, None
-        if handles is not None:
-            handles.close()
+        """Close what this process has open, once tasks that were begun are done; it is opened again when
+        it is needed."""
+        self._handles = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": None, "_opening": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _opening=threading.Lock())
+        return {**self.__dict__, "_handles": None}
 
     def _opened_here(self) -> _Handles:
-        """Descriptors of this process: a child of a fork must not share the library's."""
+        """What this process has open: a child of a fork must not share the library's."""
         handles = self._handles
         if handles is None or handles.pid != os.getpid():
-            if handles is not None:  # the parent's lock may have been held when this process began
-                self._opening = threading.Lock()
-            with self._opening:
-                handles = self._handles
-                if handles is None or handles.pid != os.getpid():
-                    handles = self._handles = _Handles(self)
-        if _state(os.fstat(handles.descriptor)) != self._state:
-            raise HDF5Error(_changed(self.path))
+            # Of two threads that come at once each opens the file, and one of the two is kept.
+            handles = self._handles = _Handles(self.path, self.layouts, self._sample_dims)
+        self._check_unchanged(handles)
         return handles
 
-    def _said(self, task: Callable[[], None]) -> None:
+    def _check_unchanged(self, handles: _Handles) -> None:
+        if _state(os.fstat(handles.descriptor)) != self._state:
+            raise HDF5Error(
+                f"{self.path} has changed since it was opened; make the dataset anew when it is complete"
+            )
+
+    def _direct(self, handles: _Handles, task: Callable[[], None]) -> None:
+        """Run a task that reads from the descriptor, which ``handles`` keeps open."""
         try:
             task()
         except ChunkError as error:
-            if self._has_changed():
-                raise HDF5Error(_changed(self.path)) from error
+            self._check_unchanged(handles)
             raise HDF5Error(f"{error}; the file is damaged: restore it from a copy") from None
-
-    def _has_changed(self) -> bool:
-        try:
-            return _state(os.stat(self.path)) != self._state
-        except OSError:
-            return True
 
     def _through_library(
         self, handles: _Handles, number: int, samples: Int64Array, out: npt.NDArray[Any]
@@ -147,19 +130,16 @@ class SampleFile:
 
 
 class _Handles:
-    """What one process has open."""
+    """What one process has open.  It is closed when nobody refers to it any more, nor any task."""
 
-    def __init__(self, owner: SampleFile) -> None:
+    def __init__(self, path: str, layouts: Sequence[Layout], sample_dims: int) -> None:
         self.pid = os.getpid()
-        self._path, self._layouts = owner.path, owner.layouts
-        self.descriptor = os.open(owner.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        self._finalizer = weakref.finalize(self, _close_descriptor, self.descriptor, self.pid)
-        self._finalizer.atexit = False
+        self._path, self._layouts = path, layouts
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         self.readers = [
-            None
-            if layout.kind == "h5py"
-            else SampleReader(layout, owner._sample_dims, self.descriptor, owner._compact.get(number, b""))
-            for number, layout in enumerate(owner.layouts)
+            None if layout.kind == "h5py" else SampleReader(layout, sample_dims, self.descriptor)
+            for layout in layouts
         ]
         self._lock = threading.Lock()
         self._file: Any = None
@@ -171,28 +151,10 @@ class _Handles:
                 self._file = require("h5py", extra="hdf5").File(self._path, "r")
         return self._file[self._layouts[number].name]
 
-    def close(self) -> None:
-        if self._file is not None and self.pid == os.getpid():
-            self._file.close()
-        self._finalizer()
-
-
-def _close_descriptor(descriptor: int, pid: int) -> None:
-    if os.getpid() == pid:  # a child's copy goes with the child
-        os.close(descriptor)
-
-
-def _geometry(layout: Layout, sample_dims: int) -> Geometry:
-    return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
-
 
 def _state(status: os.stat_result) -> _State:
     # Not the time of change: a file that is renamed, or loses a name, has the same content.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _changed(path: str) -> str:
-    return f"{path} has changed since it was opened; make the dataset anew when it is complete"
 
 
 @contextmanager
@@ -227,6 +189,10 @@ def _dataset(file: Any, name: str, path: str) -> Any:
 
 
 def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: int, path: str) -> None:
+    if sample_dims < 1:
+        raise OptionError(f"sample_dims must be a number from 1, got {sample_dims}")
+    if not names:
+        raise OptionError(f"{path}: no dataset was named")
     for dataset, name in zip(datasets, names, strict=True):
         if dataset.ndim < sample_dims:
             raise OptionError(

@@ -53,11 +53,11 @@ def why_not(filters: Sequence[FilterStep]) -> str:
     return ""
 
 
-def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
+def decode_chunk(stored: UInt8Array, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
     """Undo the filters of a chunk.
 
     Args:
-        stored: what the file has.
+        stored: uint8 (N,), what the file has.
         filters: the dataset's, in the order of writing.
         mask: bit i says that filter i was left out for this chunk.
         nbytes: of the chunk without filters, which is also the most that this will make of it.
@@ -69,7 +69,7 @@ def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes
         ChunkError: they do not fit, a checksum is wrong, or the bytes are more or fewer than said.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
-    data = np.frombuffer(stored, np.uint8)
+    data = stored
     for number in reversed(range(len(steps))):
         step = steps[number]
         # Sums that were appended before this filter was applied.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Geometry", "Group", "Runs"]
+__all__ = ["Geometry", "Group", "Runs", "grid_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -73,8 +73,8 @@ class Geometry:
         self._lead_chunk, self._chunk = (
             tuple(max(side, 1) for side in sides) for sides in (chunk[:sample_dims], chunk[sample_dims:])
         )
-        self._lead_grid = _grid(self._lead, self._lead_chunk)
-        self._grid = _grid(self.sample_shape, self._chunk)
+        self._lead_grid = grid_of(self._lead, self._lead_chunk)
+        self._grid = grid_of(self.sample_shape, self._chunk)
         self.count = math.prod(self._lead)
         self.sample_nbytes = itemsize * math.prod(self.sample_shape)
         self._row_nbytes = itemsize * math.prod(self._chunk)
@@ -139,7 +139,8 @@ class Geometry:
         return Runs(np.array(in_chunk, np.int64) * size, np.array(in_sample, np.int64) * size, nbytes)
 
 
-def _grid(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """How many chunks there are along each dimension."""
     return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
 
 

@@ -244,7 +244,8 @@ def read_runs(descriptor: int, offsets: Any, dst: Any, places: Any, nbytes: int)
         nbytes: length of each.
 
     Returns:
-        How many of them were read: fewer than all at an error or behind the file's end.
+        How many of them were read: fewer than all at an error or behind the file's end; -1, and nothing is
+        read, where that would be outside of the memory.
     """
     if places.size and (places.min() < 0 or places.max() + nbytes > dst.size):
         return -1

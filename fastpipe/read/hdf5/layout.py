@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5.filters import FilterStep, why_not
+from fastpipe.read.hdf5.geometry import grid_of
 
 __all__ = ["Layout", "read_layout"]
 
@@ -40,6 +41,7 @@ class Layout(NamedTuple):
             for one that was never written.
         sizes: int64 (chunks,): bytes of each in the file.
         masks: uint32 (chunks,): bit i says that filter i was left out.
+        inside: all data of the kind ``"compact"``; else empty.
     """
 
     file: str
@@ -54,11 +56,7 @@ class Layout(NamedTuple):
     offsets: Int64Array
     sizes: Int64Array
     masks: npt.NDArray[np.uint32]
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """How many chunks there are along each dimension."""
-        return tuple(-(-size // side) for size, side in zip(self.shape, self.chunk, strict=True))
+    inside: bytes = b""
 
 
 def read_layout(dataset: Any) -> Layout:
@@ -84,7 +82,8 @@ def read_layout(dataset: Any) -> Layout:
     kind = kinds[properties.get_layout()]
     fill = np.asarray(dataset.fillvalue, dtype).tobytes()
     offsets, sizes, masks = _chunks(dataset, chunk) if kind == "chunked" else _whole(dataset, kind)
-    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, offsets, sizes, masks)
+    inside = dataset[...].tobytes() if kind == "compact" else b""
+    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, offsets, sizes, masks, inside)
 
 
 def _why_only_h5py(dataset: Any, properties: Any) -> str:
@@ -114,24 +113,19 @@ def _filters(properties: Any) -> tuple[FilterStep, ...]:
 
 
 def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
-    grid = tuple(-(-size // side) for size, side in zip(dataset.shape, chunk, strict=True))
+    grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
-    offsets, sizes, masks = (
-        np.full(count, -1, np.int64),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.uint32),
-    )
-    # From an element's place to the number of its chunk.
-    steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
-
-    def note(found: Any) -> None:
-        number = sum(
-            at // side * step for at, side, step in zip(found.chunk_offset, chunk, steps, strict=True)
-        )
-        offsets[number], sizes[number], masks[number] = found.byte_offset, found.size, found.filter_mask
-
+    found: list[tuple[Any, ...]] = []
     if count:
-        dataset.id.chunk_iter(note)
+        # Tuples as they are, for there may be a million of them; what is made of them is made at once.
+        dataset.id.chunk_iter(found.append)
+    offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    masks = np.zeros(count, np.uint32)
+    if found:
+        corners, found_masks, found_offsets, found_sizes = zip(*found, strict=True)
+        places = np.array(corners, np.int64) // np.array(chunk, np.int64)
+        numbers = np.ravel_multi_index(tuple(places.T), grid)
+        offsets[numbers], sizes[numbers], masks[numbers] = found_offsets, found_sizes, found_masks
     return offsets, sizes, masks
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.filters import decode_chunk
-from fastpipe.read.hdf5.geometry import Geometry, Group, Runs
+from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
 from fastpipe.read.hdf5.layout import Layout
 
 __all__ = ["SampleReader"]
@@ -31,7 +31,6 @@ class SampleReader:
         layout: of the dataset.
         sample_dims: how many of its dimensions count samples.
         descriptor: of the file, open for reading; it stays the caller's.
-        compact: the bytes of a dataset of the kind ``"compact"``.
 
     Attributes:
         geometry: of the samples and chunks.
@@ -39,22 +38,18 @@ class SampleReader:
             a chunk is decoded whole.
     """
 
-    def __init__(self, layout: Layout, sample_dims: int, descriptor: int, compact: bytes = b"") -> None:
+    def __init__(self, layout: Layout, sample_dims: int, descriptor: int) -> None:
         self.geometry = Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
         self.reads_rows = not layout.filters and layout.kind != "compact"
         self._layout, self._descriptor = layout, descriptor
-        self._compact = np.frombuffer(compact, np.uint8)
         self._fill = np.frombuffer(layout.fill, np.uint8)
 
-    def tasks(
-        self, samples: Int64Array, out: UInt8Array, chunk: Callable[[int], UInt8Array] | None = None
-    ) -> list[Callable[[], None]]:
+    def tasks(self, samples: Int64Array, out: UInt8Array) -> list[Callable[[], None]]:
         """What is to be done for some samples; the tasks can run side by side, in any order.
 
         Args:
             samples: int64 (N,), each at least 0 and below ``geometry.count``.
             out: uint8 (N * geometry.sample_nbytes,), C-contiguous: the samples, one after the other.
-            chunk: in the place of ``decoded``, such as one that looks into a cache first.
 
         Returns:
             Functions that raise
@@ -62,10 +57,10 @@ class SampleReader:
             * ChunkError: the file does not hold what it should; the message says where.
             * OSError: it cannot be read.
         """
-        geometry, chunk = self.geometry, chunk or self.decoded
+        geometry = self.geometry
         if not self.reads_rows:
             return [
-                partial(self._from_chunk, group, part, out, chunk)
+                partial(self._from_chunk, group, part, out)
                 for group in geometry.grouped(samples)
                 for part in range(geometry.parts)
             ]
@@ -76,16 +71,14 @@ class SampleReader:
             for first in range(0, len(samples), step)
         ]
 
-    def _from_chunk(
-        self, group: Group, part: int, out: UInt8Array, chunk: Callable[[int], UInt8Array]
-    ) -> None:
+    def _from_chunk(self, group: Group, part: int, out: UInt8Array) -> None:
         """Copy one part of a group's samples from its chunk."""
         number, runs = self.geometry.chunk(group.number, part), self.geometry.runs(part)
         to = group.places * self.geometry.sample_nbytes
         if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
             _fill(out, to, runs, self._fill)
             return
-        data = chunk(number)
+        data = self.decoded(number)
         if not kernels.copy_runs(data, group.rows, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
             raise AssertionError(f"{self._where(number)}: rows outside of the chunk or of the batch")
 
@@ -104,7 +97,10 @@ class SampleReader:
             done = 0
             while done < len(at):
                 # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
-                done += kernels.read_runs(self._descriptor, at[done:], out, places[done:], runs.nbytes)
+                count = kernels.read_runs(self._descriptor, at[done:], out, places[done:], runs.nbytes)
+                if count < 0:
+                    raise AssertionError(f"{self._where(int(numbers[0]))}: rows outside of the batch")
+                done += count
                 if done < len(at):
                     sample = int(np.flatnonzero(is_there)[done // len(runs.in_chunk)])
                     run = out[places[done] : places[done] + runs.nbytes]
@@ -118,16 +114,14 @@ class SampleReader:
             number: in C order of the chunks' grid.
 
         Raises:
-            ChunkError, OSError: as for ``read``.
+            ChunkError, OSError: as for ``tasks``.
         """
         layout = self._layout
         if layout.kind == "compact":
-            return self._compact
-        size, offset = int(layout.sizes[number]), int(layout.offsets[number])
-        stored = os.pread(self._descriptor, size, offset)
+            return np.frombuffer(layout.inside, np.uint8)
+        stored = np.empty(int(layout.sizes[number]), np.uint8)
+        self._read_run(int(layout.offsets[number]), stored, number)
         try:
-            if len(stored) < size:
-                raise ChunkError("the file ends within it")
             return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.geometry.chunk_nbytes)
         except ChunkError as error:
             raise ChunkError(f"{self._where(number)}: {error}") from None
@@ -144,7 +138,7 @@ class SampleReader:
         layout = self._layout
         if layout.kind != "chunked":
             return f"{layout.file}, dataset {layout.name}"
-        corner = np.unravel_index(number, layout.grid)
+        corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
         box = ", ".join(
             f"{at * side}:{min((at + 1) * side, size)}"
             for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)

@@ -93,6 +93,21 @@ def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
     assert len(os.listdir("/proc/self/fd")) < before
 
 
+def test_closed_while_tasks_wait(path: Path) -> None:
+    """They read from the file that they were made for, not from what has its descriptor's number now."""
+    file = SampleFile(path, ["chunked", "packed"])
+    outs = [np.empty((5, 6, 5), "f4"), np.empty(5, np.int64)]
+    tasks = file.tasks(ORDER, outs)
+    before = os.listdir("/proc/self/fd")
+    file.close()
+    assert os.listdir("/proc/self/fd") == before
+    for task in tasks:
+        task()
+    np.testing.assert_array_equal(outs[0], ROWS[ORDER])
+    np.testing.assert_array_equal(outs[1], ORDER)
+    del file, tasks, task
+
+
 def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], None]) -> None:
     file = SampleFile(path, NAMES)
     in_child(lambda: _are_right(read(file)))  # before the parent has opened anything
@@ -153,6 +168,10 @@ def test_no_such_dataset(path: Path) -> None:
 def test_datasets_that_do_not_belong_together(path: Path) -> None:
     with pytest.raises(OptionError, match=r"different samples .*: 'chunked' \(40,\), 'short' \(39,\)"):
         SampleFile(path, ["chunked", "short"])
+    with pytest.raises(OptionError, match="sample_dims must be a number from 1, got 0"):
+        SampleFile(path, ["chunked"], sample_dims=0)
+    with pytest.raises(OptionError, match="no dataset was named"):
+        SampleFile(path, [])
     with pytest.raises(OptionError, match="'one' is a single value"):
         SampleFile(path, ["one"])
     with pytest.raises(OptionError, match="'short' has 1 dimensions, and sample_dims=2"):
@@ -169,6 +188,19 @@ def test_a_damaged_chunk(path: Path) -> None:
         read(file, np.array([1]))
     np.testing.assert_array_equal(read(file, np.array([39]))[0], ROWS[[39]])
     file.close()
+
+
+def test_damage_that_the_library_finds(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        dataset = file.create_dataset(
+            "both", data=np.arange(40), chunks=(40,), scaleoffset=0, compression="gzip"
+        )
+        dataset.id.write_direct_chunk((0,), b"no gzip")
+    opened = SampleFile(path, ["both"])
+    assert "scale-offset" in opened.layouts[0].why
+    with pytest.raises(HDF5Error, match=r"x\.h5, dataset /both: .*(read|filter)"):
+        read(opened)
+    opened.close()
 
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])

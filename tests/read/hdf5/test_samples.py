@@ -32,11 +32,10 @@ def reader_of(path: Path, name: str, sample_dims: int = 1) -> Iterator[SampleRea
     """What is under test, as a dataset would make it."""
     with h5py.File(path, "r") as file:
         layout = read_layout(file[name])
-        compact = file[name][...].tobytes() if layout.kind == "compact" else b""
     assert layout.kind != "h5py", layout.why
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield SampleReader(layout, sample_dims, descriptor, compact)
+        yield SampleReader(layout, sample_dims, descriptor)
     finally:
         os.close(descriptor)
 
