@@ -298,11 +298,13 @@ class EntryStore:
         return start
 
     def _write(self, data: memoryview, note: bytes, offset: int) -> None:
-        written = os.pwritev(self._data, [data, note], offset) if note else 0
-        while written < len(data):
-            written += os.pwrite(self._data, data[written:], offset + written)
-        while written < len(data) + len(note):
-            written += os.pwrite(self._data, note[written - len(data) :], offset + written)
+        parts = [data, memoryview(note)]
+        while any(map(len, parts)):
+            written = os.pwritev(self._data, parts, offset)
+            offset += written
+            for number, part in enumerate(parts):
+                parts[number] = part[written:]
+                written -= len(part) - len(parts[number])
 
     def _write_log(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._log, data, offset) != len(data):

@@ -251,7 +251,7 @@ def test_a_strip_gets_the_largest_crop_at_its_centre() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="peers run on Linux")
+@pytest.mark.skipif(os.name != "posix", reason="run it on Linux, where peers run")
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.key)
 def test_a_peer_that_is_installed_works(peer: Peer, photos: Photos) -> None:
     python = interpreter(peer)

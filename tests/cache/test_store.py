@@ -168,17 +168,15 @@ def test_room_is_what_is_left_for_all_processes(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Any) -> None:
-    one, real = _open(tmp_path), os.pwrite
+    one = _open(tmp_path)
     assert _put(one, 1)
 
-    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-        if offset >= HEADER and descriptor == one.descriptors[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data, offset)
+    def pwritev(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", pwrite)
-        assert not _put(one, 2)
+        patch.setattr(os, "pwritev", pwritev)
+        assert not _put(one, 2, b"a note")
         assert not _put(one, 3)
     assert not _put(one, 4), "it does not try again and again"
     assert not one.has_room(1)
@@ -186,6 +184,27 @@ def test_the_end_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wa
     assert not _is_there(one, 2)
     assert len(warnings()) == 1
     assert "No space left" in warnings()[0]
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_a_write_that_is_cut_short_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """In the pixels, in the note, and between the two."""
+    one, real = _open(tmp_path), os.pwritev
+    note = bytes(range(200))
+
+    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+        return real(descriptor, [b"".join(parts)[:most]], offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    for number in range(5):
+        assert _put(one, number, note[: 40 * number])
+    for number in range(5):
+        assert _is_there(one, number)
+        entry = one.find(_digest(number))
+        assert entry is not None
+        assert one.note(entry) == note[: 40 * number]
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
