@@ -17,13 +17,16 @@ from fastpipe import errors
 from fastpipe.types import BadSamples, Cache, Decode, Shard
 
 if TYPE_CHECKING:
-    from fastpipe.torch import FastImageFolder, FastLoader, accelerate
+    from fastpipe.torch import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 
 __version__ = "0.1.0"
 
-__all__ = ["BadSamples", "Cache", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors"]
+__all__ = [
+    "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "Shard",
+    "accelerate", "errors",
+]  # fmt: skip
 
-_LAZY = dict.fromkeys(("FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")
+_LAZY = dict.fromkeys(("FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")
 
 
 def __getattr__(name: str) -> Any:

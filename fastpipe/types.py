@@ -23,6 +23,7 @@ __all__ = [
     "Cache",
     "Decode",
     "EncodedImage",
+    "KeptChunks",
     "Key",
     "ReducedImage",
     "SamplePlan",
@@ -112,6 +113,24 @@ class SamplePlan(Protocol):
 
     def apply(self, image: EncodedImage, parameters: Any, out: Any = None) -> Any:
         """Transform ``image``, into ``out`` where it is given, else into a returned value."""
+
+
+class KeptChunks(Protocol):
+    """Decoded chunks of one dataset that are kept.  May be called from any thread."""
+
+    @property
+    def memory(self) -> UInt8Array | None:
+        """Where they lie; None where they are read from ``descriptor``."""
+
+    @property
+    def descriptor(self) -> int:
+        """The file in which they lie."""
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where chunks of these numbers begin in the memory, or in the file; -1 for those not kept."""
+
+    def keep(self, number: int, data: UInt8Array) -> None:
+        """Keep a decoded chunk, if there is room."""
 
 
 class Stopwatch(Protocol):

@@ -38,7 +38,7 @@ class FileIdentity(NamedTuple):
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
-def identify(path: str, tag: bytes) -> FileIdentity:
+def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdentity:
     """The present state of a file: device, inode, size, and its times of modification and change.
 
     Every way to change a file or to put another in its place changes one of them, once it has
@@ -47,12 +47,13 @@ def identify(path: str, tag: bytes) -> FileIdentity:
     Args:
         path: the file.
         tag: what else makes a difference, such as how the file is decoded; at most 64 bytes.
+        descriptor: of the file, where it is open; another may be at the path by now.
 
     Raises:
         OSError: there is no such file.
     """
     now = time.time_ns()
-    status = os.stat(path)
+    status = os.stat(path if descriptor is None else descriptor)
     state, changed = _state(status), status.st_ctime_ns
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()

@@ -66,6 +66,7 @@ class EntryStore:
 
     Attributes:
         max_bytes, is_in_memory: as given.
+        mapped: the data file's bytes, where it is in memory: entries lie at their offsets.
 
     A store is never needed: where something goes wrong, ``find`` finds nothing and ``put``
     keeps nothing.
@@ -89,7 +90,7 @@ class EntryStore:
         self.max_bytes = max_bytes
         self._data, self._log = data, log
         self.is_in_memory = is_in_memory
-        self._mapped = _mapped(data, max_bytes) if is_in_memory else None
+        self.mapped = _mapped(data, max_bytes) if is_in_memory else None
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
         self._table = EntryTable()
@@ -120,6 +121,11 @@ class EntryStore:
     def __len__(self) -> int:
         return len(self._table)
 
+    def refreshed(self) -> int:
+        """The number of entries, with those that other processes have put there."""
+        self._refresh()
+        return len(self._table)
+
     def find(self, digest: bytes) -> Entry | None:
         """The entry of a digest of 16 bytes, also if another process has just put it there."""
         while True:
@@ -144,8 +150,8 @@ class EntryStore:
         """
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
-        if self._mapped is not None:
-            return self._mapped[offset : offset + nbytes].reshape(count, width, channels)
+        if self.mapped is not None:
+            return self.mapped[offset : offset + nbytes].reshape(count, width, channels)
         rows: UInt8Array = np.empty((count, width, channels), np.uint8)
         self._read_into(rows, offset)
         return rows

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
 from fastpipe.types import BadSamples
@@ -19,11 +20,17 @@ _log = logging.getLogger("fastpipe.bad_samples")
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of the index."""
+    """One sample of the index.
+
+    Attributes:
+        index: its number in the dataset.
+        path: its file.
+        target: its class; None where samples have none.
+    """
 
     index: int
     path: str
-    target: int
+    target: Any = None
 
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:

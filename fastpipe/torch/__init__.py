@@ -9,8 +9,9 @@ require("torch", extra="torch")
 require("torchvision", extra="torch")
 
 from fastpipe.torch.accelerating import accelerate  # noqa: E402
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset  # noqa: E402
 from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
 from fastpipe.torch.loader import FastLoader  # noqa: E402
 from fastpipe.torch.trainers import prepare  # noqa: E402
 
-__all__ = ["FastImageFolder", "FastLoader", "accelerate", "prepare"]
+__all__ = ["FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate", "prepare"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -215,7 +215,7 @@ class ThreadedIterator(_Counting):
         self._source, self._depth, self._spare, self._refill = source, depth, spare, refill
         self._pending: deque[tuple[KeyedIndices | None, Any]] = deque()
         self._asked: KeyedIndices | None = None
-        self._left: list[Any] = []
+        self._left: Sequence[Any] = []
         self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
         self._taken = 0
         self._nothing: Exception | None = None  # why a batch had no sample
@@ -229,7 +229,8 @@ class ThreadedIterator(_Counting):
         self._left, self._taken, self._nothing, self._exhausted = [], 0, None, False
 
     def _next_data(self) -> Any:
-        samples = self._next_samples() if self._refill is None else self._next_filled(self._refill)
+        # A list, or what can take the place of one.
+        samples: Any = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:
             self._collate_fn.is_about(self._asked)
         data = self._collate_fn(samples)
@@ -237,7 +238,7 @@ class ThreadedIterator(_Counting):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
 
-    def _next_samples(self) -> list[Any]:
+    def _next_samples(self) -> Sequence[Any]:
         self._begin_batches()
         if not self._pending:
             raise StopIteration
@@ -260,7 +261,7 @@ class ThreadedIterator(_Counting):
             self._nothing = error
         return samples
 
-    def _next_filled(self, size: int) -> list[Any]:
+    def _next_filled(self, size: int) -> Sequence[Any]:
         """A full batch, with samples of the batches that follow in the place of bad ones."""
         samples, self._left = self._left, []
         while len(samples) < size:
@@ -277,7 +278,7 @@ class ThreadedIterator(_Counting):
                 self._left = samples  # they belong to the batch that the next call gives
                 raise
             # A complete batch passes through as it is, so that it need not be copied.
-            samples = samples + more if samples else more
+            samples = [*samples, *more] if samples else more
         self._left = samples[size:]
         self._say_how_far()
         return samples[:size] if self._left else samples

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fastpipe.engine.cpus import default_threads
-from fastpipe.torch.sources import FolderSource
+from fastpipe.torch.fetching import Source
 from fastpipe.types import Key
 
 __all__ = ["choose_workers"]
@@ -31,7 +31,7 @@ _MARGIN = 1.2
 _log = logging.getLogger("fastpipe")
 
 
-def choose_workers(dataset: Any, source: FolderSource | None, batch_size: int) -> tuple[int, str]:
+def choose_workers(dataset: Any, source: Source | None, batch_size: int) -> tuple[int, str]:
     """How many worker processes make batches of a dataset fastest.
 
     Samples are made in a forked process, so that nothing of the dataset is opened here: batch by
@@ -75,7 +75,7 @@ def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int,
     return (cores, said) if there > _MARGIN * here else (0, said)
 
 
-def _measure(dataset: Any, source: FolderSource | None, batch_size: int, length: int) -> tuple[float, float]:
+def _measure(dataset: Any, source: Source | None, batch_size: int, length: int) -> tuple[float, float]:
     """Samples per second: in batches as without workers, and one after the other in one thread."""
     indices = np.random.Generator(np.random.PCG64(0)).integers(0, length, 1 << 16).tolist()
 

@@ -7,9 +7,10 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
+from fastpipe.torch.fetching import Source
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
-from fastpipe.torch.sources import FolderSource, why_no_source
+from fastpipe.torch.sources import why_no_source
 from fastpipe.types import Shard
 
 __all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
@@ -28,18 +29,16 @@ class LoaderPlan:
         notes: lines about the rest.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: FolderSource | None, *notes: str) -> None:
+    def __init__(self, loader: DataLoader[Any], source: Source | None, *notes: str) -> None:
         self.is_fast = source is not None
         self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
         dataset = _name_of(loader.dataset)
         if source is None:
             self._lines = [f"{dataset}  →  its own code, behind torch's machinery: {self.why_not}"]
         else:
-            folders = f" {len(source.bases)} folders" if len(source.bases) > 1 else ""
-            self._lines = [f"{dataset}  →  fastpipe's batches{folders}"]
-            plans = dict.fromkeys(repr(base.plan) for base in source.bases)
-            for plan in plans:
-                self._lines += [f"  {line.strip()}" for line in plan.splitlines()[1:-1]]
+            several = f" of {len(source.bases)} datasets" if len(source.bases) > 1 else ""
+            self._lines = [f"{dataset}  →  fastpipe's batches{several}"]
+            self._lines += [f"  {line}" for line in source.describe()]
         self._lines += notes
 
     def __repr__(self) -> str:
@@ -64,7 +63,7 @@ def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
     return note if shard is None else f"{note}, of which {shard}"
 
 
-def work_note(loader: DataLoader[Any], source: FolderSource | None, depth: int, why_workers: str) -> str:
+def work_note(loader: DataLoader[Any], source: Source | None, depth: int, why_workers: str) -> str:
     """Where the samples are made.
 
     Args:
@@ -77,7 +76,7 @@ def work_note(loader: DataLoader[Any], source: FolderSource | None, depth: int, 
     return f"{note} (num_workers='auto': {why_workers})" if why_workers else note
 
 
-def _topology_note(loader: DataLoader[Any], source: FolderSource | None, depth: int) -> str:
+def _topology_note(loader: DataLoader[Any], source: Source | None, depth: int) -> str:
     if source is None or not loader._auto_collation:
         where = f"in {loader.num_workers} worker processes" if loader.num_workers else "in this process"
         return f"work: one sample after the other, {where}"

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import ConcatDataset, Subset, get_worker_info
 
+from fastpipe.engine.clock import StageClock
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder, Progress
@@ -29,6 +30,7 @@ __all__ = [
     "KeyedCollate",
     "KeyedDataset",
     "KeyedIndices",
+    "Source",
     "SourceDataset",
     "UsersDataset",
 ]
@@ -42,7 +44,7 @@ class BatchSource(Protocol):
     def start(self, indices: Sequence[int], key: Key) -> Any:
         """Begin a batch."""
 
-    def finish(self, batch: Any) -> list[Any]:
+    def finish(self, batch: Any) -> Sequence[Any]:
         """Wait for a batch and return its samples."""
 
     def kept(self, batch: Any) -> Sequence[int]:
@@ -66,6 +68,43 @@ class BatchSource(Protocol):
 
     def waited(self, nanoseconds: int) -> None:
         """Hear how long the consumer waited for a batch."""
+
+
+class Source(BatchSource, Protocol):
+    """What a loader makes batches with, and says of it."""
+
+    def send_bytes(self) -> None:
+        """Leave out the end of a transform that can be made up for on the device."""
+
+    def expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that are begun ahead."""
+
+    def describe(self) -> list[str]:
+        """What is done how, in lines."""
+
+    @property
+    def bases(self) -> Sequence[Any]:
+        """The datasets of fastpipe's that it is made of."""
+
+    @property
+    def clock(self) -> StageClock:
+        """Time by stage."""
+
+    @property
+    def threads(self) -> int:
+        """Threads at work."""
+
+    @property
+    def tensors(self) -> int:
+        """Large tensors in a batch."""
+
+    @property
+    def skips(self) -> bool:
+        """Whether bad samples are left out."""
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether functions of the script's are called on the way, other than in threads."""
 
 
 class KeyedIndices:
@@ -276,7 +315,7 @@ class SourceDataset(KeyedDataset):
         with _seeded(asked, base):
             batch = self._source.start(asked.indices, asked.key(base))
             samples = self._source.finish(batch)
-        error = None if samples else self._source.why_empty(batch)
+        error = None if len(samples) else self._source.why_empty(batch)
         if error is not None:  # nothing can be collated from no samples
             raise error
         return samples

@@ -25,11 +25,12 @@ from fastpipe.torch._torch_loader import (
 from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
-from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
+from fastpipe.torch.fetching import IndexBatches, KeyedDataset, Source, SourceDataset, UsersDataset
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
 from fastpipe.torch.ranks import RankCheck
-from fastpipe.torch.sources import FolderSource, source_of
+from fastpipe.torch.sources import source_of
 from fastpipe.torch.state import (
     check_stateful,
     is_unsaved,
@@ -193,9 +194,7 @@ class FastLoader(DataLoader[_T_co]):
     def _runs_no_user_code(self) -> bool:
         """Whether fastpipe makes the batches, and nothing of the script's is called on the way."""
         source = self._source()
-        return source is not None and all(
-            base.target_transform is None and base._stock_threads(base.plan) for base in source.bases
-        )
+        return source is not None and not source.runs_user_code
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, which (with a seed) fixes order and augmentation.
@@ -278,7 +277,9 @@ class FastLoader(DataLoader[_T_co]):
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
-        segments = self.prefetch_factor + _KEPT_SEGMENTS if source is not None and self.prefetch_factor else 0
+        segments = 0
+        if source is not None and self.prefetch_factor:
+            segments = source.tensors * (self.prefetch_factor + _KEPT_SEGMENTS)
         init = WorkerInit(self.worker_init_fn, lanes_for(self.num_workers, segments))
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed))
         if source is None or self.num_workers > 0 or not self._auto_collation:
@@ -299,7 +300,7 @@ class FastLoader(DataLoader[_T_co]):
             self._kept_batches = batches
         return batches
 
-    def _delivery(self, source: FolderSource | None, seed: int | None) -> Delivery | None:
+    def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
         """What is done to batches on their way to the user; None for nothing."""
         if self._device is None and self.augment is None:
             return None
@@ -312,7 +313,7 @@ class FastLoader(DataLoader[_T_co]):
                 source.send_bytes()
         return Delivery(transfer, finishes, self.augment, seed, self._order.shard())
 
-    def _source(self) -> FolderSource | None:
+    def _source(self) -> Source | None:
         return source_of(self.dataset, self._twins, self._cache)
 
     def _samples(self) -> int | None:
@@ -324,7 +325,7 @@ class FastLoader(DataLoader[_T_co]):
     def _effective_seed(self) -> int | None:
         return _SeedOf(self.seed, self.dataset)()
 
-    def _depth(self, source: FolderSource) -> int:
+    def _depth(self, source: Source) -> int:
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
         size = self.batch_size or 1
@@ -396,4 +397,4 @@ class _SeedOf:
         while type(dataset) in (Subset, ConcatDataset):
             dataset = dataset.dataset if type(dataset) is Subset else dataset.datasets[0]
         seed = getattr(dataset, "seed", None)
-        return seed if isinstance(dataset, FastImageFolder) else None
+        return seed if isinstance(dataset, (FastImageFolder, FastHDF5Dataset)) else None

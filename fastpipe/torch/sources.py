@@ -1,4 +1,4 @@
-"""What fastpipe makes batches of: image folders, also through ``Subset`` and ``ConcatDataset``."""
+"""What fastpipe makes batches of: image folders and HDF5 datasets, also behind torch's wrappers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.batches import Batch, batch_memory
+from fastpipe.torch.fetching import Source
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+from fastpipe.torch.hdf5.source import hdf5_source_of
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
@@ -100,9 +103,26 @@ class FolderSource:
             base._expect_ahead(batches)
 
     @property
+    def tensors(self) -> int:
+        """Large tensors in a batch."""
+        return 1
+
+    @property
     def skips(self) -> bool:
         """Whether bad samples are left out."""
         return any(base.bad_samples.policy == "skip" for base in self.bases)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether functions of the script's are called on the way, other than in threads."""
+        return any(
+            base.target_transform is not None or not base._stock_threads(base.plan) for base in self.bases
+        )
+
+    def describe(self) -> list[str]:
+        """The folders' plans."""
+        plans = dict.fromkeys(repr(base.plan) for base in self.bases)
+        return [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
 
 
 class _Simple:
@@ -249,7 +269,7 @@ class _Concat:
         return found
 
 
-def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> FolderSource | None:
+def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> Source | None:
     """The source behind a dataset, if every object on the way is one whose code is known.
 
     Args:
@@ -258,7 +278,7 @@ def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> 
         cache: where these keep decoded images.
     """
     root = _node_of(dataset, twins, cache)
-    return None if root is None else FolderSource(root)
+    return hdf5_source_of(dataset) if root is None else FolderSource(root)
 
 
 def why_no_source(dataset: Any) -> str:
@@ -267,8 +287,9 @@ def why_no_source(dataset: Any) -> str:
         return why_no_source(dataset.dataset)
     if type(dataset) is ConcatDataset:
         return next(filter(None, map(why_no_source, dataset.datasets)), "")
-    if isinstance(dataset, FastImageFolder):
-        return "" if _is_fast(dataset) else f"{type(dataset).__name__} makes its samples in its own way"
+    if isinstance(dataset, (FastImageFolder, FastHDF5Dataset)):
+        is_fast = hdf5_source_of(dataset) is not None or _is_fast(dataset)
+        return "" if is_fast else f"{type(dataset).__name__} makes its samples in its own way"
     return why_no_twin(dataset)
 
 
@@ -291,5 +312,9 @@ def _node_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> _
     return None
 
 
-def _is_fast(dataset: FastImageFolder) -> bool:
-    return type(dataset).__getitems__ is FastImageFolder.__getitems__ and dataset._answers_for_batches()
+def _is_fast(dataset: Any) -> bool:
+    return (
+        isinstance(dataset, FastImageFolder)
+        and type(dataset).__getitems__ is FastImageFolder.__getitems__
+        and dataset._answers_for_batches()
+    )

@@ -1,9 +1,15 @@
-"""What is wrong with a chunk."""
+"""What is wrong with a chunk, or with a file."""
 
 from __future__ import annotations
 
-__all__ = ["ChunkError"]
+from fastpipe.errors import HDF5Error
+
+__all__ = ["ChunkError", "DamagedError"]
 
 
 class ChunkError(ValueError):
     """A chunk's bytes are not what its filters make."""
+
+
+class DamagedError(HDF5Error):
+    """A file does not hold some samples as it should; others may be whole."""

@@ -17,28 +17,34 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.reader import SampleReader
+from fastpipe.read.hdf5.errors import ChunkError, DamagedError
+from fastpipe.read.hdf5.layout import ChunkTables, Layout, read_layout
+from fastpipe.read.hdf5.reader import ReadTask, SampleReader
+from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.types import KeptChunks
 
-__all__ = ["SampleFile"]
+__all__ = ["Keep", "OpenFile", "SampleFile", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
+Keep = Callable[[int, Layout], "KeptChunks | None"]
 _State = tuple[int, int, int, int]
 
 
 class SampleFile:
-    """Datasets with equally many samples.  For threads at once, in the process that made it and others.
+    """Datasets with equally many samples: where their bytes are.  ``open`` reads them; this can be sent
+    to other processes.
 
     Args:
         path: the file.
         names: the datasets' paths in it.
         sample_dims: how many of their first dimensions count samples; these must be equal in all.
+        tables: where chunk tables are kept from one time to the next, or None.
 
     Attributes:
         path: as given.
         layouts: of each dataset.
         count: samples.
+        sample_dims: as given.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -47,109 +53,137 @@ class SampleFile:
         OptionError: the datasets do not have the same samples.
     """
 
-    def __init__(self, path: str | os.PathLike[str], names: Sequence[str], sample_dims: int = 1) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        names: Sequence[str],
+        sample_dims: int = 1,
+        tables: ChunkTables | None = None,
+    ) -> None:
         self.path = os.fspath(path)
-        self._state = _state(os.stat(self.path))
-        with _opened(self.path) as file:
+        status = os.stat(self.path)
+        self._state = _state(status)
+        with opened(self.path) as file:
             datasets = [_dataset(file, name, self.path) for name in names]
             _check_samples(datasets, names, sample_dims, self.path)
-            self.layouts: list[Layout] = [read_layout(dataset) for dataset in datasets]
-        self._sample_dims = sample_dims
+            self.layouts: list[Layout] = [read_layout(dataset, tables, status) for dataset in datasets]
+        self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
-        self._handles: _Handles | None = None
 
     def sample_shape(self, number: int) -> tuple[int, ...]:
         """The shape of a sample of one of the datasets."""
-        return self.layouts[number].shape[self._sample_dims :]
+        return self.layouts[number].shape[self.sample_dims :]
 
-    def tasks(self, samples: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> list[Callable[[], None]]:
-        """What is to be done for some samples; the tasks can run side by side, in any order.
+    def open(self, keep: Keep | None = None, recent: RecentChunks | None = None) -> OpenFile:
+        """Open the file in this process.
 
         Args:
-            samples: int64 (N,), each at least 0 and below ``count``.
-            outs: for each dataset an array (N, *sample_shape) of its dtype, C-contiguous.
+            keep: for the descriptor and a dataset's layout, where its decoded chunks are kept, or None.
+            recent: decoded chunks that other batches will want soon.
 
-        Returns:
-            Functions that raise
-
-            * HDF5Error: the file does not hold what it should, or is another one than when it was opened.
-            * OSError: it cannot be read.
+        Raises:
+            OSError: as ``open`` raises them.
+            HDF5Error: it is not the file that it was.
         """
-        handles = self._opened_here()
-        found: list[Callable[[], None]] = []
-        for number, out in enumerate(outs):
-            reader = handles.readers[number]
-            if reader is None:
-                found.append(partial(self._through_library, handles, number, samples, out))
-            else:
-                flat = out.reshape(-1).view(np.uint8)
-                found += [partial(self._direct, handles, task) for task in reader.tasks(samples, flat)]
-        return found
+        return OpenFile(self, keep, recent)
 
-    def close(self) -> None:
-        """Close what this process has open, once tasks that were begun are done; it is opened again when
-        it is needed."""
-        self._handles = None
+    def check_unchanged(self, descriptor: int) -> None:
+        """Raise an error if the file is not as it was when it was laid out.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": None}
-
-    def _opened_here(self) -> _Handles:
-        """What this process has open: a child of a fork must not share the library's."""
-        handles = self._handles
-        if handles is None or handles.pid != os.getpid():
-            # Of two threads that come at once each opens the file, and one of the two is kept.
-            handles = self._handles = _Handles(self.path, self.layouts, self._sample_dims)
-        self._check_unchanged(handles)
-        return handles
-
-    def _check_unchanged(self, handles: _Handles) -> None:
-        if _state(os.fstat(handles.descriptor)) != self._state:
+        Raises:
+            HDF5Error: it has changed.
+        """
+        if _state(os.fstat(descriptor)) != self._state:
             raise HDF5Error(
                 f"{self.path} has changed since it was opened; make the dataset anew when it is complete"
             )
 
-    def _direct(self, handles: _Handles, task: Callable[[], None]) -> None:
-        """Run a task that reads from the descriptor, which ``handles`` keeps open."""
-        try:
-            task()
-        except ChunkError as error:
-            self._check_unchanged(handles)
-            raise HDF5Error(f"{error}; the file is damaged: restore it from a copy") from None
 
-    def _through_library(
-        self, handles: _Handles, number: int, samples: Int64Array, out: npt.NDArray[Any]
-    ) -> None:
-        dataset, layout = handles.dataset(number), self.layouts[number]
-        lead = layout.shape[: self._sample_dims]
-        try:
-            for place, index in enumerate(zip(*np.unravel_index(samples, lead), strict=True)):
-                out[place] = dataset[tuple(map(int, index))]
-        except (OSError, RuntimeError) as error:
-            raise HDF5Error(f"{self.path}, dataset {layout.name}: {error}") from error
+class OpenFile:
+    """The samples of one file, in the process that opened it.  For threads at once; made by
+    ``SampleFile.open``.
 
+    It is closed when nobody refers to it any more, nor to a task of it.
 
-class _Handles:
-    """What one process has open.  It is closed when nobody refers to it any more, nor any task."""
+    Attributes:
+        file: what it is of.
+        descriptor: of the file.
+    """
 
-    def __init__(self, path: str, layouts: Sequence[Layout], sample_dims: int) -> None:
-        self.pid = os.getpid()
-        self._path, self._layouts = path, layouts
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    def __init__(self, file: SampleFile, keep: Keep | None, recent: RecentChunks | None) -> None:
+        self.file = file
+        self.descriptor = os.open(file.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self.descriptor).atexit = False
-        self.readers = [
-            None if layout.kind == "h5py" else SampleReader(layout, sample_dims, self.descriptor)
-            for layout in layouts
+        file.check_unchanged(self.descriptor)
+        self._readers = [
+            None
+            if layout.kind == "h5py"
+            else SampleReader(
+                layout, file.sample_dims, self.descriptor, keep and keep(self.descriptor, layout), recent
+            )
+            for layout in file.layouts
         ]
         self._lock = threading.Lock()
-        self._file: Any = None
+        self._library: Any = None
 
-    def dataset(self, number: int) -> Any:
+    def tasks(
+        self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
+    ) -> list[ReadTask]:
+        """What is to be done for some samples; the tasks can run side by side, in any order.
+
+        Args:
+            samples: int64 (N,), each at least 0 and below the file's ``count``.
+            rows: int64 (N,): which row of the batch each is.
+            outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
+
+        Returns:
+            Tasks that raise
+
+            * DamagedError: the file does not hold what it should.
+            * OSError: it cannot be read.
+
+        Raises:
+            HDF5Error: the file has changed since it was laid out.
+        """
+        self.file.check_unchanged(self.descriptor)
+        found: list[ReadTask] = []
+        for number, (reader, out) in enumerate(zip(self._readers, outs, strict=True)):
+            if reader is None:
+                found.append(ReadTask(rows, partial(self._through_library, number, samples, rows, out)))
+            else:
+                flat = out.reshape(-1).view(np.uint8)
+                for task in reader.tasks(samples, rows, flat):
+                    found.append(ReadTask(task.rows, partial(self._direct, task.run)))
+        return found
+
+    def _direct(self, run: Callable[[], None]) -> None:
+        """Run a task that reads from the descriptor, which this object keeps open."""
+        try:
+            run()
+        except ChunkError as error:
+            self.file.check_unchanged(self.descriptor)
+            raise DamagedError(str(error)) from None
+
+    def _through_library(
+        self, number: int, samples: Int64Array, rows: Int64Array, out: npt.NDArray[Any]
+    ) -> None:
+        dataset, layout = self._dataset(number), self.file.layouts[number]
+        # In the file's order: what one of the library's chunks holds is then read at once.
+        order = np.argsort(samples, kind="stable")
+        lead = layout.shape[: self.file.sample_dims]
+        indices = zip(*np.unravel_index(samples[order], lead), strict=True)
+        try:
+            for row, index in zip(rows[order].tolist(), indices, strict=True):
+                out[row] = dataset[tuple(map(int, index))]
+        except (OSError, RuntimeError) as error:
+            raise DamagedError(f"{self.file.path}, dataset {layout.name}: {error}") from error
+
+    def _dataset(self, number: int) -> Any:
         """A dataset that only the library can read."""
         with self._lock:
-            if self._file is None:
-                self._file = require("h5py", extra="hdf5").File(self._path, "r")
-        return self._file[self._layouts[number].name]
+            if self._library is None:
+                self._library = require("h5py", extra="hdf5").File(self.file.path, "r")
+        return self._library[self.file.layouts[number].name]
 
 
 def _state(status: os.stat_result) -> _State:
@@ -158,7 +192,7 @@ def _state(status: os.stat_result) -> _State:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def opened(path: str) -> Iterator[Any]:
     """An open ``h5py.File``, or an error that says what to do."""
     h5py = require("h5py", extra="hdf5")
     with open(path, "rb"):  # its errors are clearer than the library's

@@ -20,13 +20,13 @@ class Group(NamedTuple):
 
     Attributes:
         number: of the group.
-        places: int64 (samples,): which of the batch's samples they are.
-        rows: int64 (samples,): where they begin in a chunk, in bytes.
+        rows: int64 (samples,): the rows of the batch that they are.
+        at: int64 (samples,): where they begin in a chunk, in bytes.
     """
 
     number: int
-    places: Int64Array
     rows: Int64Array
+    at: Int64Array
 
 
 class Runs(NamedTuple):
@@ -97,14 +97,33 @@ class Geometry:
         groups = np.ravel_multi_index(grid, self._lead_grid).astype(np.int64)
         return groups, np.ravel_multi_index(inside, sides).astype(np.int64) * self._row_nbytes
 
-    def grouped(self, samples: Int64Array) -> list[Group]:
-        """A batch's samples, sorted into groups; arguments as of ``places``."""
-        if not len(samples):
+    def grouped(self, groups: Int64Array, at: Int64Array, rows: Int64Array) -> list[Group]:
+        """A batch's samples, sorted into groups.
+
+        Args:
+            groups, at: int64 (N,), what ``places`` gave.
+            rows: int64 (N,): which row of the batch each sample is.
+        """
+        if not len(groups):
             return []
-        groups, rows = self.places(samples)
         order = np.argsort(groups, kind="stable")
-        starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        return [Group(int(groups[places[0]]), places, rows[places]) for places in np.split(order, starts[1:])]
+        groups, at, rows = groups[order], at[order], rows[order]
+        starts = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()
+        ends = [*starts[1:], len(groups)]
+        return [
+            Group(number, rows[start:end], at[start:end])
+            for number, start, end in zip(groups[starts].tolist(), starts, ends, strict=True)
+        ]
+
+    def samples_in(self, group: int) -> int:
+        """How many samples a group has: at the dataset's edges fewer than elsewhere."""
+        found, left = 1, group
+        for size, side, chunks in reversed(
+            list(zip(self._lead, self._lead_chunk, self._lead_grid, strict=True))
+        ):
+            left, number = divmod(left, chunks)
+            found *= min(side, size - number * side)
+        return found
 
     def chunk(self, group: Any, part: int) -> Any:
         """The numbers of groups' chunks, in C order of the chunks' grid."""

@@ -200,6 +200,12 @@ def lzf(src: Any, dst: Any) -> Any:
     return np.int64(o)
 
 
+# An array assigned to a slice becomes a loop that copies some bytes at a time; the C library knows the
+# processor, and is more than twice as fast from a few cache lines on.
+_memcpy = _t.ExternalFunction("memcpy", _t.voidptr(_t.voidptr, _t.voidptr, _t.uintp))
+_LONG = 64
+
+
 @compiled(_t.boolean(_in8, _in64, _u8, _in64, _in64, _in64, _int))
 def copy_runs(
     src: Any, src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int
@@ -225,7 +231,10 @@ def copy_runs(
     for row in range(src_rows.size):
         for run in range(src_runs.size):
             first, to = src_rows[row] + src_runs[run], dst_rows[row] + dst_runs[run]
-            dst[to : to + nbytes] = src[first : first + nbytes]
+            if nbytes >= _LONG:
+                _memcpy(dst[to : to + 1].ctypes, src[first : first + 1].ctypes, nbytes)
+            else:
+                dst[to : to + nbytes] = src[first : first + nbytes]
     return True
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +20,12 @@ from fastpipe._extras import require
 from fastpipe.read.hdf5.filters import FilterStep, why_not
 from fastpipe.read.hdf5.geometry import grid_of
 
-__all__ = ["Layout", "read_layout"]
+__all__ = ["ChunkTables", "Layout", "in_blocks", "read_layout"]
 
 Int64Array = npt.NDArray[np.int64]
 
+_BLOCK_NBYTES = 1 << 20
+_KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -59,11 +63,25 @@ class Layout(NamedTuple):
     inside: bytes = b""
 
 
-def read_layout(dataset: Any) -> Layout:
+class ChunkTables(Protocol):
+    """Keeps where chunks are, from one time that a file is opened to the next."""
+
+    def load(self, status: os.stat_result, about: str) -> Sequence[npt.NDArray[Any]] | None:
+        """The arrays that were kept of a file in this state; None where there are none."""
+
+    def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Keep arrays."""
+
+
+def read_layout(
+    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None
+) -> Layout:
     """Ask h5py about a dataset.
 
     Args:
         dataset: an open ``h5py.Dataset`` of at least one dimension.
+        tables: where its chunk table is kept, or None.
+        status: of the file, from before it was opened.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), str(dataset.name)
@@ -81,7 +99,12 @@ def read_layout(dataset: Any) -> Layout:
     kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
     kind = kinds[properties.get_layout()]
     fill = np.asarray(dataset.fillvalue, dtype).tobytes()
-    offsets, sizes, masks = _chunks(dataset, chunk) if kind == "chunked" else _whole(dataset, kind)
+    if kind != "chunked":
+        offsets, sizes, masks = _whole(dataset, kind)
+    elif tables is None or status is None:
+        offsets, sizes, masks = _chunks(dataset, chunk)
+    else:
+        offsets, sizes, masks = _kept_chunks(dataset, chunk, tables, status)
     inside = dataset[...].tobytes() if kind == "compact" else b""
     return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, offsets, sizes, masks, inside)
 
@@ -129,6 +152,24 @@ def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Arra
     return offsets, sizes, masks
 
 
+def _kept_chunks(
+    dataset: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
+) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+    """As ``_chunks``, from where they were kept if they were."""
+    count = math.prod(grid_of(dataset.shape, chunk))
+    about = f"hdf5 chunks 1, {dataset.name}, {dataset.shape}, {chunk}"
+    kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
+    kept = tables.load(status, about)
+    if kept is not None and [(array.dtype, array.shape) for array in kept] == kinds:
+        offsets, sizes, masks = kept
+        return offsets, sizes, masks
+    start = perf_counter()
+    found = _chunks(dataset, chunk)
+    if perf_counter() - start > _KEEP_FROM_S:
+        tables.save(status, about, found)
+    return found
+
+
 def _whole(dataset: Any, kind: str) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
     # Without storage the offset that the library gives means nothing.
     is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
@@ -139,3 +180,18 @@ def _whole(dataset: Any, kind: str) -> tuple[Int64Array, Int64Array, npt.NDArray
         np.array([nbytes], np.int64),
         np.zeros(1, np.uint32),
     )
+
+
+def in_blocks(layout: Layout) -> Layout:
+    """Contiguous data as if they were chunks of about a megabyte, one after the other; others as they are."""
+    if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
+        return layout
+    count, inner = layout.shape[0], layout.shape[1:]
+    row = layout.dtype.itemsize * math.prod(inner)
+    rows = max(1, min(count, _BLOCK_NBYTES // row))
+    firsts = np.arange(0, count, rows, dtype=np.int64)
+    sizes = np.minimum(rows, count - firsts) * row
+    return layout._replace(
+        kind="chunked", chunk=(rows, *inner), offsets=layout.offsets[0] + firsts * row, sizes=sizes,
+        masks=np.zeros(len(firsts), np.uint32),
+    )  # fmt: skip

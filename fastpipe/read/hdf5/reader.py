@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,29 @@ from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.filters import decode_chunk
 from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
-from fastpipe.read.hdf5.layout import Layout
+from fastpipe.read.hdf5.layout import Layout, in_blocks
+from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.types import KeptChunks
 
-__all__ = ["SampleReader"]
+__all__ = ["ReadTask", "SampleReader"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-_TASK_NBYTES = 1 << 20  # of rows that one task reads: more than it costs to hand it to a thread
+_TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to hand it to a thread
+_CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
+
+
+class ReadTask(NamedTuple):
+    """Some of the work for a batch.
+
+    Attributes:
+        rows: int64: the batch's rows into which it reads; those of its samples.
+        run: does it.
+    """
+
+    rows: Int64Array
+    run: Callable[[], None]
 
 
 class SampleReader:
@@ -31,81 +46,98 @@ class SampleReader:
         layout: of the dataset.
         sample_dims: how many of its dimensions count samples.
         descriptor: of the file, open for reading; it stays the caller's.
+        kept: where decoded chunks are kept, or None.
+        recent: decoded chunks that other batches will want soon.
 
     Attributes:
         geometry: of the samples and chunks.
-        reads_rows: whether rows are read from the file by themselves, as nothing has to be decoded; else
-            a chunk is decoded whole.
+        reads_rows: whether rows are read from the file by themselves, as nothing has to be decoded nor
+            kept; else a chunk is decoded whole.
     """
 
-    def __init__(self, layout: Layout, sample_dims: int, descriptor: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        sample_dims: int,
+        descriptor: int,
+        kept: KeptChunks | None = None,
+        recent: RecentChunks | None = None,
+    ) -> None:
+        self.reads_rows = not layout.filters and layout.kind != "compact" and kept is None
+        if kept is not None:
+            layout = in_blocks(layout)
         self.geometry = Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
-        self.reads_rows = not layout.filters and layout.kind != "compact"
         self._layout, self._descriptor = layout, descriptor
+        self._kept, self._recent = kept, recent or RecentChunks(0)
         self._fill = np.frombuffer(layout.fill, np.uint8)
+        self._token = object()  # which chunks among the recent ones are this dataset's
 
-    def tasks(self, samples: Int64Array, out: UInt8Array) -> list[Callable[[], None]]:
+    def tasks(self, samples: Int64Array, rows: Int64Array, out: UInt8Array) -> list[ReadTask]:
         """What is to be done for some samples; the tasks can run side by side, in any order.
 
         Args:
             samples: int64 (N,), each at least 0 and below ``geometry.count``.
-            out: uint8 (N * geometry.sample_nbytes,), C-contiguous: the samples, one after the other.
+            rows: int64 (N,): which row of the batch each is.
+            out: uint8 (batch * geometry.sample_nbytes,), C-contiguous: the batch's rows.
 
         Returns:
-            Functions that raise
+            Tasks that raise
 
             * ChunkError: the file does not hold what it should; the message says where.
             * OSError: it cannot be read.
         """
-        geometry = self.geometry
-        if not self.reads_rows:
-            return [
-                partial(self._from_chunk, group, part, out)
-                for group in geometry.grouped(samples)
-                for part in range(geometry.parts)
-            ]
-        groups, rows = geometry.places(samples)
-        step = max(1, _TASK_NBYTES // max(1, geometry.sample_nbytes))
+        groups, at = self.geometry.places(samples)
+        if self.reads_rows:
+            return self._in_pieces(
+                rows, lambda some: partial(self._from_file, groups[some], at[some], rows[some], out)
+            )
+        found: list[ReadTask] = []
+        for part in range(self.geometry.parts):
+            left: Any = slice(None)
+            if self._layout.kind != "compact" and self._kept is not None:
+                begins = self._kept.places(self.geometry.chunk(groups, part))
+                is_kept = begins >= 0
+                if is_kept.any():
+                    found += self._from_kept(part, begins, groups, at, rows, np.flatnonzero(is_kept), out)
+                    left = ~is_kept
+            found += self._from_chunks(part, groups[left], at[left], rows[left], out)
+        return found
+
+    # ---- samples of whole chunks ----------------------------------------------------------------
+
+    def _from_chunks(
+        self, part: int, groups: Int64Array, at: Int64Array, rows: Int64Array, out: UInt8Array
+    ) -> list[ReadTask]:
+        """Tasks for samples whose chunks are to be decoded."""
+        grouped = self.geometry.grouped(groups, at, rows)
+        step = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
         return [
-            partial(self._from_file, groups[first : first + step], rows[first : first + step], first, out)
-            for first in range(0, len(samples), step)
+            ReadTask(_rows_of(some), partial(self._decode_some, some, part, out))
+            for some in (grouped[first : first + step] for first in range(0, len(grouped), step))
         ]
+
+    def _decode_some(self, groups: Sequence[Group], part: int, out: UInt8Array) -> None:
+        for group in groups:
+            self._from_chunk(group, part, out)
 
     def _from_chunk(self, group: Group, part: int, out: UInt8Array) -> None:
         """Copy one part of a group's samples from its chunk."""
         number, runs = self.geometry.chunk(group.number, part), self.geometry.runs(part)
-        to = group.places * self.geometry.sample_nbytes
+        to = group.rows * self.geometry.sample_nbytes
         if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
             _fill(out, to, runs, self._fill)
             return
-        data = self.decoded(number)
-        if not kernels.copy_runs(data, group.rows, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
+        samples = self.geometry.samples_in(group.number)
+        data = self._recent.get((self._token, number), partial(self._made, number), len(group.rows), samples)
+        if not kernels.copy_runs(data, group.at, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
             raise AssertionError(f"{self._where(number)}: rows outside of the chunk or of the batch")
 
-    def _from_file(self, groups: Int64Array, rows: Int64Array, first: int, out: UInt8Array) -> None:
-        """Read some samples, the first of which is number ``first`` of the batch."""
-        geometry = self.geometry
-        to = (first + np.arange(len(groups))) * geometry.sample_nbytes
-        for part in range(geometry.parts):
-            runs, numbers = geometry.runs(part), geometry.chunk(groups, part)
-            offsets = self._layout.offsets[numbers]
-            is_there = offsets >= 0
-            if not is_there.all():
-                _fill(out, to[~is_there], runs, self._fill)
-            at = np.add.outer((offsets + rows)[is_there], runs.in_chunk).ravel()
-            places = np.add.outer(to[is_there], runs.in_sample).ravel()
-            done = 0
-            while done < len(at):
-                # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
-                count = kernels.read_runs(self._descriptor, at[done:], out, places[done:], runs.nbytes)
-                if count < 0:
-                    raise AssertionError(f"{self._where(int(numbers[0]))}: rows outside of the batch")
-                done += count
-                if done < len(at):
-                    sample = int(np.flatnonzero(is_there)[done // len(runs.in_chunk)])
-                    run = out[places[done] : places[done] + runs.nbytes]
-                    self._read_run(int(at[done]), run, int(numbers[sample]))
-                    done += 1
+    def _made(self, number: int) -> UInt8Array:
+        """A chunk, decoded, and kept if that is wanted."""
+        data = self.decoded(number)
+        if self._kept is not None and self._layout.kind != "compact":
+            self._kept.keep(number, data)
+        return data
 
     def decoded(self, number: int) -> UInt8Array:
         """A chunk that was written, decoded: uint8 (chunk_nbytes,).
@@ -119,12 +151,78 @@ class SampleReader:
         layout = self._layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
-        stored = np.empty(int(layout.sizes[number]), np.uint8)
-        self._read_run(int(layout.offsets[number]), stored, number)
+        size, nbytes = int(layout.sizes[number]), self.geometry.chunk_nbytes
+        stored = np.empty(size if layout.filters else nbytes, np.uint8)
+        self._read_run(int(layout.offsets[number]), stored[:size], number)
+        if not layout.filters:
+            return stored
         try:
-            return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.geometry.chunk_nbytes)
+            return decode_chunk(stored, layout.filters, int(layout.masks[number]), nbytes)
         except ChunkError as error:
             raise ChunkError(f"{self._where(number)}: {error}") from None
+
+    # ---- samples that are kept --------------------------------------------------------------------
+
+    def _from_kept(
+        self, part: int, begins: Int64Array, groups: Int64Array, at: Int64Array, rows: Int64Array,
+        which: Int64Array, out: UInt8Array,
+    ) -> list[ReadTask]:  # fmt: skip
+        """Tasks for those samples whose decoded chunks are kept."""
+        begins, groups, at, rows = begins[which], groups[which], at[which], rows[which]
+
+        def task(some: slice) -> Callable[[], None]:
+            return partial(self._copy_kept, part, begins[some], groups[some], at[some], rows[some], out)
+
+        return self._in_pieces(rows, task)
+
+    def _copy_kept(
+        self, part: int, begins: Int64Array, groups: Int64Array, at: Int64Array, rows: Int64Array,
+        out: UInt8Array,
+    ) -> None:  # fmt: skip
+        assert self._kept is not None
+        runs, to = self.geometry.runs(part), rows * self.geometry.sample_nbytes
+        first, memory = begins + at, self._kept.memory
+        if memory is not None:
+            is_done = kernels.copy_runs(memory, first, out, to, runs.in_chunk, runs.in_sample, runs.nbytes)
+        else:
+            offsets = np.add.outer(first, runs.in_chunk).ravel()
+            places = np.add.outer(to, runs.in_sample).ravel()
+            count = kernels.read_runs(self._kept.descriptor, offsets, out, places, runs.nbytes)
+            is_done = count == len(offsets)
+        if not is_done:  # whatever became of what was kept, the dataset's file has it
+            self._decode_some(self.geometry.grouped(groups, at, rows), part, out)
+
+    # ---- samples that lie in the file as they are ---------------------------------------------------
+
+    def _in_pieces(self, rows: Int64Array, task: Callable[[slice], Callable[[], None]]) -> list[ReadTask]:
+        step = max(1, _TASK_NBYTES // max(1, self.geometry.sample_nbytes))
+        pieces = (slice(first, first + step) for first in range(0, len(rows), step))
+        return [ReadTask(rows[piece], task(piece)) for piece in pieces]
+
+    def _from_file(self, groups: Int64Array, at: Int64Array, rows: Int64Array, out: UInt8Array) -> None:
+        """Read some samples."""
+        geometry = self.geometry
+        to = rows * geometry.sample_nbytes
+        for part in range(geometry.parts):
+            runs, numbers = geometry.runs(part), geometry.chunk(groups, part)
+            offsets = self._layout.offsets[numbers]
+            is_there = offsets >= 0
+            if not is_there.all():
+                _fill(out, to[~is_there], runs, self._fill)
+            begins = np.add.outer((offsets + at)[is_there], runs.in_chunk).ravel()
+            places = np.add.outer(to[is_there], runs.in_sample).ravel()
+            done = 0
+            while done < len(begins):
+                # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
+                count = kernels.read_runs(self._descriptor, begins[done:], out, places[done:], runs.nbytes)
+                if count < 0:
+                    raise AssertionError(f"{self._where(int(numbers[0]))}: rows outside of the batch")
+                done += count
+                if done < len(begins):
+                    sample = int(np.flatnonzero(is_there)[done // len(runs.in_chunk)])
+                    run = out[places[done] : places[done] + runs.nbytes]
+                    self._read_run(int(begins[done]), run, int(numbers[sample]))
+                    done += 1
 
     def _read_run(self, offset: int, out: UInt8Array, number: int) -> None:
         view: Any = out.data
@@ -144,6 +242,10 @@ class SampleReader:
             for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
         )
         return f"{layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
+
+
+def _rows_of(groups: Sequence[Group]) -> Int64Array:
+    return groups[0].rows if len(groups) == 1 else np.concatenate([group.rows for group in groups])
 
 
 def _fill(out: UInt8Array, to: Int64Array, runs: Runs, fill: UInt8Array) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.read.hdf5.file import SampleFile
+from fastpipe.read.hdf5.file import OpenFile, SampleFile
 
 ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
 NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]
@@ -38,13 +38,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.h5"
 
 
-def read(file: SampleFile, samples: Any = ORDER, threads: int = 3) -> list[Any]:
+def read(source: SampleFile | OpenFile, samples: Any = ORDER, threads: int = 3) -> list[Any]:
+    file, here = (source, source.open()) if isinstance(source, SampleFile) else (source.file, source)
+    samples = np.asarray(samples)
     outs = [
         np.empty((len(samples), *file.sample_shape(number)), layout.dtype)
         for number, layout in enumerate(file.layouts)
     ]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(task) for task in file.tasks(np.asarray(samples), outs)]:
+        tasks = here.tasks(samples, np.arange(len(samples)), outs)
+        for done in [pool.submit(task.run) for task in tasks]:
             done.result()
     return outs
 
@@ -63,10 +66,7 @@ def test_datasets_of_every_kind(path: Path) -> None:
     assert [layout.kind for layout in file.layouts] == ["chunked", "contiguous", "h5py", "h5py", "contiguous"]
     _are_right(read(file))
     _are_right(read(file))
-    file.close()
     _are_right(read(file, np.arange(40)[::-1]), np.arange(40)[::-1])
-    file.close()
-    file.close()
 
 
 def test_several_dimensions_count_samples(path: Path) -> None:
@@ -76,17 +76,15 @@ def test_several_dimensions_count_samples(path: Path) -> None:
     outs = read(file, samples)
     np.testing.assert_array_equal(outs[0], ROWS.reshape(240, 5)[samples])
     np.testing.assert_array_equal(outs[1], samples)
-    file.close()
 
 
 def test_no_samples_are_asked_for(path: Path) -> None:
     file = SampleFile(path, NAMES)
     assert [len(out) for out in read(file, np.array([], int))] == [0] * 5
-    file.close()
 
 
 def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
-    file = SampleFile(path, NAMES)
+    file = SampleFile(path, NAMES).open()
     _are_right(read(file))
     before = len(os.listdir("/proc/self/fd"))
     del file
@@ -95,17 +93,17 @@ def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
 
 def test_closed_while_tasks_wait(path: Path) -> None:
     """They read from the file that they were made for, not from what has its descriptor's number now."""
-    file = SampleFile(path, ["chunked", "packed"])
+    file = SampleFile(path, ["chunked", "packed"]).open()
     outs = [np.empty((5, 6, 5), "f4"), np.empty(5, np.int64)]
-    tasks = file.tasks(ORDER, outs)
+    tasks = file.tasks(ORDER, np.arange(5), outs)
     before = os.listdir("/proc/self/fd")
-    file.close()
+    del file
     assert os.listdir("/proc/self/fd") == before
     for task in tasks:
-        task()
+        task.run()
     np.testing.assert_array_equal(outs[0], ROWS[ORDER])
     np.testing.assert_array_equal(outs[1], ORDER)
-    del file, tasks, task
+    del tasks, task
 
 
 def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], None]) -> None:
@@ -113,12 +111,9 @@ def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], 
     in_child(lambda: _are_right(read(file)))  # before the parent has opened anything
     _are_right(read(file))
     in_child(lambda: _are_right(read(file)))
-    in_child(lambda: (_are_right(read(file)), file.close()))
     _are_right(read(file))
     copy = pickle.loads(pickle.dumps(file))
-    file.close()
     _are_right(read(copy))
-    copy.close()
 
 
 # ---- files that cannot be read ------------------------------------------------------------------
@@ -184,10 +179,9 @@ def test_a_damaged_chunk(path: Path) -> None:
     raw[layout.offsets[0] : layout.offsets[0] + layout.sizes[0]] = bytes(int(layout.sizes[0]))
     path.write_bytes(bytes(raw))
     file = SampleFile(path, ["chunked"])
-    with pytest.raises(HDF5Error, match=r"chunk 0 at \[0:7, 0:6, 0:3\]: gzip: .*; the file is damaged"):
+    with pytest.raises(HDF5Error, match=r"chunk 0 at \[0:7, 0:6, 0:3\]: gzip: "):
         read(file, np.array([1]))
     np.testing.assert_array_equal(read(file, np.array([39]))[0], ROWS[[39]])
-    file.close()
 
 
 def test_damage_that_the_library_finds(path: Path) -> None:
@@ -200,14 +194,14 @@ def test_damage_that_the_library_finds(path: Path) -> None:
     assert "scale-offset" in opened.layouts[0].why
     with pytest.raises(HDF5Error, match=r"x\.h5, dataset /both: .*(read|filter)"):
         read(opened)
-    opened.close()
 
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
-    file = SampleFile(path, ["chunked"])
+    file: Any = SampleFile(path, ["chunked"])
     if is_open:
+        file = file.open()
         read(file)
     if how == "written to":
         with h5py.File(path, "a") as changed:
@@ -221,7 +215,6 @@ def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
     else:
         with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
             read(file)
-    file.close()
 
 
 def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:
@@ -236,7 +229,7 @@ def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:
         ):
             SampleFile(path, ["chunked"])
         writer.communicate("")
-    SampleFile(path, ["chunked"]).close()
+    SampleFile(path, ["chunked"])
 
 
 def test_nothing_is_left_open_by_what_fails(path: Path) -> None:

@@ -55,8 +55,9 @@ def _read(path: Path) -> tuple[Any, SampleReader, int]:
 
 def _all(reader: SampleReader) -> bytes:
     out = np.empty(reader.geometry.count * reader.geometry.sample_nbytes, np.uint8)
-    for task in reader.tasks(np.arange(reader.geometry.count), out):
-        task()
+    every = np.arange(reader.geometry.count)
+    for task in reader.tasks(every, every, out):
+        task.run()
     return out.tobytes()
 
 

@@ -44,8 +44,8 @@ def read(reader: SampleReader, layout_dtype: Any, samples: Any) -> Any:
     """Samples as an array."""
     geometry, samples = reader.geometry, np.asarray(samples, np.int64)
     out = np.full(len(samples) * geometry.sample_nbytes, 0xAB, np.uint8)
-    for task in reader.tasks(samples, out):
-        task()
+    for task in reader.tasks(samples, np.arange(len(samples)), out):
+        task.run()
     return out.view(layout_dtype).reshape(len(samples), *geometry.sample_shape)
 
 

@@ -1,0 +1,83 @@
+"""Decoded chunks of a dataset, found by the file they were decoded from and their number."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.cache.identity import FileIdentity
+from fastpipe.cache.store import EntryStore
+
+__all__ = ["ChunkCache"]
+
+UInt8Array = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+class ChunkCache:
+    """The decoded chunks of one dataset of a file, in a store that may be that of others as well.
+
+    Where each lies is remembered in one array, so that a batch of any size is looked up at once.
+
+    Args:
+        store: where they are kept.
+        file: the file's state, and what is made of it, the dataset's name included.
+        count: chunks of the dataset.
+        is_second_use: keep a chunk only when it is decoded for the second time.
+    """
+
+    def __init__(self, store: EntryStore, file: FileIdentity, count: int, *, is_second_use: bool) -> None:
+        self._store, self._file = store, file
+        self._is_second_use = is_second_use
+        self._places = np.full(count, -1, np.int64)
+        # Entries of the store when a chunk was last looked for: only later ones may be it.
+        self._looked = np.full(count, -1, np.int64)
+        self._note = b"" if store.is_in_memory else file.note()
+
+    @property
+    def memory(self) -> UInt8Array | None:
+        """The store's bytes; None where they are read from ``descriptor``."""
+        return self._store.mapped
+
+    @property
+    def descriptor(self) -> int:
+        """The store's file."""
+        return self._store.descriptors[0]
+
+    def places(self, numbers: Int64Array) -> Int64Array:
+        """Where chunks of these numbers begin; -1 for those not kept."""
+        found: Int64Array = self._places[numbers]
+        missing = np.unique(numbers[found < 0])
+        if not len(missing):
+            return found
+        known = self._store.refreshed()
+        missing = missing[self._looked[missing] < known]
+        self._looked[missing] = known
+        for number in missing.tolist():
+            self._find(number)
+        return self._places[numbers] if len(missing) else found
+
+    def keep(self, number: int, data: UInt8Array) -> None:
+        """Keep a decoded chunk, if there is room.
+
+        Args:
+            number: of the chunk.
+            data: uint8 (N,).
+        """
+        if not self._file.is_settled or not self._store.has_room(data.nbytes):
+            return
+        digest = self._digest(number)
+        if self._is_second_use and not self._store.mark(digest):
+            return
+        if self._store.put(digest, data.reshape(1, -1, 1), note=self._note):
+            self._find(number)
+
+    def _find(self, number: int) -> None:
+        entry = self._store.find(self._digest(number))
+        if entry is not None:
+            self._places[number] = entry.offset
+
+    def _digest(self, number: int) -> bytes:
+        return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16, key=self._file.digest).digest()

@@ -1,0 +1,125 @@
+"""Several HDF5 files as one dataset: their samples one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+from fastpipe.read.hdf5.file import Keep, OpenFile, SampleFile
+from fastpipe.read.hdf5.layout import ChunkTables, Layout
+from fastpipe.read.hdf5.reader import ReadTask
+from fastpipe.read.hdf5.recent import RecentChunks
+
+__all__ = ["OpenFiles", "SampleFiles"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_MOST_OPEN = 128  # files: a process may often have 1,024 descriptors
+
+
+class SampleFiles:
+    """Files whose datasets of the same names follow each other.  Can be sent to other processes.
+
+    Args:
+        paths: at least one.
+        names, sample_dims, tables: as for ``SampleFile``.
+
+    Attributes:
+        files: in order.
+        count: samples of all.
+        firsts: int64 (files + 1,): the number of each file's first sample, and the end.
+
+    Raises:
+        OptionError: no path, or files whose samples are not of one kind.
+        Others: as for ``SampleFile``.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        names: Sequence[str],
+        sample_dims: int = 1,
+        tables: ChunkTables | None = None,
+    ) -> None:
+        if not paths:
+            raise OptionError("no HDF5 file was named")
+        self.files = [SampleFile(path, names, sample_dims, tables) for path in paths]
+        for file in self.files[1:]:
+            self._check_like_first(file, names)
+        self.firsts = np.cumsum([0, *(file.count for file in self.files)], dtype=np.int64)
+        self.count = int(self.firsts[-1])
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The first file's, for each dataset."""
+        return self.files[0].layouts
+
+    def sample_shape(self, number: int) -> tuple[int, ...]:
+        """The shape of a sample of one of the datasets."""
+        return self.files[0].sample_shape(number)
+
+    def located(self, samples: Int64Array) -> list[tuple[int, Int64Array]]:
+        """The files that have samples, and for each the places of its samples in the array.
+
+        Args:
+            samples: int64 (N,), each at least 0 and below ``count``.
+        """
+        if len(self.files) == 1:
+            return [(0, np.arange(len(samples)))] if len(samples) else []
+        owners = np.searchsorted(self.firsts, samples, side="right") - 1
+        return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
+
+    def path_of(self, sample: int) -> str:
+        """The file of a sample."""
+        return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path
+
+    def open(self, keep: Keep | None = None, recent: RecentChunks | None = None) -> OpenFiles:
+        """The files in this process; each is opened when it is first read.  Arguments as of
+        ``SampleFile.open``."""
+        return OpenFiles(self, keep, recent)
+
+    def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:
+        first = self.files[0]
+        for number, name in enumerate(names):
+            one, other = ((each.sample_shape(number), each.layouts[number].dtype) for each in (first, file))
+            if one != other:
+                raise OptionError(
+                    f"the samples of {name!r} are {one[0]} {one[1]} in {first.path} and {other[0]} "
+                    f"{other[1]} in {file.path}: files of one dataset must be alike"
+                )
+
+
+class OpenFiles:
+    """Files in one process.  For threads at once; made by ``SampleFiles.open``."""
+
+    def __init__(self, files: SampleFiles, keep: Keep | None, recent: RecentChunks | None) -> None:
+        self._files, self._keep, self._recent = files, keep, recent
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+
+    def tasks(
+        self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
+    ) -> list[ReadTask]:
+        """As ``OpenFile.tasks``, for samples of all files."""
+        found: list[ReadTask] = []
+        for number, places in self._files.located(samples):
+            local = samples[places] - self._files.firsts[number]
+            found += self._opened(number).tasks(local, rows[places], outs)
+        return found
+
+    def _opened(self, number: int) -> OpenFile:
+        with self._lock:
+            file = self._open.get(number)
+            if file is None:
+                file = self._open[number] = self._files.files[number].open(self._keep, self._recent)
+                if len(self._open) > _MOST_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(number)
+            return file

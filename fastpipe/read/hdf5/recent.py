@@ -1,0 +1,95 @@
+"""Decoded chunks that will probably be wanted again soon: a batch seldom takes all of a chunk's samples."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["RecentChunks"]
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class _Chunk:
+    """A chunk that is decoded, or is being decoded by the thread that has the lock."""
+
+    __slots__ = ("counted", "data", "left", "lock")
+
+    def __init__(self, samples: int) -> None:
+        self.lock = threading.Lock()
+        self.data: UInt8Array | None = None
+        self.left = samples  # of its samples, that nobody has taken yet
+        self.counted = 0  # bytes, of those that are kept
+
+
+class RecentChunks:
+    """Keeps decoded chunks until each of their samples was taken, or too many others have come since.
+
+    Where every sample is taken once, as in an epoch, what is dropped when all were taken is not
+    wanted again.  Of threads that want the same chunk at once, one decodes it and the others wait.
+
+    Args:
+        max_bytes: the most to keep; may be raised by ``make_room``.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[Hashable, _Chunk] = OrderedDict()
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks that are kept."""
+        return self._nbytes
+
+    def make_room(self, max_bytes: int) -> None:
+        """Keep at least so many bytes from now on."""
+        self.max_bytes = max(self.max_bytes, max_bytes)
+
+    def get(self, key: Hashable, decode: Callable[[], UInt8Array], taken: int, samples: int) -> UInt8Array:
+        """A decoded chunk.
+
+        Args:
+            key: which.
+            decode: makes it; its errors are raised here.
+            taken: how many of its samples the caller takes.
+            samples: how many it has.
+        """
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is None:
+                if taken >= samples:
+                    chunk = _Chunk(0)  # nobody else will want it
+                else:
+                    chunk = self._chunks[key] = _Chunk(samples)
+            else:
+                self._chunks.move_to_end(key)
+            chunk.left -= taken
+            if chunk.left <= 0 and self._chunks.get(key) is chunk:
+                self._drop(key)  # who waits for it has it
+        with chunk.lock:
+            data = chunk.data
+            if data is not None:
+                return data
+            try:
+                data = chunk.data = decode()
+            except BaseException:
+                with self._lock:
+                    if self._chunks.get(key) is chunk:
+                        self._drop(key)
+                raise
+        with self._lock:
+            if self._chunks.get(key) is chunk:
+                chunk.counted = data.nbytes
+                self._nbytes += chunk.counted
+                while self._nbytes > self.max_bytes and self._chunks:
+                    self._drop(next(iter(self._chunks)))
+        return data
+
+    def _drop(self, key: Hashable) -> None:
+        self._nbytes -= self._chunks.pop(key).counted

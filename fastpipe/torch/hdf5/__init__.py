@@ -1,0 +1,1 @@
+"""``FastHDF5Dataset``: rows of HDF5 datasets as samples, a batch at a time."""

@@ -1,0 +1,361 @@
+"""``FastHDF5Dataset``: samples of HDF5 files, read and decoded a batch at a time."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from fastpipe.cache.places import open_store
+from fastpipe.engine.bad import Item, why_nothing_is_left
+from fastpipe.engine.batches import say_where
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Job
+from fastpipe.engine.reads import PendingRead
+from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.torch.hdf5.plan import HDF5Plan
+from fastpipe.torch.hdf5.runtime import Options, Runtime
+from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
+from fastpipe.torch.keys import take_key
+from fastpipe.torch.lane_memory import shared_flat
+from fastpipe.torch.noting import note
+from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.stock import is_thread_safe, run_keyed, run_seeded
+from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.types import BadSamples, Cache, Key
+
+__all__ = ["FastHDF5Dataset", "HDF5Batch"]
+
+# Samples tried in a bad one's place.
+_MOST_REPLACEMENTS = 100
+# Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
+# slots, and who sends them from a worker a segment.
+_OWN_MEMORY = 1 << 18
+
+
+class FastHDF5Dataset(Dataset[Any]):
+    """Rows of HDF5 datasets as samples, as ``h5py`` gives them, many times as fast.
+
+    Where the chunks of a file lie is asked of the HDF5 library once; they are then read and
+    decoded in threads, without the library's lock, and the rows of a batch are copied into
+    its memory by one call for each chunk.  It works in any ``DataLoader``; in a
+    :class:`fastpipe.FastLoader` the next batches are read while the current one is used.
+
+    Args:
+        path: an HDF5 file; or several, whose samples follow each other.
+        keys: a dataset's path in the file, for samples that are single values; a sequence of paths, for
+            tuples; or a mapping to paths, for dicts.  All must have the same first dimensions.
+        sample_dims: how many of these count samples, in C order: with 2, ``dataset[i]`` is
+            ``h5["x"][i // n, i % n]`` for a dataset of shape (m, n, …).
+        transform: called with the sample's first value where samples are tuples; with the sample where they
+            are single values or dicts.
+        target_transform: called with the second value of a tuple.
+        seed: makes order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.  Anywhere
+            else randomness comes from torch's global generator.
+        cache: where decoded chunks are kept, a :class:`fastpipe.Cache` or its ``where``.  ``"auto"`` keeps
+            them in memory from their second use on, if all of them fit a quarter of what is free.
+        bad_samples: what happens to samples that cannot be read, a :class:`fastpipe.BadSamples` or its
+            policy's name.  ``"replace"`` takes another sample, drawn from all.
+        threads: reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        thread_safe: promise that ``transform`` may be called from several threads at once.
+
+    Attributes:
+        path, keys, sample_dims, transform, target_transform, seed: as given.
+
+    ``dataset[i]`` holds NumPy arrays, or scalars, exactly as ``h5["x"][i]`` gives them; a batch is
+    collated to tensors.  ``print(dataset)`` says what is read how.
+
+    Raises:
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        KeyError: the file has no such dataset.
+        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
+        OptionError: an option's value cannot work, or the datasets do not fit together.
+
+    >>> import h5py, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "speech.h5")
+    >>> with h5py.File(path, "w") as file:
+    ...     file["mels"] = np.zeros((100, 64, 128), np.float32)
+    ...     file["words"] = np.arange(100)
+    >>> dataset = FastHDF5Dataset(path, ["mels", "words"])
+    >>> mel, word = dataset[7]
+    >>> mel.shape, int(word)
+    ((64, 128), 7)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        keys: str | Sequence[str] | Mapping[Any, str],
+        *,
+        sample_dims: int = 1,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        seed: int | None = None,
+        cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
+        bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
+        threads: int | Literal["auto"] = "auto",
+        thread_safe: bool = False,
+    ) -> None:
+        if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+            raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+        self._form = Form.of(keys)
+        if target_transform is not None and (self._form.kind != "tuple" or len(self._form.names) < 2):
+            raise OptionError(
+                "target_transform is called with the second value of a tuple: give keys=[inputs, targets], "
+                f"got keys={keys!r}"
+            )
+        self.path, self.keys, self.sample_dims = path, keys, sample_dims
+        self.transform, self.target_transform = transform, target_transform
+        self.seed = seed if seed is None else operator.index(seed)
+        self.cache = Cache.of(cache)
+        self.bad_samples = BadSamples.of(bad_samples)
+        self.threads = threads
+        self.thread_safe = thread_safe
+        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        self._files = SampleFiles(paths, self._form.names, sample_dims)
+        self._torch_dtypes = [torch_dtype(layout.dtype) for layout in self._files.layouts]
+        self._window_nbytes = 0
+        self._runtime: Runtime | None = None
+        if self.cache.where in ("ram", "disk"):
+            open_store(self.cache)  # in this process, so that forked workers share it
+
+    def __len__(self) -> int:
+        return self._files.count
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample ``index``: an array, a tuple or a dict, as ``keys`` says."""
+        batch = self._start_batch([operator.index(index)], threaded=False)
+        samples = self._finish_batch(batch)
+        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
+            raise batch.why_empty() or AssertionError("one sample was asked for")
+        sample = samples[0]
+        if isinstance(samples, SampleRows):
+            return self._form.sample([part.array[0] for part in batch.parts])
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """Several samples, read side by side; what ``DataLoader`` calls for a batch.
+
+        Args:
+            indices: positions in the dataset.
+
+        Returns:
+            The samples in the order of the indices.
+        """
+        if not self._answers_for_batches():
+            return [self[index] for index in indices]
+        batch = self._start_batch(indices)
+        samples = self._finish_batch(batch)
+        error = None if len(samples) else batch.why_empty()
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        return samples
+
+    @property
+    def plan(self) -> HDF5Plan:
+        """What is read how; ``print`` it."""
+        return HDF5Plan(self._form, self._files, self._running().keeper.note)
+
+    def __repr__(self) -> str:
+        paths = self._files.files
+        where = repr(paths[0].path) if len(paths) == 1 else f"{len(paths)} files from {paths[0].path!r}"
+        lines = [f"Number of samples: {len(self):,}", f"File: {where}", *self.plan.lines]
+        if self.transform is not None:
+            lines.append(f"Transform: {self.transform!r}")
+        if self.target_transform is not None:
+            lines.append(f"Target transform: {self.target_transform!r}")
+        if self.bad_samples != BadSamples():
+            lines.append(f"Bad samples: {self.bad_samples!r}")
+        if self.seed is not None:
+            lines.append(f"Seed: {self.seed}")
+        return "\n    ".join([f"{type(self).__name__}", *lines])
+
+    @property
+    def clock(self) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        return self._running().clock
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and open files stay here; the copy has its own when it needs them.
+        return {**self.__dict__, "_runtime": None}
+
+    # ---- how a batch is made; FastLoader calls the first two --------------------------------
+
+    def _start_batch(
+        self,
+        indices: Sequence[int] | npt.NDArray[np.int64],
+        key: Key | None = None,
+        *,
+        threaded: bool = True,
+    ) -> HDF5Batch:
+        """Begin a batch without waiting for it."""
+        samples, runtime = self._positions(indices), self._running()
+        is_keyed = key is not None
+        if key is None and (self.transform is not None or self.bad_samples.policy == "replace"):
+            key, is_keyed = take_key(len(samples))
+        parts = self._memory(len(samples), runtime, threaded)
+        arrays = [part.array for part in parts]
+        if get_worker_info() is not None and len(samples):
+            note(f"{self._files.path_of(int(samples[0]))}, sample {samples[0]} and others")
+        substitute = partial(self._substitute, samples, key) if key is not None else None
+        pending = PendingRead(
+            runtime.pool if threaded else None, lambda some, rows: runtime.open.tasks(some, rows, arrays),
+            samples, runtime.policy, substitute,
+        )  # fmt: skip
+        return HDF5Batch(self, pending, runtime, parts, key, is_keyed)
+
+    def _finish_batch(self, batch: HDF5Batch) -> Sequence[Any]:
+        """Wait for a batch; run what must run in this thread, in order; return its samples."""
+        kept = batch.kept = batch.pending.wait()
+        parts = batch.parts
+        if len(kept) < len(batch.pending.samples):
+            parts = [_chosen(part, kept) for part in parts]
+        if self.transform is None and self.target_transform is None:
+            return SampleRows(self._form, parts)
+        return [self._transformed(batch, parts, place, row) for place, row in enumerate(kept)]
+
+    def _transformed(self, batch: HDF5Batch, parts: Sequence[Part], place: int, row: int) -> Any:
+        values = [part.array[place] for part in parts]
+        item = Item(int(batch.pending.samples[row]), self._files.path_of(int(batch.pending.samples[row])))
+        try:
+            if self._form.kind == "dict":
+                return self._transform(self._form.sample(values), batch, row)
+            values[0] = self._transform(values[0], batch, row)
+            if self.target_transform is not None:
+                values[1] = self.target_transform(values[1])
+        except Exception as error:
+            say_where(error, item)
+            raise
+        return self._form.sample(values)
+
+    def _transform(self, value: Any, batch: HDF5Batch, row: int) -> Any:
+        if self.transform is None:
+            return value
+        assert batch.key is not None
+        seed = sample_seed(batch.key.seed, batch.key.epoch, int(batch.key.draws[row]))
+        if self.thread_safe or is_thread_safe([self.transform]):
+            return run_keyed([self.transform], value, seed)
+        if batch.is_keyed:
+            return run_seeded([self.transform], value, seed)
+        return self.transform(value)
+
+    def _expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that a loader begins ahead of the one that is due."""
+        for slots in self._running().slots:
+            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
+
+    def _thread_count(self) -> int:
+        pool = self._running().pool
+        return pool.threads if pool else 1
+
+    def _runs_user_code(self) -> bool:
+        """Whether functions of the script's are called in the consumer's thread."""
+        is_safe = self.transform is None or self.thread_safe or is_thread_safe([self.transform])
+        return self.target_transform is not None or not is_safe
+
+    def _answers_for_batches(self) -> bool:
+        """Whether no subclass says that samples are made one by one."""
+        return type(self).__getitem__ is FastHDF5Dataset.__getitem__
+
+    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Positions in the dataset: int64 (N,)."""
+        asked = np.asarray(indices)
+        if asked.size and asked.dtype.kind not in "iu":
+            asked = np.array([operator.index(index) for index in indices])
+        positions = asked.astype(np.int64).reshape(-1)
+        length = len(self)
+        wrong = (positions < -length) | (positions >= length)
+        if wrong.any():
+            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
+        return np.where(positions < 0, positions + length, positions)
+
+    def _memory(self, count: int, runtime: Runtime, threaded: bool) -> list[Part]:
+        """The batch's arrays."""
+        found = []
+        for number, layout in enumerate(self._files.layouts):
+            shape = (count, *self._files.sample_shape(number))
+            dtype, as_torch = layout.dtype, self._torch_dtypes[number]
+            nbytes = int(np.prod(shape)) * dtype.itemsize
+            if not threaded or nbytes < _OWN_MEMORY or dtype.hasobject:
+                array = np.empty(shape, dtype)
+            elif as_torch is not None and get_worker_info() is not None:
+                # Will be sent to the parent: make it where both see it.
+                flat = shared_flat(nbytes)
+                array = flat.numpy().view(dtype).reshape(shape)
+            else:
+                array = runtime.slots[number].take(shape, dtype)
+            found.append(Part(array, None if as_torch is None else torch.from_numpy(array)))
+        return found
+
+    def _substitute(self, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int) -> int | None:
+        """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws."""
+        if attempt > min(len(self) - 1, _MOST_REPLACEMENTS):
+            return None
+        seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
+        drawn = float(uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0][attempt - 1])
+        return (int(samples[row]) + 1 + int(drawn * (len(self) - 1))) % len(self)
+
+    def _running(self) -> Runtime:
+        """Threads, open files and the cache of this process, made when first needed."""
+        runtime = self._runtime
+        options = Options(self.bad_samples, self.threads, self.cache, self._window_nbytes)
+        if runtime is None or not runtime.fits(options):
+            runtime = self._runtime = Runtime(options, self._files)
+        return runtime
+
+
+class HDF5Batch:
+    """A batch that is being read, and what is needed to finish it.
+
+    Attributes:
+        pending: the batch in the engine.
+        parts: its memory.
+        key: the key of its random parameters; None where nothing is drawn.
+        is_keyed: whether a loader set the key.
+        kept: numbers of the samples that are there, once it is finished.
+    """
+
+    def __init__(
+        self, dataset: FastHDF5Dataset, pending: PendingRead, runtime: object, parts: Sequence[Part],
+        key: Key | None, is_keyed: bool,
+    ) -> None:  # fmt: skip
+        self._dataset, self.pending, self.parts = dataset, pending, parts
+        self.key, self.is_keyed = key, is_keyed
+        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
+        self._runtime = runtime
+        self.kept: Sequence[int] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch's memory."""
+        return sum(part.array.nbytes for part in self.parts)
+
+    def jobs(self) -> list[Job]:
+        """What its threads are doing."""
+        return [self.pending.job]
+
+    def finish(self) -> Sequence[Any]:
+        """Wait for it, and return its samples."""
+        return self._dataset._finish_batch(self)
+
+    def why_empty(self) -> BadSampleError | None:
+        """Why it has no sample once it is finished; None if none was asked for."""
+        return why_nothing_is_left(self.pending.left_out, len(self.pending.samples))
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.pending.cancel()
+
+
+def _chosen(part: Part, rows: Sequence[int]) -> Part:
+    """Some rows of a part."""
+    array = part.array[list(rows)]
+    return Part(array, None if part.tensor is None else torch.from_numpy(array))

@@ -1,0 +1,207 @@
+"""Samples that are rows of a batch's arrays: made when they are looked at, and collated without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import _utils
+from torch.utils.data._utils.collate import collate, collate_tensor_fn
+
+from fastpipe.errors import OptionError
+
+__all__ = ["DictSample", "Form", "Part", "Row", "SampleRows", "TupleSample", "torch_dtype"]
+
+
+class Form(NamedTuple):
+    """What a sample is made of.
+
+    Attributes:
+        kind: ``"value"``, ``"tuple"`` or ``"dict"``.
+        fields: the keys of a dict; else empty.
+        names: paths of the datasets, in order.
+    """
+
+    kind: str
+    fields: tuple[Any, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, keys: Any) -> Form:
+        """The form that ``keys=`` asks for.
+
+        Raises:
+            OptionError: it is none.
+        """
+        if isinstance(keys, str):
+            return cls("value", (), (keys,))
+        if isinstance(keys, Mapping):
+            form = cls("dict", tuple(keys), tuple(keys.values()))
+        elif isinstance(keys, Sequence) and not isinstance(keys, bytes):
+            form = cls("tuple", (), tuple(keys))
+        else:
+            raise OptionError(
+                f"keys must be a dataset's path, or a sequence or mapping of some, got {keys!r}"
+            )
+        wrong = [name for name in form.names if not isinstance(name, str)]
+        if wrong or not form.names:
+            raise OptionError(f"keys must name datasets by their paths, got {keys!r}")
+        return form
+
+    def sample(self, values: Sequence[Any]) -> Any:
+        """A sample of these values, as a plain object."""
+        if self.kind == "value":
+            return values[0]
+        return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
+
+
+class Part(NamedTuple):
+    """One dataset's rows of a batch.
+
+    Attributes:
+        array: (N, *sample_shape), of the dataset's dtype.
+        tensor: over the same memory; None where torch has not that dtype.
+    """
+
+    array: npt.NDArray[Any]
+    tensor: torch.Tensor | None
+
+
+class TupleSample(tuple[Any, ...]):
+    """A tuple that collates as one, without a copy where it can."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (tuple, (tuple(self),))
+
+
+class DictSample(dict[Any, Any]):
+    """A dict that collates as one, without a copy where it can."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (dict, (dict(self),))
+
+
+class Row(np.ndarray[Any, Any]):
+    """An array that collates as one, without a copy where it can."""
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)  # what is computed of it is an array
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSample}
+
+
+class SampleRows(MutableSequence[Any]):
+    """The samples of a batch, in the place of a list: each is made when it is asked for.
+
+    Args:
+        form: what a sample is made of.
+        parts: the batch's arrays.
+    """
+
+    def __init__(self, form: Form, parts: Sequence[Part]) -> None:
+        self._form, self._parts = form, parts
+        self._is_taken = False
+        self._changed: list[Any] | None = None  # what user code has made of it
+
+    def __len__(self) -> int:
+        return len(self._parts[0].array) if self._changed is None else len(self._changed)
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if self._changed is not None:
+            return self._changed[number]
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        values = [part.array[number] for part in self._parts]
+        if self._form.kind == "value":
+            value = values[0]
+            return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
+        return _KINDS[self._form.kind](self._form.sample(values))
+
+    def __setitem__(self, number: Any, value: Any) -> None:
+        self._list()[number] = value
+
+    def __delitem__(self, number: Any) -> None:
+        del self._list()[number]
+
+    def insert(self, number: int, value: Any) -> None:
+        """As a list's."""
+        self._list().insert(number, value)
+
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        """As a list's, which collate functions like to use."""
+        self._list().sort(key=key, reverse=reverse)
+
+    def _list(self) -> list[Any]:
+        if self._changed is None:
+            self._changed = list(self)
+        return self._changed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the samples are still those that were read, in their order."""
+        return self._changed is None
+
+    def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
+        """The batch as ``default_collate`` makes it; the first time without a copy."""
+        is_first, self._is_taken = not self._is_taken, True
+        values = []
+        for part in self._parts:
+            if part.tensor is not None:
+                values.append(part.tensor if is_first else part.tensor.clone())
+            elif torch_dtype(native := part.array.dtype.newbyteorder("=")) is not None:
+                values.append(torch.from_numpy(part.array.astype(native)))
+            else:
+                values.append(_collated(list(part.array), collate_fn_map))
+        # A list, as ``default_collate`` makes it of tuples.
+        return values if self._form.kind == "tuple" else self._form.sample(values)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """torch's type of the same bytes; None where it has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):
+        return None
+
+
+def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
+    """What ``default_collate`` makes of rows."""
+    functions = collate_fn_map or {}
+    if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
+        return batch.collated(functions)
+    first = batch[0]
+    if isinstance(first, dict):
+        return {key: _collated([sample[key] for sample in batch], functions) for key in first}
+    if isinstance(first, tuple):
+        return [_collated(list(values), functions) for values in zip(*batch, strict=True)]
+    return _collated([np.asarray(row) for row in batch], functions)
+
+
+def _collated(values: list[Any], functions: Mapping[Any, Any]) -> Any:
+    """As torch collates them, but for the order of bytes, of which torch knows the machine's only."""
+    native = [
+        value.astype(value.dtype.newbyteorder("="))
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative
+        else value
+        for value in values
+    ]
+    return collate(native, collate_fn_map=dict(functions))
+
+
+_utils.collate.default_collate_fn_map.update(dict.fromkeys((TupleSample, DictSample, Row), _collate))
