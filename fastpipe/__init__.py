@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors
-from fastpipe.types import BadSamples, Cache, Decode, Shard
+from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle
 
 if TYPE_CHECKING:
     from fastpipe.torch import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "Shard",
-    "accelerate", "errors",
+    "Shuffle", "accelerate", "errors",
 ]  # fmt: skip
 
 _LAZY = dict.fromkeys(("FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")

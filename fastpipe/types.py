@@ -28,6 +28,7 @@ __all__ = [
     "ReducedImage",
     "SamplePlan",
     "Shard",
+    "Shuffle",
     "Size",
     "Stopwatch",
 ]
@@ -273,6 +274,43 @@ class BadSamples:
     def of(cls, value: BadSamples | str) -> BadSamples:
         """Accept an object or a policy's name."""
         return value if isinstance(value, cls) else cls(policy=value)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How an epoch is shuffled, where ``shuffle=True`` is not what is wanted.
+
+    Args:
+        window: with groups, so many of them are mixed at a time; None takes as many as are 64 MB decoded.
+        unit: ``"sample"`` shuffles samples, each order as likely as any other, which is what
+            ``shuffle=True`` does.  ``"group"`` shuffles the groups of samples that are cheap to read
+            together, such as the chunks of an HDF5 file, and then the samples of each ``window``
+            groups: each group is read once, while it is in memory.  **Changes the order's statistics**:
+            two samples of a batch are of the same group with probability 1 / ``window``, instead of
+            1 / groups.
+
+    >>> Shuffle(window=64, unit="group")
+    Shuffle(window=64, unit='group')
+    """
+
+    window: int | None = None
+    unit: Literal["sample", "group"] = "sample"
+
+    def __post_init__(self) -> None:
+        _check_choice("Shuffle(unit=…)", self.unit, ("sample", "group"))
+        if self.window is None:
+            return
+        try:
+            object.__setattr__(self, "window", operator.index(self.window))
+        except TypeError:
+            raise OptionError(f"Shuffle(window=…) must be an integer or None, got {self.window!r}") from None
+        if self.window < 1:
+            raise OptionError(f"Shuffle(window=…) must be at least 1, got {self.window}")
+        if self.unit != "group":
+            raise OptionError("Shuffle(window=…) counts groups: give unit='group' with it")
 
     def __repr__(self) -> str:
         return _short_repr(self)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 
 from fastpipe.errors import OptionError
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import batching_of
 from fastpipe.types import Cache, Shard
@@ -100,8 +101,12 @@ def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any
     if "sampler" not in batching:
         return batching
     is_keyed = options.get("seed") is not None or options.get("shard") is not None
+    sampler = batching["sampler"]
     if _is_plain(loader, SequentialSampler):
         del batching["sampler"]
+    elif type(sampler) is GroupSampler and sampler.data_source is loader.dataset:
+        del batching["sampler"]
+        batching["shuffle"] = sampler.arrangement.option
     elif is_keyed and _is_plain(loader, RandomSampler):
         del batching["sampler"]
         batching["shuffle"] = True

@@ -60,6 +60,8 @@ def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
         keyed = "" if seed is None else f", augmentation by seed={seed}"
         return f"order: {name}'s{keyed}"
     note = "order: the dataset's" if ours.seed is None else f"order: shuffled by seed={ours.seed}"
+    if ours.arrangement is not None:
+        note += f", by {ours.arrangement.describe()}"
     return note if shard is None else f"{note}, of which {shard}"
 
 

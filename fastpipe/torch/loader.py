@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -26,9 +26,10 @@ from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, Source, SourceDataset, UsersDataset
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
+from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.sources import source_of
 from fastpipe.torch.state import (
@@ -40,7 +41,7 @@ from fastpipe.torch.state import (
     unsaved_state,
 )
 from fastpipe.torch.workers import WorkerInit, lanes_for
-from fastpipe.types import Cache, Shard
+from fastpipe.types import Cache, Shard, Shuffle
 
 __all__ = ["FastLoader"]
 
@@ -61,7 +62,7 @@ class FastLoader(DataLoader[_T_co]):
     where, and why.
 
     Args:
-        dataset … in_order: as in ``DataLoader``.
+        dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.
         seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
             (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
@@ -95,7 +96,7 @@ class FastLoader(DataLoader[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | Shuffle | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = 0,
@@ -133,14 +134,23 @@ class FastLoader(DataLoader[_T_co]):
         self._twins: dict[int, FastImageFolder] = {}
         self._why_workers = ""
         if num_workers == "auto":
-            source = source_of(dataset, self._twins, self._cache)
+            source = self._source_of(dataset)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = RankCheck() if shard is not None else None
+        arrangement = None
+        if isinstance(shuffle, Shuffle):
+            arrangement, shuffle = arranged(dataset, shuffle, sampler, batch_sampler), True
         if shard is not None and not isinstance(getattr(batch_sampler, "sampler", None), ShardSampler):
-            sampler = self._shard_sampler(dataset, shard, shuffle, sampler, batch_sampler, batch_size)
+            sampler = shard_sampler(
+                dataset, shard, shuffle, sampler, batch_sampler, batch_size, arrangement,
+                SeedOf(self.seed, dataset)(), self._source_of(dataset),
+            )  # fmt: skip
             shuffle = False
+        elif arrangement is not None:
+            sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
+            mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
             drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
@@ -150,7 +160,7 @@ class FastLoader(DataLoader[_T_co]):
         if sampler is None and batch_sampler is None:
             mark_default(self.sampler)
         self._check_cache()
-        self._order = EpochOrder(self, shard, _SeedOf(self.seed, dataset))
+        self._order = EpochOrder(self, shard, SeedOf(self.seed, dataset))
         self._kept_batches: IndexBatches | None = None
         # What ``reference`` says of worker processes.
         self._stock_workers = {
@@ -314,7 +324,10 @@ class FastLoader(DataLoader[_T_co]):
         return Delivery(transfer, finishes, self.augment, seed, self._order.shard())
 
     def _source(self) -> Source | None:
-        return source_of(self.dataset, self._twins, self._cache)
+        return self._source_of(self.dataset)
+
+    def _source_of(self, dataset: Any) -> Source | None:
+        return source_of(dataset, self._twins, self._cache)
 
     def _samples(self) -> int | None:
         try:
@@ -323,7 +336,7 @@ class FastLoader(DataLoader[_T_co]):
             return None
 
     def _effective_seed(self) -> int | None:
-        return _SeedOf(self.seed, self.dataset)()
+        return SeedOf(self.seed, self.dataset)()
 
     def _depth(self, source: Source) -> int:
         if self.prefetch_batches != "auto":
@@ -342,39 +355,6 @@ class FastLoader(DataLoader[_T_co]):
         comes_in_order = self.in_order or self.num_workers <= 1
         check_stateful(method, self._order, is_map_style(self), comes_in_order)
 
-    def _shard_sampler(
-        self, dataset: Any, shard: Shard, shuffle: bool | None, sampler: Any, batch_sampler: Any,
-        batch_size: int | None,
-    ) -> ShardSampler:  # fmt: skip
-        """The sampler that a loader with ``shard=`` shows."""
-        if not isinstance(shard, Shard):
-            raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
-        if isinstance(dataset, IterableDataset):
-            raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
-        # A trainer that makes the loader anew hands over the sampler that it found.
-        is_ours = isinstance(sampler, ShardSampler)
-        is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
-        if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
-            raise OptionError(
-                "shard= and a sampler both say which samples this rank takes: give one of them "
-                "(shuffle=True and seed= work with shard=)"
-            )
-        if batch_size is None and shard.mode == "eval":
-            raise OptionError("Shard(mode='eval') makes batches of equal number: give a batch_size")
-        shuffles = sampler.shuffle if is_ours else bool(shuffle)
-        if shuffles and _SeedOf(self.seed, dataset)() is None:
-            raise OptionError(
-                "shard= with shuffle=True needs a seed=, the same on every rank: else ranks would take "
-                "parts of different orders"
-            )
-        source = source_of(dataset, self._twins, self._cache)
-        if source is not None and source.skips:
-            raise OptionError(
-                "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
-                "wait for each other for ever: use bad_samples='replace' with shard="
-            )
-        return ShardSampler(dataset, shard, shuffles)
-
 
 def _refuse_for_iterable(given: list[str]) -> None:
     if given:
@@ -382,19 +362,3 @@ def _refuse_for_iterable(given: list[str]) -> None:
             f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: "
             "move and augment in the dataset or in the loop"
         )
-
-
-class _SeedOf:
-    """The seed that counts: the loader's own, else the dataset's.  Does not refer to the loader."""
-
-    def __init__(self, seed: int | None, dataset: Any) -> None:
-        self._seed, self._dataset = seed, dataset
-
-    def __call__(self) -> int | None:
-        if self._seed is not None:
-            return self._seed
-        dataset = self._dataset
-        while type(dataset) in (Subset, ConcatDataset):
-            dataset = dataset.dataset if type(dataset) is Subset else dataset.datasets[0]
-        seed = getattr(dataset, "seed", None)
-        return seed if isinstance(dataset, (FastImageFolder, FastHDF5Dataset)) else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -19,8 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fastpipe.index.order import epoch_order
 from fastpipe.index.shards import RankBatch, ShardedBatches
+from fastpipe.torch.grouping import Arrangement, GroupSampler, order_of
 from fastpipe.types import Shard
 
 __all__ = [
@@ -40,11 +41,15 @@ class EpochBatches:
         drop_last: leave out an incomplete last batch.
         seed: shuffles each epoch in another order; None goes through the samples in theirs.
         shard: the rank's part.
+        arrangement: the samples' groups, where these are shuffled.
     """
 
-    def __init__(self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard) -> None:
+    def __init__(
+        self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard,
+        arrangement: Arrangement | None = None,
+    ) -> None:  # fmt: skip
         self.count, self.batch_size, self.drop_last = count, batch_size, drop_last
-        self.seed, self.shard = seed, shard
+        self.seed, self.shard, self.arrangement = seed, shard, arrangement
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -57,9 +62,9 @@ class EpochBatches:
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
         """Each batch's indices, and where they are in the epoch's order."""
-        order = range(self.count)
-        if self.seed is not None:
-            order = epoch_order(self.count, seed=self.seed, epoch=epoch).tolist()
+        order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
+        if isinstance(order, np.ndarray):
+            order = order.tolist()
         for batch in self.steps(start):
             positions = batch.positions
             if batch.end <= self.count:
@@ -85,10 +90,14 @@ class ShardSampler(DistributedSampler[int]):
         dataset: whose samples they are.
         shard: the rank's part.
         shuffle: whether each epoch has another order.
+        arrangement: the samples' groups, where these are shuffled.
     """
 
-    def __init__(self, dataset: Any, shard: Shard, shuffle: bool) -> None:
+    def __init__(
+        self, dataset: Any, shard: Shard, shuffle: bool, arrangement: Arrangement | None = None
+    ) -> None:
         super().__init__(dataset, num_replicas=shard.world, rank=shard.rank, shuffle=shuffle)
+        self.arrangement = arrangement
         self.order = _OrderRef(None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -275,7 +284,9 @@ class EpochOrder:
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator
-        is_drawn = type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+        is_drawn = type(sampler) in (
+            RandomSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
+        )  # fmt: skip
         return torch.default_generator if is_drawn else None
 
     def here(self) -> ResumePoint:
@@ -329,19 +340,22 @@ class EpochOrder:
     def ours(self) -> EpochBatches | None:
         """The epochs' batches, if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
+        arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
         if isinstance(sampler, ShardSampler):
             count, shuffles = len(sampler.dataset), sampler.shuffle  # type: ignore[arg-type]
         elif type(sampler) is SequentialSampler:
             count, shuffles = len(sampler), False
-        elif type(sampler) is RandomSampler and is_default(sampler) and seed is not None:
-            count, shuffles = len(sampler), True
+        elif seed is not None and _is_shuffled(sampler):
+            count, shuffles = len(sampler), True  # type: ignore[arg-type]
         else:
             return None
         batches: Any = self.index_sampler
         size, drop_last = (batches.batch_size, batches.drop_last) if self.is_batched else (1, False)
-        return EpochBatches(count, size, drop_last, seed if shuffles else None, self._shard)
+        return EpochBatches(
+            count, size, drop_last, seed if shuffles else None, self._shard, arrangement if shuffles else None
+        )
 
 
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -374,3 +388,8 @@ def mark_default(sampler: Any) -> None:
 def is_default(sampler: Any) -> bool:
     """Whether a sampler only stands for ``shuffle=``."""
     return getattr(sampler, "_fastpipe_is_default", False)
+
+
+def _is_shuffled(sampler: Any) -> bool:
+    """Whether a sampler is one that a loader makes for ``shuffle=``."""
+    return type(sampler) is GroupSampler or (type(sampler) is RandomSampler and is_default(sampler))

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from fastpipe.errors import OptionError
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler
 
 __all__ = [
@@ -32,7 +33,7 @@ VERSION = 1
 # Their order comes from a generator alone, so that it can be drawn again.
 _REPLAYED = (
     SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-    ShardSampler, list, tuple, range, np.ndarray, torch.Tensor,
+    ShardSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
 )  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
@@ -69,7 +70,15 @@ def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[s
         state["generator"] = None if generator is None else _text_of(generator)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
+    if (groups := _groups_of(order)) is not None:
+        state["groups"] = groups
     return state
+
+
+def _groups_of(order: EpochOrder) -> str | None:
+    """What an order of groups depends on; None of other orders."""
+    arrangement = getattr(_innermost(order.index_sampler), "arrangement", None)
+    return None if arrangement is None else str(arrangement.about)
 
 
 def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> ResumePoint:
@@ -104,6 +113,12 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
         raise OptionError(
             f"this state is of a dataset of {state['samples']} samples, the loader's has {samples}: the "
             "rest of the epoch would be another one"
+        )
+    groups = _groups_of(order)
+    if state.get("groups") != groups:
+        raise OptionError(
+            f"this state was saved with the order {state.get('groups') or 'of samples'}, the loader has the "
+            f"order {groups or 'of samples'}: make the loader with the same shuffle=, over the same files"
         )
     if ("position" in state) != (order.ours() is not None):
         raise OptionError(

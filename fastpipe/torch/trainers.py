@@ -16,6 +16,7 @@ from fastpipe.errors import OptionError
 from fastpipe.index.shards import BlockShard
 from fastpipe.torch.accelerating import accelerate
 from fastpipe.torch.due import DueError
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import ShardSampler, batching_of, is_default
 from fastpipe.types import Shard
@@ -191,7 +192,9 @@ def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
     batching = batching_of(loader)
     sampler = batching.get("sampler")
     if isinstance(sampler, ShardSampler):
-        batching["shuffle"] = sampler.shuffle
+        batching["shuffle"] = sampler.arrangement.option if sampler.arrangement else sampler.shuffle
+    elif isinstance(sampler, GroupSampler):
+        batching["shuffle"] = sampler.arrangement.option
     elif is_default(sampler):
         batching["shuffle"] = type(sampler) is RandomSampler
     if "shuffle" in batching:

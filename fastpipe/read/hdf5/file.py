@@ -18,7 +18,8 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.read.hdf5.errors import ChunkError, DamagedError
-from fastpipe.read.hdf5.layout import ChunkTables, Layout, read_layout
+from fastpipe.read.hdf5.geometry import Geometry
+from fastpipe.read.hdf5.layout import ChunkTables, Layout, in_blocks, read_layout
 from fastpipe.read.hdf5.reader import ReadTask, SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.types import KeptChunks
@@ -73,6 +74,11 @@ class SampleFile:
     def sample_shape(self, number: int) -> tuple[int, ...]:
         """The shape of a sample of one of the datasets."""
         return self.layouts[number].shape[self.sample_dims :]
+
+    def geometry(self, number: int) -> Geometry:
+        """The samples and chunks of one of the datasets; where it has none, blocks of about a megabyte."""
+        layout = in_blocks(self.layouts[number])
+        return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
     def open(self, keep: Keep | None = None, recent: RecentChunks | None = None) -> OpenFile:
         """Open the file in this process.

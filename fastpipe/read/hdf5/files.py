@@ -76,6 +76,19 @@ class SampleFiles:
         owners = np.searchsorted(self.firsts, samples, side="right") - 1
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
+    def groups(self, number: int) -> Int64Array:
+        """The group of each sample, by the chunks of one dataset: int64 (count,)."""
+        found, first = [np.zeros(0, np.int64)], 0
+        for file in self.files:
+            geometry = file.geometry(number)
+            found.append(geometry.places(np.arange(file.count))[0] + first)
+            first += geometry.groups
+        return np.concatenate(found)
+
+    def samples_in_group(self, number: int) -> int:
+        """The most samples that a group of one dataset has in the first file."""
+        return self.files[0].geometry(number).group_size
+
     def path_of(self, sample: int) -> str:
         """The file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path

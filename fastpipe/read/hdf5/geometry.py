@@ -59,6 +59,7 @@ class Geometry:
         sample_shape, sample_nbytes: of each.
         chunk_nbytes: of a chunk.
         groups, parts: how many there are.
+        group_size: samples in a group that is not at an edge.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.sample_nbytes
@@ -79,6 +80,7 @@ class Geometry:
         self.sample_nbytes = itemsize * math.prod(self.sample_shape)
         self._row_nbytes = itemsize * math.prod(self._chunk)
         self.chunk_nbytes = math.prod(self._lead_chunk) * self._row_nbytes
+        self.group_size = math.prod(map(min, self._lead_chunk, (max(size, 1) for size in self._lead)))
         self.groups, self.parts = math.prod(self._lead_grid), math.prod(self._grid)
 
     def places(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +15,12 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.cache.places import open_store
-from fastpipe.engine.bad import Item, why_nothing_is_left
-from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Job
 from fastpipe.engine.reads import PendingRead
-from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.errors import OptionError
 from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.torch.batch_sampler import DatasetBatches
+from fastpipe.torch.hdf5.batch import HDF5Batch, UserCode
 from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
@@ -28,11 +28,10 @@ from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.noting import note
 from fastpipe.torch.runtime import KEPT_SLOTS
-from fastpipe.torch.stock import is_thread_safe, run_keyed, run_seeded
 from fastpipe.transform.keys import sample_seed, uniforms
-from fastpipe.types import BadSamples, Cache, Key
+from fastpipe.types import BadSamples, Cache, Key, Shard, Shuffle
 
-__all__ = ["FastHDF5Dataset", "HDF5Batch"]
+__all__ = ["FastHDF5Dataset"]
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
@@ -80,7 +79,8 @@ class FastHDF5Dataset(Dataset[Any]):
         OptionError: an option's value cannot work, or the datasets do not fit together.
 
     >>> import h5py, os, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "speech.h5")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = os.path.join(folder.name, "speech.h5")
     >>> with h5py.File(path, "w") as file:
     ...     file["mels"] = np.zeros((100, 64, 128), np.float32)
     ...     file["words"] = np.arange(100)
@@ -133,7 +133,7 @@ class FastHDF5Dataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``: an array, a tuple or a dict, as ``keys`` says."""
         batch = self._start_batch([operator.index(index)], threaded=False)
-        samples = self._finish_batch(batch)
+        samples = batch.finish()
         if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
             raise batch.why_empty() or AssertionError("one sample was asked for")
         sample = samples[0]
@@ -153,11 +153,52 @@ class FastHDF5Dataset(Dataset[Any]):
         if not self._answers_for_batches():
             return [self[index] for index in indices]
         batch = self._start_batch(indices)
-        samples = self._finish_batch(batch)
+        samples = batch.finish()
         error = None if len(samples) else batch.why_empty()
         if error is not None:  # nothing can be collated from no samples
             raise error
         return samples
+
+    def locality_groups(self) -> npt.NDArray[np.int64]:
+        """The group of each sample: int64 (N,).  Samples of one group lie in the same chunks, those of the
+        dataset whose chunks cost most to decode; without chunks, in the same megabyte."""
+        return self._files.groups(self._leading)
+
+    @property
+    def group_nbytes(self) -> int:
+        """Decoded bytes of a group, in all datasets."""
+        samples = self._files.samples_in_group(self._leading)
+        return samples * sum(
+            layout.dtype.itemsize * math.prod(self._files.sample_shape(number))
+            for number, layout in enumerate(self._files.layouts)
+        )
+
+    def batch_sampler(
+        self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
+    ) -> DatasetBatches:
+        """Batches of indices for a stock ``DataLoader``, which a :class:`fastpipe.FastLoader` makes itself.
+
+        With the dataset's ``seed`` the order is a function of seed and epoch; without one each epoch's
+        is drawn from torch's global generator.
+
+        Args:
+            batch_size: samples in a batch.
+            shuffle: False, True or a :class:`fastpipe.Shuffle`.
+            drop_last: leave out an incomplete last batch.
+            shard: this rank's part.
+
+        >>> import h5py, os, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "x.h5")
+        >>> with h5py.File(path, "w") as file:
+        ...     _ = file.create_dataset("x", data=np.arange(12), chunks=(3,), compression="lzf")
+        >>> dataset = FastHDF5Dataset(path, "x", seed=0)
+        >>> batches = dataset.batch_sampler(6, shuffle=Shuffle(window=2, unit="group"))
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+        >>> [sorted(batch.tolist()) for batch in loader]
+        [[0, 1, 2, 9, 10, 11], [3, 4, 5, 6, 7, 8]]
+        """
+        return DatasetBatches(self, batch_size, shuffle, drop_last, shard)
 
     @property
     def plan(self) -> HDF5Plan:
@@ -210,42 +251,24 @@ class FastHDF5Dataset(Dataset[Any]):
             runtime.pool if threaded else None, lambda some, rows: runtime.open.tasks(some, rows, arrays),
             samples, runtime.policy, substitute,
         )  # fmt: skip
-        return HDF5Batch(self, pending, runtime, parts, key, is_keyed)
+        return HDF5Batch(pending, parts, runtime, self._form, self._code(), key, is_keyed, threaded)
 
-    def _finish_batch(self, batch: HDF5Batch) -> Sequence[Any]:
-        """Wait for a batch; run what must run in this thread, in order; return its samples."""
-        kept = batch.kept = batch.pending.wait()
-        parts = batch.parts
-        if len(kept) < len(batch.pending.samples):
-            parts = [_chosen(part, kept) for part in parts]
-        if self.transform is None and self.target_transform is None:
-            return SampleRows(self._form, parts)
-        return [self._transformed(batch, parts, place, row) for place, row in enumerate(kept)]
+    def _code(self) -> UserCode:
+        """What the script does to samples; follows a change of ``transform``."""
+        return UserCode(self._form, self.transform, self.target_transform, self.thread_safe)
 
-    def _transformed(self, batch: HDF5Batch, parts: Sequence[Part], place: int, row: int) -> Any:
-        values = [part.array[place] for part in parts]
-        item = Item(int(batch.pending.samples[row]), self._files.path_of(int(batch.pending.samples[row])))
-        try:
-            if self._form.kind == "dict":
-                return self._transform(self._form.sample(values), batch, row)
-            values[0] = self._transform(values[0], batch, row)
-            if self.target_transform is not None:
-                values[1] = self.target_transform(values[1])
-        except Exception as error:
-            say_where(error, item)
-            raise
-        return self._form.sample(values)
+    def _expect_window(self, groups: int) -> None:
+        """Hear that samples of so many groups will come mixed."""
+        self._window_nbytes = max(self._window_nbytes, groups * self.group_nbytes)
 
-    def _transform(self, value: Any, batch: HDF5Batch, row: int) -> Any:
-        if self.transform is None:
-            return value
-        assert batch.key is not None
-        seed = sample_seed(batch.key.seed, batch.key.epoch, int(batch.key.draws[row]))
-        if self.thread_safe or is_thread_safe([self.transform]):
-            return run_keyed([self.transform], value, seed)
-        if batch.is_keyed:
-            return run_seeded([self.transform], value, seed)
-        return self.transform(value)
+    @property
+    def _leading(self) -> int:
+        """The dataset whose chunks are most worth reading once."""
+        costs = [
+            (bool(layout.filters), layout.dtype.itemsize * math.prod(layout.chunk))
+            for layout in self._files.layouts
+        ]
+        return costs.index(max(costs))
 
     def _expect_ahead(self, batches: int) -> None:
         """Keep memory for so many batches that a loader begins ahead of the one that is due."""
@@ -258,8 +281,7 @@ class FastHDF5Dataset(Dataset[Any]):
 
     def _runs_user_code(self) -> bool:
         """Whether functions of the script's are called in the consumer's thread."""
-        is_safe = self.transform is None or self.thread_safe or is_thread_safe([self.transform])
-        return self.target_transform is not None or not is_safe
+        return self._code().runs_here
 
     def _answers_for_batches(self) -> bool:
         """Whether no subclass says that samples are made one by one."""
@@ -310,52 +332,3 @@ class FastHDF5Dataset(Dataset[Any]):
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, self._files)
         return runtime
-
-
-class HDF5Batch:
-    """A batch that is being read, and what is needed to finish it.
-
-    Attributes:
-        pending: the batch in the engine.
-        parts: its memory.
-        key: the key of its random parameters; None where nothing is drawn.
-        is_keyed: whether a loader set the key.
-        kept: numbers of the samples that are there, once it is finished.
-    """
-
-    def __init__(
-        self, dataset: FastHDF5Dataset, pending: PendingRead, runtime: object, parts: Sequence[Part],
-        key: Key | None, is_keyed: bool,
-    ) -> None:  # fmt: skip
-        self._dataset, self.pending, self.parts = dataset, pending, parts
-        self.key, self.is_keyed = key, is_keyed
-        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
-        self._runtime = runtime
-        self.kept: Sequence[int] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the batch's memory."""
-        return sum(part.array.nbytes for part in self.parts)
-
-    def jobs(self) -> list[Job]:
-        """What its threads are doing."""
-        return [self.pending.job]
-
-    def finish(self) -> Sequence[Any]:
-        """Wait for it, and return its samples."""
-        return self._dataset._finish_batch(self)
-
-    def why_empty(self) -> BadSampleError | None:
-        """Why it has no sample once it is finished; None if none was asked for."""
-        return why_nothing_is_left(self.pending.left_out, len(self.pending.samples))
-
-    def cancel(self) -> None:
-        """Give it up."""
-        self.pending.cancel()
-
-
-def _chosen(part: Part, rows: Sequence[int]) -> Part:
-    """Some rows of a part."""
-    array = part.array[list(rows)]
-    return Part(array, None if part.tensor is None else torch.from_numpy(array))

@@ -13,7 +13,8 @@ from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset, HDF5Batch
+from fastpipe.torch.hdf5.batch import HDF5Batch
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.types import Key
 
 __all__ = ["HDF5Source", "hdf5_source_of"]

@@ -1,0 +1,86 @@
+"""Index batches of a dataset for loaders that are not fastpipe's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from fastpipe.errors import OptionError
+from fastpipe.torch.grouping import arrangement_of, draw_seed
+from fastpipe.torch.order import EpochBatches
+from fastpipe.types import Shard, Shuffle
+
+__all__ = ["DatasetBatches"]
+
+
+class DatasetBatches(Sampler[list[int]]):
+    """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
+
+    Args:
+        dataset: with a ``seed``.
+        batch_size: samples in a batch.
+        shuffle: False, True or a ``Shuffle``.
+        drop_last: leave out an incomplete last batch.
+        shard: the rank's part; None for everything.
+
+    Attributes:
+        batch_size, drop_last: as given.
+        epoch: number of the next epoch.
+        generator: from which an epoch's seed is drawn, where the dataset has none.
+
+    Raises:
+        OptionError: an option's value cannot work.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, shuffle: bool | Shuffle, drop_last: bool, shard: Shard | None
+    ) -> None:
+        self.batch_size, self.drop_last = operator.index(batch_size), bool(drop_last)
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be a number from 1, got {batch_size}")
+        if not isinstance(shuffle, (bool, Shuffle)):
+            raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
+        if shard is not None and shuffle and dataset.seed is None:
+            raise OptionError(
+                "shard= with shuffle needs a dataset with a seed=, the same on every rank: else ranks would "
+                "take parts of different orders"
+            )
+        self._dataset, self._shuffles = dataset, bool(shuffle)
+        self._shard = shard or Shard(0, 1)
+        self._arrangement = arrangement_of(dataset, shuffle) if isinstance(shuffle, Shuffle) else None
+        self.epoch = 0
+        is_drawn = self._shuffles and dataset.seed is None
+        self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch; without this call epochs are counted."""
+        self.epoch = operator.index(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of the next epoch."""
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on with that epoch."""
+        self.epoch = state["epoch"]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        seed = None
+        if self._shuffles:
+            seed = self._dataset.seed
+            if seed is None:
+                seed, epoch = draw_seed(self.generator), 0
+        return (indices for indices, _ in self._batches(seed).indices(epoch))
+
+    def __len__(self) -> int:
+        return len(self._batches(None))
+
+    def _batches(self, seed: int | None) -> EpochBatches:
+        return EpochBatches(
+            len(self._dataset), self.batch_size, self.drop_last, seed, self._shard, self._arrangement
+        )
