@@ -33,7 +33,11 @@ class RecentChunks:
     wanted again.  Of threads that want the same chunk at once, one decodes it and the others wait.
 
     Args:
-        max_bytes: the most to keep; may be raised by ``make_room``.
+        max_bytes: the most to keep.
+
+    Attributes:
+        max_bytes: as given.
+        decoded_nbytes: bytes of all chunks that were decoded so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -41,15 +45,12 @@ class RecentChunks:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Hashable, _Chunk] = OrderedDict()
         self._nbytes = 0
+        self.decoded_nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the chunks that are kept."""
         return self._nbytes
-
-    def make_room(self, max_bytes: int) -> None:
-        """Keep at least so many bytes from now on."""
-        self.max_bytes = max(self.max_bytes, max_bytes)
 
     def get(self, key: Hashable, decode: Callable[[], UInt8Array], taken: int, samples: int) -> UInt8Array:
         """A decoded chunk.
@@ -84,6 +85,7 @@ class RecentChunks:
                         self._drop(key)
                 raise
         with self._lock:
+            self.decoded_nbytes += data.nbytes
             if self._chunks.get(key) is chunk:
                 chunk.counted = data.nbytes
                 self._nbytes += chunk.counted

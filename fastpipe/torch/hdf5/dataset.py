@@ -88,6 +88,7 @@ class FastHDF5Dataset(Dataset[Any]):
     >>> mel, word = dataset[7]
     >>> mel.shape, int(word)
     ((64, 128), 7)
+    >>> folder.cleanup()
     """
 
     def __init__(
@@ -196,7 +197,8 @@ class FastHDF5Dataset(Dataset[Any]):
         >>> batches = dataset.batch_sampler(6, shuffle=Shuffle(window=2, unit="group"))
         >>> loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
         >>> [sorted(batch.tolist()) for batch in loader]
-        [[0, 1, 2, 9, 10, 11], [3, 4, 5, 6, 7, 8]]
+        [[6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]]
+        >>> folder.cleanup()
         """
         return DatasetBatches(self, batch_size, shuffle, drop_last, shard)
 
