@@ -17,16 +17,26 @@ from fastpipe import errors
 from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle
 
 if TYPE_CHECKING:
-    from fastpipe.torch import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
+    from fastpipe.torch import (
+        FastHDF5Dataset,
+        FastImageFolder,
+        FastLoader,
+        accelerate,
+        group_batches,
+        segment_reduce,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "Shard",
-    "Shuffle", "accelerate", "errors",
+    "Shuffle", "accelerate", "errors", "group_batches", "segment_reduce",
 ]  # fmt: skip
 
-_LAZY = dict.fromkeys(("FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate"), "fastpipe.torch")
+_LAZY = dict.fromkeys(
+    ("FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate", "group_batches", "segment_reduce"),
+    "fastpipe.torch",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fastpipe.errors import OptionError
 from fastpipe.index.order import epoch_order, grouped_order
 from fastpipe.types import Shuffle
 
-__all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "order_of"]
+__all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "numbers_of", "order_of"]
 
 _WINDOW_NBYTES = 1 << 26
 
@@ -115,7 +115,7 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
     """
     if shuffle.unit == "sample":
         return None
-    groups, bases = _groups_of(dataset)
+    groups, bases = numbers_of(dataset, _groups_of)
     window = shuffle.window
     if window is None:
         window = min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
@@ -124,23 +124,39 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
     return Arrangement(groups, window)
 
 
-def _groups_of(dataset: Any) -> tuple[npt.NDArray[np.int64], list[Any]]:
-    """The group of each sample, and the datasets whose groups they are."""
+def numbers_of(
+    dataset: Any, of: Callable[[Any], npt.NDArray[np.int64]]
+) -> tuple[npt.NDArray[np.int64], list[Any]]:
+    """A number for each sample of a dataset, also through ``Subset`` and ``ConcatDataset``.
+
+    Args:
+        dataset: the dataset.
+        of: the numbers of the samples of a dataset at the end of these, from 0.
+
+    Returns:
+        int64 (N,), in which the numbers of one dataset of a ``ConcatDataset`` follow those of another;
+        and the datasets at the end.
+    """
     if type(dataset) is Subset:
-        groups, bases = _groups_of(dataset.dataset)
-        return groups[np.asarray(dataset.indices, np.int64)], bases
+        numbers, bases = numbers_of(dataset.dataset, of)
+        return numbers[np.asarray(dataset.indices, np.int64)], bases
     if type(dataset) is ConcatDataset:
         first, found, all_bases = 0, [], []
         for one in dataset.datasets:
-            groups, bases = _groups_of(one)
-            found.append(groups + first)
-            first += int(groups.max(initial=-1)) + 1
+            numbers, bases = numbers_of(one, of)
+            found.append(numbers + first)
+            first += int(numbers.max(initial=-1)) + 1
             all_bases += bases
         return np.concatenate(found), all_bases
-    groups_of = getattr(dataset, "locality_groups", None)
+    return np.asarray(of(dataset), np.int64), [dataset]
+
+
+def _groups_of(base: Any) -> npt.NDArray[np.int64]:
+    groups_of = getattr(base, "locality_groups", None)
     if groups_of is None:
         raise OptionError(
             f"Shuffle(unit='group') is for datasets whose samples are read in groups, such as "
-            f"FastHDF5Dataset; a {type(dataset).__name__} has no locality_groups(): use shuffle=True"
+            f"FastHDF5Dataset; a {type(base).__name__} has no locality_groups(): use shuffle=True"
         )
-    return np.asarray(groups_of(), np.int64), [dataset]
+    groups: npt.NDArray[np.int64] = groups_of()
+    return groups

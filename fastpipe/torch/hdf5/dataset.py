@@ -259,6 +259,15 @@ class FastHDF5Dataset(Dataset[Any]):
         """What the script does to samples; follows a change of ``transform``."""
         return UserCode(self._form, self.transform, self.target_transform, self.thread_safe)
 
+    def _places_in_files(self) -> npt.NDArray[np.int64] | None:
+        """The place of each sample along the first of several dimensions, else its file among several."""
+        counts = [file.count for file in self._files.files]
+        if self.sample_dims == 1:
+            return np.repeat(np.arange(len(counts)), counts) if len(counts) > 1 else None
+        cells = [file.layouts[0].shape[0] for file in self._files.files]
+        sizes = [count // max(1, cell) for count, cell in zip(counts, cells, strict=True)]
+        return np.repeat(np.arange(sum(cells)), np.repeat(sizes, cells))
+
     def _expect_window(self, groups: int) -> None:
         """Hear that samples of so many groups will come mixed."""
         self._window_nbytes = max(self._window_nbytes, groups * self.group_nbytes)

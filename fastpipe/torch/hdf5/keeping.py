@@ -45,14 +45,15 @@ class ChunkKeeper:
                 self.note = "not kept, as a cache cannot be had here"
                 return
             self.keeps_all = nbytes <= store.max_bytes
-            room = f"{gigabytes(nbytes)} of up to {gigabytes(store.max_bytes)}"
+            whole, room = gigabytes(nbytes), gigabytes(store.max_bytes)
             if self._is_auto and not self.keeps_all:
-                self.note = f"not kept, as they would be {room}"
+                self.note = f"not kept, as all of them are {whole}, and there is room for {room}"
                 return
             self.store = store
             where = "memory" if store.is_in_memory else "files"
             when = ", from their second use on" if self._is_auto else ""
-            self.note = f"kept in {where}, {room}{when}"
+            much = whole if self.keeps_all else f"as many as fit: {room} of {whole}"
+            self.note = f"kept in {where}, {much}{when}"
 
     def of(self, descriptor: int, layout: Layout) -> ChunkCache | None:
         """Where the decoded chunks of one dataset of an open file are kept, or None."""

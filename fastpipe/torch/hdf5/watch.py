@@ -18,8 +18,8 @@ _WORTH_A_WARNING = 4.0
 class AmplificationWatch:
     """Compares what was decoded with what was read of it, and warns once.
 
-    Looked at only when more was decoded than the chunks that are remembered could hold twice: before
-    that, an order that takes a window of chunks apart looks like one that goes all over the file.
+    Looked at each time that twice as much was decoded as is remembered: before that, an order that takes
+    a window of chunks apart looks like one that goes all over the file.
 
     Args:
         files: the dataset's.
@@ -30,7 +30,7 @@ class AmplificationWatch:
     def __init__(self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks) -> None:
         self._files, self._keeper, self._recent = files, keeper, recent
         self._lock = threading.Lock()
-        self._served = 0
+        self._served, self._from = 0, 0
         packed = [number for number, layout in enumerate(files.layouts) if layout.filters]
         self._sample_nbytes = sum(
             files.layouts[number].dtype.itemsize * math.prod(files.sample_shape(number)) for number in packed
@@ -43,10 +43,11 @@ class AmplificationWatch:
             return
         with self._lock:
             self._served += samples * self._sample_nbytes
-            decoded = self._recent.decoded_nbytes
-            if self._is_over or decoded < 2 * self._recent.max_bytes or not self._served:
+            decoded = self._recent.decoded_nbytes - self._from
+            if self._is_over or decoded < 2 * self._recent.max_bytes:
                 return
-            times = decoded / self._served
+            times = decoded / max(1, self._served)
+            self._served, self._from = 0, self._recent.decoded_nbytes
             if times < _WORTH_A_WARNING:
                 return
             self._is_over = True
@@ -56,8 +57,8 @@ class AmplificationWatch:
         first = self._files.files[0]
         whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
         return (
-            f"{first.path}: samples are compressed together, and the order takes them apart: {times:.0f} times "
-            "as much was decoded so far as was used.  Shuffle(unit='group') decodes each chunk once: it "
+            f"{first.path}: samples are compressed together, and the order takes them apart: {times:.0f} "
+            "times as much is decoded as is used.  Shuffle(unit='group') decodes each chunk once: it "
             "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
             f"{gigabytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
         )

@@ -1,0 +1,176 @@
+"""Evaluation by file: all segments of some files at once, and one result for each file."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastpipe.errors import OptionError
+from fastpipe.torch.grouping import numbers_of
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+from fastpipe.torch.loader import FastLoader
+
+__all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
+
+_HOW = ("mean", "max", "vote")
+
+
+def group_batches(
+    dataset: Any, k: int, *, groups: Any = None, num_workers: int = 0, device: Any = None
+) -> GroupBatches:
+    """All samples of ``k`` files at a time, with the number of each one's file.
+
+    For models that see segments and are judged by file: instead of one small batch for each file,
+    a large one for some.
+
+    Args:
+        dataset: any dataset with a length; it is read through a :class:`fastpipe.FastLoader`.
+        k: files in a batch.
+        groups: integers (N,): the file of each sample, in any order.  Default, for a ``FastHDF5Dataset``:
+            the place along the first dimension, where ``sample_dims`` is 2 or more; else the file
+            of several.
+        num_workers, device: as for :class:`fastpipe.FastLoader`.
+
+    Returns:
+        An object to iterate over, any number of times, with a length: pairs of a batch, as
+        ``default_collate`` makes it, and int64 (S,), each of its samples' group.  Groups come in
+        ascending order, the samples of a group together and in the dataset's order.
+
+    Raises:
+        OptionError: ``k`` is below 1, or there is no telling the groups.
+
+    >>> import numpy as np
+    >>> segments = torch.utils.data.TensorDataset(torch.arange(6))
+    >>> for (batch,), files in group_batches(segments, 2, groups=[0, 0, 1, 1, 1, 2]):
+    ...     print(batch.tolist(), files.tolist())
+    [0, 1, 2, 3, 4] [0, 0, 1, 1, 1]
+    [5] [2]
+    """
+    return GroupBatches(dataset, k, groups, num_workers, device)
+
+
+class GroupBatches:
+    """What ``group_batches`` gives.
+
+    Attributes:
+        loader: the ``FastLoader`` that reads the batches.
+        k: groups in a batch.
+    """
+
+    def __init__(self, dataset: Any, k: int, groups: Any, num_workers: int, device: Any) -> None:
+        self.k = operator.index(k)
+        if self.k < 1:
+            raise OptionError(f"group_batches(k=…) must be a number from 1, got {k}")
+        ids = _ids_of(dataset) if groups is None else np.asarray(groups)
+        if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu":
+            raise OptionError(
+                f"groups must be one integer for each of the {len(dataset)} samples, got {ids.dtype} of "
+                f"shape {ids.shape}"
+            )
+        order = np.argsort(ids, kind="stable")
+        sorted_ids = ids[order].astype(np.int64)
+        starts = np.flatnonzero(np.diff(sorted_ids, prepend=sorted_ids[:1] - 1))
+        cuts = starts[self.k :: self.k]
+        self._ids = [torch.from_numpy(part) for part in np.split(sorted_ids, cuts)] if len(ids) else []
+        batches = [part.tolist() for part in np.split(order, cuts)] if len(ids) else []
+        self.loader: FastLoader[Any] = FastLoader(
+            dataset, batch_sampler=batches, num_workers=num_workers, device=device
+        )
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
+        return zip(self.loader, self._ids, strict=True)
+
+
+class Reduced(NamedTuple):
+    """One value for each group.
+
+    Attributes:
+        groups: int64 (G,): the groups that there are, ascending.
+        values: (G, …): what became of each one's values.
+    """
+
+    groups: torch.Tensor
+    values: torch.Tensor
+
+
+def segment_reduce(
+    values: torch.Tensor, groups: torch.Tensor, how: Literal["mean", "max", "vote"] = "mean"
+) -> Reduced:
+    """One value for each group of samples, on the device of the values.
+
+    Args:
+        values: (S, …): what a model says of each sample.
+        groups: integers (S,): each one's group, in any order.
+        how: ``"mean"`` and ``"max"`` for each element; the mean of integers is in torch's default dtype.
+            ``"vote"``: the class that most samples of the group have, the smallest of those that are
+            equally many: int64 (G,).  Values (S, C) are scores of C classes then, whose largest is the
+            sample's vote, and integers (S,) are votes themselves.
+
+    Raises:
+        OptionError: shapes do not fit, or an unknown ``how``.
+
+    >>> scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+    >>> segment_reduce(scores, torch.tensor([7, 7, 9]), "mean")
+    Reduced(groups=tensor([7, 9]), values=tensor([[0.7500, 0.2500],
+            [0.2000, 0.8000]]))
+    >>> segment_reduce(scores, torch.tensor([7, 7, 9]), "vote").values
+    tensor([0, 1])
+    """
+    if how not in _HOW:
+        raise OptionError(f"segment_reduce(how=…) must be one of {', '.join(map(repr, _HOW))}; got {how!r}")
+    if groups.ndim != 1 or values.ndim < 1 or len(values) != len(groups):
+        raise OptionError(
+            f"segment_reduce() takes values (S, …) and groups (S,), got {tuple(values.shape)} and "
+            f"{tuple(groups.shape)}"
+        )
+    found, places, counts = torch.unique(groups.to(values.device), return_inverse=True, return_counts=True)
+    if how == "vote":
+        return Reduced(found, _most_voted(values, places, len(found)))
+    if how == "max":
+        shape = (len(found), *values.shape[1:])
+        index = places.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        made = values.new_empty(shape)
+        return Reduced(found, made.scatter_reduce(0, index, values, "amax", include_self=False))
+    if not (values.is_floating_point() or values.is_complex()):
+        values = values.to(torch.get_default_dtype())
+    total = values.new_zeros((len(found), *values.shape[1:])).index_add(0, places, values)
+    return Reduced(found, total / counts.view(-1, *[1] * (values.ndim - 1)))
+
+
+def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torch.Tensor:
+    if values.ndim == 2:
+        classes, votes = values.shape[1], values.argmax(1)
+    elif values.ndim == 1 and not values.is_floating_point() and not values.is_complex():
+        votes = values.to(torch.int64)
+        if len(votes) and int(votes.min()) < 0:
+            raise OptionError(f"votes are numbers of classes from 0, got {int(votes.min())}")
+        classes = int(votes.max()) + 1 if len(votes) else 1
+    else:
+        raise OptionError(
+            f"votes are scores (S, C) or integers (S,), got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    counts = torch.zeros((groups, classes), dtype=torch.int64, device=values.device)
+    counts.view(-1).index_add_(0, places * classes + votes, torch.ones_like(votes))
+    return counts.argmax(1)  # the first of equal ones
+
+
+def _ids_of(dataset: Any) -> npt.NDArray[np.int64]:
+    return numbers_of(dataset, _own_ids)[0]
+
+
+def _own_ids(base: Any) -> npt.NDArray[np.int64]:
+    found = base._places_in_files() if isinstance(base, FastHDF5Dataset) else None
+    if found is None:
+        raise OptionError(
+            f"this {type(base).__name__} does not say which file a sample is of: give groups=, an integer "
+            "for each sample"
+        )
+    return found
