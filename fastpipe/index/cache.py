@@ -28,7 +28,7 @@ from fastpipe.index.storage import Packed
 from fastpipe.index.tables import SampleTable
 from fastpipe.index.walk import Folder
 
-__all__ = ["CacheKey", "IndexCache", "default_index_cache", "left_out"]
+__all__ = ["CacheKey", "IndexCache", "default_index_cache", "left_out", "member", "remove_unused"]
 
 _log = logging.getLogger("fastpipe.index")
 
@@ -105,7 +105,7 @@ class IndexCache:
         try:
             with PrivateFolder(self.path) as folder:
                 folder.write(key.file_name(), lambda file: _write(file, key, folders))
-                _remove_unused(folder)
+                remove_unused(folder)
         except OSError as error:
             self._warn(error)
 
@@ -139,18 +139,18 @@ def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> 
 def _read(file: BinaryIO, key: CacheKey) -> dict[str, Folder[Packed]]:
     try:
         with zipfile.ZipFile(file) as members:
-            text = json.loads(_member(members, "folders", np.uint8).tobytes())
+            text = json.loads(member(members, "folders", np.uint8).tobytes())
             if text["key"] != key.fields():
                 return {}
-            arena = _member(members, "arena", np.uint8).tobytes()
-            lengths = _member(members, "lengths", np.int32).astype(np.int64)
+            arena = member(members, "arena", np.uint8).tobytes()
+            lengths = member(members, "lengths", np.int32).astype(np.int64)
         return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
     except Exception:  # a damaged file can fail in any of the ways of zipfile, json and NumPy
         _log.debug("A kept index cannot be read, and is made anew", exc_info=True)
         return {}
 
 
-def _member(members: zipfile.ZipFile, name: str, dtype: type[Any]) -> npt.NDArray[Any]:
+def member(members: zipfile.ZipFile, name: str, dtype: Any) -> npt.NDArray[Any]:
     """One array of the file.  Reading all of its bytes first is what makes zip check them."""
     content = io.BytesIO(members.read(f"{name}.npy"))
     array: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
@@ -188,7 +188,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def _remove_unused(folder: PrivateFolder) -> None:
+def remove_unused(folder: PrivateFolder) -> None:
     """Remove the files of datasets that nobody has opened for long."""
     for name in folder.names():
         if not name.endswith(_SUFFIX):

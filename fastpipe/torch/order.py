@@ -63,14 +63,14 @@ class EpochBatches:
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
         """Each batch's indices, and where they are in the epoch's order."""
         order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
-        if isinstance(order, np.ndarray):
-            order = order.tolist()
         for batch in self.steps(start):
             positions = batch.positions
             if batch.end <= self.count:
-                yield list(order[positions.start : positions.stop : positions.step]), batch
+                indices = order[positions.start : positions.stop : positions.step]
             else:  # filled up from the epoch's start
-                yield [order[position % self.count] for position in positions], batch
+                indices = np.array([order[position % self.count] for position in positions])
+            # Python's integers, as samplers give them, and never all of an epoch's at once.
+            yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self.epoch = self.epoch, self.epoch + 1

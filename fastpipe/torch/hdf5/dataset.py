@@ -18,6 +18,7 @@ from fastpipe.cache.places import open_store
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import OptionError
+from fastpipe.index.arrays import default_file_arrays
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.torch.batch_sampler import DatasetBatches
 from fastpipe.torch.hdf5.batch import HDF5Batch, UserCode
@@ -121,7 +122,9 @@ class FastHDF5Dataset(Dataset[Any]):
         self.threads = threads
         self.thread_safe = thread_safe
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        self._files = SampleFiles(paths, self._form.names, sample_dims)
+        # With cache="off" nothing is written anywhere, nor where chunks are.
+        tables = None if self.cache.where == "off" else default_file_arrays()
+        self._files = SampleFiles(paths, self._form.names, sample_dims, tables)
         self._torch_dtypes = [torch_dtype(layout.dtype) for layout in self._files.layouts]
         self._window_nbytes = 0
         self._runtime: Runtime | None = None
