@@ -64,7 +64,8 @@ def grouped_order(
     order with the same probability, and each before or after all samples of another.
 
     Args:
-        groups: integers (N,): the group of each sample.
+        groups: integers (N,): the group of each sample, from 0; those without samples take a place in a
+            window as well.
         window: groups in a window, from 1.
         seed, epoch: as for ``epoch_order``.
 
@@ -80,12 +81,13 @@ def grouped_order(
     size = _integer("window", window)
     if size < 1:
         raise OptionError(f"grouped_order(window=…) must be ≥ 1, got {size}")
-    _, numbers = np.unique(groups, return_inverse=True)
-    shuffled = _sorted(_words(int(numbers.max(initial=-1)) + 1, seed, epoch, _GROUP_DOMAIN))
+    if len(groups) and groups.min() < 0:
+        raise OptionError(f"grouped_order(groups=…) must be ≥ 0, got {groups.min()}")
+    shuffled = _sorted(_words(int(groups.max(initial=-1)) + 1, seed, epoch, _GROUP_DOMAIN))
     windows = np.empty(len(shuffled), np.uint64)
     windows[shuffled] = np.arange(len(shuffled)) // size
-    words = _words(len(numbers), seed, epoch, _DOMAIN)
-    places = windows[numbers.reshape(-1)] << np.uint64(_LOW_BITS) | words >> np.uint64(64 - _LOW_BITS)
+    words = _words(len(groups), seed, epoch, _DOMAIN)
+    places = windows[groups] << np.uint64(_LOW_BITS) | words >> np.uint64(64 - _LOW_BITS)
     return _sorted(places)
 
 
@@ -101,7 +103,6 @@ def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -
 
 def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
-
 
 
 def _integer(name: str, value: SupportsIndex) -> int:

@@ -28,13 +28,18 @@ class Arrangement:
         window: groups that are mixed.
 
     Attributes:
-        groups, window: as given.
+        groups: the same, counted from 0 without gaps.
+        window: as given.
         count: number of groups.
     """
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
-        self.groups, self.window = groups, window
-        self.count = len(np.unique(groups))
+        steps = np.diff(groups)
+        if (steps >= 0).all():  # as a rule, and faster
+            self.groups = np.concatenate([np.zeros(min(1, len(groups)), np.int64), np.cumsum(steps > 0)])
+        else:
+            self.groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        self.window, self.count = window, int(self.groups.max(initial=-1)) + 1
 
     @property
     def option(self) -> Shuffle:
