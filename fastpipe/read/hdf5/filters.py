@@ -5,17 +5,18 @@ Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of 
 
 from __future__ import annotations
 
-import zlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._extras import require
 from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.inflate import inflate
 from fastpipe.read.hdf5.plugins import PLUGINS
+from fastpipe.read.hdf5.scratch import STEPS, scratch
 
 __all__ = ["FilterStep", "decode_chunk", "why_not"]
 
@@ -44,7 +45,7 @@ class FilterStep(NamedTuple):
 def why_not(filters: Sequence[FilterStep]) -> str:
     """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
-        if step.code not in _UNDO:
+        if step.code not in _UNDO and step.code != _FLETCHER32:
             return (
                 f"its filter {_NAMES.get(step.code) or step.name or step.code} is known to the library only"
             )
@@ -53,62 +54,53 @@ def why_not(filters: Sequence[FilterStep]) -> str:
     return ""
 
 
-def decode_chunk(stored: UInt8Array, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
+def decode_chunk(stored: UInt8Array, filters: Sequence[FilterStep], mask: int, out: UInt8Array) -> None:
     """Undo the filters of a chunk.
 
     Args:
         stored: uint8 (N,), what the file has.
         filters: the dataset's, in the order of writing.
         mask: bit i says that filter i was left out for this chunk.
-        nbytes: of the chunk without filters, which is also the most that this will make of it.
-
-    Returns:
-        uint8 (nbytes,).
+        out: uint8 (M,), of the chunk's size without filters, which is also the most that this makes of it;
+            its memory aligned to 8.
 
     Raises:
         ChunkError: they do not fit, a checksum is wrong, or the bytes are more or fewer than said.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
-    data = stored
+    data, buffers = stored, itertools.cycle(STEPS)
     for number in reversed(range(len(steps))):
         step = steps[number]
+        if step.code == _FLETCHER32:
+            data = _summed(data)
+            continue
+        if step.code == _SHUFFLE and (not step.values or step.values[0] <= 1):
+            continue
         # Sums that were appended before this filter was applied.
-        size = nbytes + _SUM * sum(earlier.code == _FLETCHER32 for earlier in steps[:number])
-        data = _UNDO[step.code](data, step.values, size)
-    if len(data) != nbytes:
-        raise ChunkError(f"{len(data)} bytes where {nbytes} were expected")
-    return data
+        size = len(out) + _SUM * sum(earlier.code == _FLETCHER32 for earlier in steps[:number])
+        if step.code == _SHUFFLE:
+            size = len(data)
+        is_last = size == len(out) and all(earlier.code == _FLETCHER32 for earlier in steps[:number])
+        made = out if is_last else scratch(next(buffers), size)
+        _UNDO[step.code](data, step.values, made)
+        data = made
+    if data is out:
+        return
+    if len(data) != len(out):
+        raise ChunkError(f"{len(data)} bytes where {len(out)} were expected")
+    out[:] = data
 
 
-def _inflate(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
-    deflate = require("deflate", extra="hdf5")
-    try:
-        return np.frombuffer(deflate.zlib_decompress(data, size), np.uint8)
-    except deflate.DeflateError:
-        pass
-    # For the reason, and to bear what zlib bears.
-    stream = zlib.decompressobj()
-    try:
-        made = stream.decompress(data.tobytes(), size + 1)
-    except zlib.error as error:
-        raise ChunkError(f"gzip: {error}") from None
-    if len(made) > size:
-        raise ChunkError(f"gzip: it inflates to more than the {size} bytes that it should have")
-    if not stream.eof:
-        raise ChunkError("gzip: its data end too early")
-    return np.frombuffer(made, np.uint8)
+def _deflated(data: UInt8Array, values: Sequence[int], made: UInt8Array) -> None:
+    inflate(data, made)
 
 
-def _unshuffled(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
-    element = values[0] if values else 1
-    if element <= 1:
-        return data
-    made = np.empty(len(data), np.uint8)
-    kernels.unshuffle(data, made, element)
-    return made
+def _shuffled(data: UInt8Array, values: Sequence[int], made: UInt8Array) -> None:
+    kernels.unshuffle(data, made, values[0])
 
 
-def _summed(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
+def _summed(data: UInt8Array) -> UInt8Array:
+    """The data before their checksum, which is compared."""
     if len(data) < _SUM:
         raise ChunkError("fletcher32: there is no checksum")
     body, found = data[:-_SUM], int.from_bytes(data[-_SUM:].tobytes(), "little")
@@ -120,18 +112,15 @@ def _summed(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
     return body
 
 
-def _from_lzf(data: UInt8Array, values: Sequence[int], size: int) -> UInt8Array:
-    made = np.empty(size, np.uint8)
-    if (found := kernels.lzf(data, made)) != size:
+def _unlzf(data: UInt8Array, values: Sequence[int], made: UInt8Array) -> None:
+    if (found := kernels.lzf(data, made)) != len(made):
         problem = "damaged data, or more of them" if found < 0 else f"{found} bytes"
-        raise ChunkError(f"lzf: {problem} where {size} bytes were expected")
-    return made
+        raise ChunkError(f"lzf: {problem} where {len(made)} bytes were expected")
 
 
-_UNDO: dict[int, Callable[[UInt8Array, Sequence[int], int], UInt8Array]] = {
-    _DEFLATE: _inflate,
-    _SHUFFLE: _unshuffled,
-    _FLETCHER32: _summed,
-    _LZF: _from_lzf,
+_UNDO: dict[int, Callable[[UInt8Array, Sequence[int], UInt8Array], None]] = {
+    _DEFLATE: _deflated,
+    _SHUFFLE: _shuffled,
+    _LZF: _unlzf,
     **PLUGINS,
 }

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.read.hdf5 import plugin_kernels
 from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.scratch import BLOCK, scratch
 
 __all__ = ["PLUGINS"]
 
@@ -25,20 +26,18 @@ _BLOSC_HEADER = 16
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def _blosc(data: UInt8Array, values: Values, size: int) -> UInt8Array:
-    made = np.empty(size, np.uint8)
+def _blosc(data: UInt8Array, values: Values, made: UInt8Array) -> None:
+    size = len(made)
     if len(data) < _BLOSC_HEADER:
         raise ChunkError("blosc: its header is cut off")
     nbytes, _, compressed = struct.unpack_from("<3I", data.data, 4)
     if nbytes != size or compressed != len(data):
         raise ChunkError(f"blosc: {nbytes} bytes where {size} were expected")
-    return _by_numcodecs("blosc", data, made)
+    _by_numcodecs("blosc", data, made)
 
 
-def _zstd(data: UInt8Array, values: Values, size: int) -> UInt8Array:
-    made = np.empty(size, np.uint8)
+def _zstd(data: UInt8Array, values: Values, made: UInt8Array) -> None:
     _from_zstd(data, made)
-    return made
 
 
 def _from_zstd(stored: UInt8Array, made: UInt8Array) -> None:
@@ -62,18 +61,17 @@ def _zstd_nbytes(data: UInt8Array) -> int | None:
     return int.from_bytes(data[first : first + width].tobytes(), "little") + (256 if width == 2 else 0)
 
 
-def _by_numcodecs(name: str, data: UInt8Array, made: UInt8Array) -> UInt8Array:
+def _by_numcodecs(name: str, data: UInt8Array, made: UInt8Array) -> None:
     codec = require(f"numcodecs.{name}", extra="hdf5")
     try:
         codec.decompress(data, made)
     except (RuntimeError, ValueError) as error:
         raise ChunkError(f"{name}: {error}") from None
-    return made
 
 
-def _lz4(data: UInt8Array, values: Values, size: int) -> UInt8Array:
+def _lz4(data: UInt8Array, values: Values, made: UInt8Array) -> None:
     """A header of the whole size and that of a block, then blocks, each after its compressed size."""
-    made = np.empty(size, np.uint8)
+    size = len(made)
     block = _header("lz4", data, size)
     at = _TOTAL.size
     for first in range(0, size, block):
@@ -83,18 +81,17 @@ def _lz4(data: UInt8Array, values: Values, size: int) -> UInt8Array:
             part[:] = stored
         else:
             _from_lz4(stored, part)
-    return made
 
 
-def _bitshuffle(data: UInt8Array, values: Values, size: int) -> UInt8Array:
+def _bitshuffle(data: UInt8Array, values: Values, made: UInt8Array) -> None:
     """Blocks of elements; those that are left, fewer than 8, as they are."""
+    size = len(made)
     element = values[2] if len(values) > 2 else 1
     how = values[4] if len(values) > 4 else _PLAIN
     if element < 1 or size % element:
         raise ChunkError(f"bitshuffle: {size} bytes are no whole number of elements of {element}")
     if how != _PLAIN and how not in _BLOCK_DECODERS:
         raise ChunkError(f"bitshuffle: its compression {how} is not known")
-    made = np.empty(size, np.uint8)
     if how == _PLAIN:
         if len(data) != size:
             raise ChunkError(f"bitshuffle: {len(data)} bytes where {size} were expected")
@@ -113,13 +110,12 @@ def _bitshuffle(data: UInt8Array, values: Values, size: int) -> UInt8Array:
             block, at = data[at : at + len(part)], at + len(part)
         else:
             stored, at = _next(data, at, "bitshuffle")
-            block = np.empty(len(part), np.uint8)
+            block = scratch(BLOCK, len(part))
             _BLOCK_DECODERS[how](stored, block)
         plugin_kernels.bit_unshuffle(block, part, element)
     if len(data) - at < left:
         raise ChunkError("bitshuffle: its data end too early")
     made[size - left :] = data[at : at + left]
-    return made
 
 
 def _from_lz4(stored: UInt8Array, made: UInt8Array) -> None:
@@ -153,8 +149,8 @@ def _next(data: UInt8Array, at: int, name: str) -> tuple[UInt8Array, int]:
     raise ChunkError(f"{name}: its data end too early")
 
 
-# By the filters' numbers: from the stored bytes, the filter's parameters and the size of the result.
-PLUGINS: dict[int, Callable[[UInt8Array, Values, int], UInt8Array]] = {
+# By the filters' numbers: from the stored bytes and the filter's parameters into memory that they fill.
+PLUGINS: dict[int, Callable[[UInt8Array, Values, UInt8Array], None]] = {
     32001: _blosc,
     32004: _lz4,
     32008: _bitshuffle,

@@ -16,6 +16,7 @@ from fastpipe.read.hdf5.filters import decode_chunk
 from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.read.hdf5.scratch import STORED, scratch
 from fastpipe.types import KeptChunks
 
 __all__ = ["ReadTask", "SampleReader"]
@@ -151,15 +152,18 @@ class SampleReader:
         layout = self._layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
-        size, nbytes = int(layout.sizes[number]), self.geometry.chunk_nbytes
-        stored = np.empty(size if layout.filters else nbytes, np.uint8)
-        self._read_run(int(layout.offsets[number]), stored[:size], number)
+        size, offset = int(layout.sizes[number]), int(layout.offsets[number])
+        made = self._recent.allocate(self.geometry.chunk_nbytes)
         if not layout.filters:
-            return stored
+            self._read_run(offset, made[:size], number)
+            return made
+        stored = scratch(STORED, size)
+        self._read_run(offset, stored, number)
         try:
-            return decode_chunk(stored, layout.filters, int(layout.masks[number]), nbytes)
+            decode_chunk(stored, layout.filters, int(layout.masks[number]), made)
         except ChunkError as error:
             raise ChunkError(f"{self._where(number)}: {error}") from None
+        return made
 
     # ---- samples that are kept --------------------------------------------------------------------
 

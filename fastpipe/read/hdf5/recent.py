@@ -14,6 +14,11 @@ __all__ = ["RecentChunks"]
 UInt8Array = npt.NDArray[np.uint8]
 
 
+def new_memory(nbytes: int) -> UInt8Array:
+    """Uninitialised memory: uint8 (nbytes,)."""
+    return np.empty(nbytes, np.uint8)
+
+
 class _Chunk:
     """A chunk that is decoded, or is being decoded by the thread that has the lock."""
 
@@ -34,14 +39,15 @@ class RecentChunks:
 
     Args:
         max_bytes: the most to keep.
+        allocate: memory for a chunk of so many bytes; aligned to 8.
 
     Attributes:
-        max_bytes: as given.
+        max_bytes, allocate: as given.
         decoded_nbytes: bytes of all chunks that were decoded so far.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, allocate: Callable[[int], UInt8Array] = new_memory) -> None:
+        self.max_bytes, self.allocate = max_bytes, allocate
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Hashable, _Chunk] = OrderedDict()
         self._nbytes = 0

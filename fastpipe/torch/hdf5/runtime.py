@@ -6,6 +6,8 @@ import errno
 import os
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from fastpipe.engine.bad import BadSampleLog, Item
@@ -28,6 +30,8 @@ __all__ = ["Options", "Runtime"]
 
 # Of decoded chunks for which the order has more samples to come: without a window there are few.
 _RECENT_NBYTES = 1 << 25
+# Memory of chunks that nobody needs, kept for the next.
+_FREE_CHUNKS, _FREE_NBYTES = 64, 1 << 24
 # Errors of the machine, not of the file.
 _RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
@@ -62,7 +66,9 @@ class Runtime:
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
-        self.recent = RecentChunks(max(_RECENT_NBYTES, 2 * largest, 2 * options.window_nbytes))
+        self.recent = RecentChunks(
+            max(_RECENT_NBYTES, 2 * largest, 2 * options.window_nbytes), _ChunkMemory()
+        )
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent)
         self.open = files.open(self.keeper.of, self.recent)
@@ -74,6 +80,20 @@ class Runtime:
     def fits(self, options: Options) -> bool:
         """Whether this is the runtime of these options in this process."""
         return self.pid == os.getpid() and self.options == options
+
+
+class _ChunkMemory:
+    """Gives decoded chunks memory: that of ones which nobody needs any more, as new memory costs a fifth
+    of decoding."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, SlotPool] = {}
+
+    def __call__(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        pool = self._pools.get(nbytes)
+        if pool is None:
+            pool = self._pools[nbytes] = SlotPool(max(1, min(_FREE_CHUNKS, _FREE_NBYTES // max(1, nbytes))))
+        return pool.take((nbytes,), np.uint8)
 
 
 def _is_bad(error: BaseException) -> bool:
