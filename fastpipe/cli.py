@@ -14,6 +14,7 @@ from fastpipe.bench import cli as bench
 from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
+from fastpipe.files import inspect_cli, repack_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -25,6 +26,8 @@ PLAIN_WIDTH = 160
 COMMANDS = {
     "verify": Command(verify.ABOUT, verify.add_arguments, verify.run),
     "bench": Command(bench.ABOUT, bench.add_arguments, bench.run, bench.with_default_case),
+    "inspect": Command(inspect_cli.ABOUT, inspect_cli.add_arguments, inspect_cli.run),
+    "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
 }
 
 

@@ -38,7 +38,11 @@ print(json.dumps(sorted(tops & heavy)))
     assert json.loads(_python(code)) == []
 
 
-@pytest.mark.parametrize("arguments", [None, ["--help"], ["verify", "--help"], ["bench", "--help"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [None, *([*command, "--help"] for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"]))],
+    ids=str,
+)
 def test_the_command_and_its_help_load_no_framework(arguments: list[str] | None) -> None:
     code = f"""
 import contextlib, io, json, sys

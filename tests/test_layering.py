@@ -36,7 +36,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
     "verify": {"errors", "types", "_extras", "bench", "verify", ""},
-    "cli": {"errors", "bench", "verify", ""},
+    "files": _STORED | {"read", "cache", "engine", "bench", "files", ""},
+    "cli": {"errors", "bench", "verify", "files", ""},
     "__main__": {"cli"},
 }
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}

@@ -1,0 +1,228 @@
+"""A copy of all of an HDF5 file but the rows: groups, links, attributes, small datasets, empty large ones.
+
+What an object is stored as is copied through its creation properties and its type as the file has
+it, so that orders of bytes, paddings, members of enumerations and names of compounds stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.errors import OptionError
+from fastpipe.files.inspecting import storage_of
+from fastpipe.files.planning import Target
+from fastpipe.files.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
+
+__all__ = ["attributes_of", "copy_references", "copy_structure", "objects_of", "referred"]
+
+SetFilters = Callable[[Any, Any], None]
+
+
+def copy_structure(source: Any, copy: Any, targets: Mapping[str, Target], set_filters: SetFilters) -> None:
+    """Make everything but the rows of the targets, and references, whose objects may not be there yet.
+
+    Args:
+        source, copy: open ``h5py.File``; the copy is empty.
+        targets: by name.
+        set_filters: gives creation properties a chunked target's filters; called with the old dataset.
+
+    Raises:
+        OptionError: something in the file cannot be copied.
+    """
+    # Its root, as the properties of a file are others than those of a group.
+    root = source["/"]
+    _copy_attributes(root, copy["/"])
+    # By address: a dataset of several names may be found by another of them here.
+    by_address = {_address(source[name]): target for name, target in targets.items()}
+    _copy_members(root, copy["/"], by_address, set_filters, {_address(root): "/"})
+
+
+def _copy_members(
+    source: Any, copy: Any, targets: Mapping[int, Target], set_filters: SetFilters, seen: dict[int, str]
+) -> None:
+    h5py = require("h5py", extra="hdf5")
+    for name in source:
+        try:
+            link = source.get(name, getlink=True)
+        except TypeError as error:
+            raise OptionError(f"{source.name}/{name} is a link of a kind that h5py does not know") from error
+        if not isinstance(link, h5py.HardLink):
+            copy[name] = link
+            continue
+        item, raw_name, names = source[name], _encoded(name), _link_properties(name)
+        address = _address(item)
+        if address in seen:
+            copy.id.links.create_hard(raw_name, copy.file.id, _encoded(seen[address]), names)
+            continue
+        seen[address] = item.name
+        if isinstance(item, h5py.Group):
+            h5py.h5g.create(copy.id, raw_name, names, item.id.get_create_plist())
+            _copy_attributes(item, copy[name])
+            _copy_members(item, copy[name], targets, set_filters, seen)
+        elif address in targets:
+            properties = _properties(item, targets[address], set_filters)
+            kind, space = item.id.get_type().copy(), _space(item)
+            h5py.h5d.create(copy.id, raw_name, kind, space, properties, names)
+            _copy_attributes(item, copy[name])
+        else:
+            h5py.h5o.copy(source.id, raw_name, copy.id, raw_name, None, names)
+
+
+def _address(item: Any) -> int:
+    return int(require("h5py", extra="hdf5").h5o.get_info(item.id).addr)
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _link_properties(name: str) -> Any:
+    h5py = require("h5py", extra="hdf5")
+    properties = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    if not name.isascii():
+        properties.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return properties
+
+
+def _space(dataset: Any) -> Any:
+    # Not the dataset's own: a virtual one's may be selected.
+    h5s = require("h5py.h5s", extra="hdf5")
+    sides = tuple(h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
+    return h5s.create_simple(dataset.shape, sides)
+
+
+def _properties(dataset: Any, target: Target, set_filters: SetFilters) -> Any:
+    """The creation properties of a target: the old ones, but for what is to be different."""
+    h5py = require("h5py", extra="hdf5")
+    properties = dataset.id.get_create_plist()
+    if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
+        properties = _without_others(dataset, properties)
+    if target.chunk is None:
+        for _ in range(properties.get_nfilters()):
+            properties.remove_filter(properties.get_filter(0)[0])
+        properties.set_layout(h5py.h5d.CONTIGUOUS)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
+    else:
+        properties.set_chunk(target.chunk)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
+        set_filters(properties, dataset)
+    return properties
+
+
+def _without_others(dataset: Any, old: Any) -> Any:
+    h5py = require("h5py", extra="hdf5")
+    new = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    new.set_attr_creation_order(old.get_attr_creation_order())
+    new.set_obj_track_times(old.get_obj_track_times())
+    dtype = dtype_of(dataset)
+    has_one = old.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED
+    if has_one and dtype is not None and not dtype.hasobject:
+        value = np.zeros((), dtype)
+        old.get_fill_value(value)
+        new.set_fill_value(value)
+    return new
+
+
+def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
+    """Names and low-level objects of an object's attributes, in the order of making where it is kept."""
+    h5a = require("h5py.h5a", extra="hdf5")
+    h5 = require("h5py.h5", extra="hdf5")
+    order = h5.INDEX_NAME
+    # A type that has a name has no such property.
+    if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
+        order = h5.INDEX_CRT_ORDER
+    for number in range(h5a.get_num_attrs(item.id)):
+        attribute = h5a.open(item.id, index=number, index_type=order)
+        yield attribute.name, attribute
+
+
+def _copy_attributes(source: Any, copy: Any) -> None:
+    h5a = require("h5py.h5a", extra="hdf5")
+    for name, old in attributes_of(source):
+        kind = old.get_type()
+        raw_name = name if isinstance(name, bytes) else _encoded(name)
+        new = h5a.create(copy.id, raw_name, kind.copy(), old.get_space())
+        if not has_references(kind):
+            _write_attribute(old, new)
+
+
+def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = None) -> None:
+    if _is_null(old):
+        return
+    values = read_all(old, old.shape)
+    new.write(change(values) if change else values, old.get_type() if is_plain(old.get_type()) else None)
+
+
+def _is_null(item: Any) -> bool:
+    h5s = require("h5py.h5s", extra="hdf5")
+    return bool(item.get_space().get_simple_extent_type() == h5s.NULL)
+
+
+def copy_references(source: Any, copy: Any) -> int:
+    """Write references, now that what they lead to has a place in the copy.
+
+    Returns:
+        How many lead to an object that has no name, which no copy has; they become empty.
+    """
+    h5py = require("h5py", extra="hdf5")
+    lost = 0
+
+    def moved(reference: Any) -> Any:
+        nonlocal lost
+        where = referred(reference, source)
+        if where is None:
+            lost += bool(reference)
+            return type(reference)()
+        if isinstance(reference, h5py.RegionReference):
+            space = h5py.h5r.get_region(reference, source.id)
+            return h5py.h5r.create(copy.id, where, h5py.h5r.DATASET_REGION, space)
+        return h5py.h5r.create(copy.id, where, h5py.h5r.OBJECT)
+
+    for name, item in objects_of(source):
+        other = copy[name]
+        for key, old in attributes_of(item):
+            if has_references(old.get_type()):
+                new = h5py.h5a.open(other.id, key if isinstance(key, bytes) else _encoded(key))
+                _write_attribute(old, new, lambda values: replaced(values, moved))
+        if isinstance(item, h5py.Dataset) and item.shape and has_references(item.id.get_type()):
+            write_rows(other, 0, replaced(read_rows(item, 0, item.shape[0]), moved))
+        elif isinstance(item, h5py.Dataset) and item.shape == () and has_references(item.id.get_type()):
+            other.id.write(h5py.h5s.ALL, h5py.h5s.ALL, replaced(read_all(item.id, ()), moved))
+    return lost
+
+
+def referred(reference: Any, file: Any) -> bytes | None:
+    """The name of what a reference leads to; None for nothing, and for what has no name."""
+    h5r = require("h5py.h5r", extra="hdf5")
+    if not reference:
+        return None
+    name = h5r.get_name(reference, file.id)
+    return name if name and name != b"" else None
+
+
+def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of an array in which references, at any depth, are others."""
+    h5py = require("h5py", extra="hdf5")
+    if isinstance(values, (h5py.Reference, h5py.RegionReference)):
+        return change(values)
+    if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
+        return values
+    made = values.copy()
+    if made.dtype.names:
+        for name in made.dtype.names:
+            made[name] = replaced(made[name], change)
+        return made
+    for place in np.ndindex(made.shape):
+        made[place] = replaced(made[place], change)
+    return made
+
+
+def objects_of(file: Any) -> list[tuple[str, Any]]:
+    """Every object by its first name: groups, the root first, datasets and types."""
+    found: list[tuple[str, Any]] = [("/", file["/"])]
+    file.visititems(lambda name, item: found.append((f"/{name}", item)))
+    return found

@@ -1,0 +1,148 @@
+"""What people and programs read of an HDF5 file's layout."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastpipe.bench.progress import Progress
+from fastpipe.cache.budget import free_memory
+from fastpipe.files.advice import SMALL_NBYTES, Advice, advise, in_bytes
+from fastpipe.files.inspecting import DatasetFacts, inspect_file
+
+__all__ = ["inspect"]
+
+SCHEMA = 1
+
+
+def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Look at the file and print what was found; ``args`` as of ``inspect_cli``.
+
+    Returns:
+        0.
+    """
+    progress.now("asking for the chunks")
+    datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
+    free = free_memory()
+    advice = advise(datasets, args.file, args.batch_size, free)
+    progress.stop()
+    if args.json:
+        text = json.dumps(_content(args, datasets, advice, free), indent=1, ensure_ascii=False)
+        console.print(Text(text), soft_wrap=True)
+        return 0
+    _print_datasets(datasets, args.file, console)
+    _print_epoch(datasets, args.batch_size, console)
+    _print_advice(datasets, advice, console)
+    return 0
+
+
+def _content(
+    args: argparse.Namespace, datasets: Sequence[DatasetFacts], advice: Sequence[Advice], free: int | None
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "file": args.file,
+        "sample_dims": args.sample_dims,
+        "batch_size": args.batch_size,
+        "free_memory": free,
+        "datasets": [dataclasses.asdict(facts) for facts in datasets],
+        "advice": [dataclasses.asdict(one) for one in advice],
+    }
+
+
+def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Console) -> None:
+    title = f"{path}: {len(datasets)} dataset{'s' if len(datasets) != 1 else ''}"
+    table = _table(
+        title,
+        ["dataset", "shape", "dtype", "layout", "chunk", "filters"],
+        ["stored", "decoded", "ratio", "samples/chunk", "chunks", "read by"],
+    )
+    for facts in datasets:
+        has_ratio = facts.decoded and facts.stored
+        cells = [
+            facts.path,
+            "none" if facts.shape is None else _sides(facts.shape) or "scalar",
+            facts.dtype,
+            facts.storage,
+            _sides(facts.chunk) if facts.chunk else "",
+            ", ".join(facts.filters),
+            in_bytes(facts.stored),
+            "?" if facts.decoded is None else in_bytes(facts.decoded),
+            f"{facts.decoded / facts.stored:.2f}" if facts.decoded and has_ratio else "",
+            "" if facts.samples_per_chunk is None else f"{facts.samples_per_chunk:,}",
+            f"{facts.chunks:,}" if facts.chunk else "",
+            facts.reader,
+        ]
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    reasons = [facts for facts in datasets if facts.why]
+    for facts in reasons:
+        console.print(Text(f"{facts.path} is read through h5py: {facts.why}"), soft_wrap=True)
+    if reasons:
+        console.print()
+
+
+def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Console) -> None:
+    with_samples = [facts for facts in datasets if facts.epoch]
+    if not with_samples:
+        return
+    table = _table(
+        f"what an epoch reads, in batches of {batch_size:,}, where decoded chunks are not kept",
+        ["dataset"],
+        ["samples", "of each", "uniform order", "a chunk decoded", 'unit="group"', "a chunk decoded"],
+    )
+    for facts in with_samples:
+        epoch, nbytes = facts.epoch, facts.sample_nbytes
+        if epoch is None:
+            continue
+        is_known = facts.decoded is not None
+        decodes = [f"{epoch.decodes:.3g}×", "1×"] if facts.filters and facts.chunk else ["", ""]
+        cells = [
+            facts.path,
+            f"{facts.samples:,}",
+            "?" if nbytes is None else in_bytes(nbytes),
+            in_bytes(epoch.nbytes) if is_known else "?",
+            decodes[0],
+            in_bytes(epoch.windowed_nbytes) if is_known else "?",
+            decodes[1],
+        ]
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _print_advice(datasets: Sequence[DatasetFacts], advice: Sequence[Advice], console: Console) -> None:
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
+
+    if not advice:
+        line("Nothing to advise.", "bold green")
+        for facts in datasets:
+            if facts.storage == "contiguous" and (facts.decoded or 0) >= SMALL_NBYTES and facts.samples:
+                line(f"{facts.path} is contiguous, which is ideal: in any order a sample is read by itself.")
+        return
+    line("Advice", "bold")
+    for one in advice:
+        line(f"{one.dataset}: {one.text}.")
+        for remedy in one.remedies:
+            line(f"  - {remedy}")
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return " × ".join(f"{side}" for side in shape)

@@ -1,0 +1,67 @@
+"""``fastpipe repack IN OUT``: its options."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from fastpipe import files
+from fastpipe.bench.progress import Progress
+from fastpipe.files.numbers import positive
+
+__all__ = ["ABOUT", "add_arguments", "run"]
+
+ABOUT = "copy an HDF5 file with other chunks and another codec, checked to the last bit"
+
+EPILOG = """\
+What is packed anew are the datasets above 1 MiB, or those that --dataset names; all
+else, and everything about them but chunks and filters, is copied as it is. Virtual
+and external datasets get data of their own. With --chunk-rows auto a chunk has as
+many whole samples as make 64 KiB; data without filters become contiguous, unless
+the dataset can grow. With --sample-dims above 1 a chunk has --chunk-rows samples
+along the last of these dimensions, and one along those before.
+
+While it grows the copy is in OUT.partial. Killed, or out of disk, the same command
+goes on from there. OUT appears when every value that was read back from it equals
+the source's.
+
+exit codes: 0 done, 2 bad input, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("input", metavar="IN", help="HDF5 file")
+    add("output", metavar="OUT", help="file to make")
+    add("--chunk-rows", type=_rows, default=None, metavar="N",
+        help="samples of a chunk, or 'auto' (default: auto)")  # fmt: skip
+    add("--codec", default="keep", metavar="CODEC",
+        help="keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL] or blosc[:CODEC[:LEVEL]] (default: keep); "
+        "lz4, zstd and blosc need the package hdf5plugin")  # fmt: skip
+    add("--shuffle", action=argparse.BooleanOptionalAction, default=None,
+        help="sort bytes by significance before a new codec (default: for elements of several "
+        "bytes)")  # fmt: skip
+    add("--dataset", action="append", default=[], metavar="PATH",
+        help="pack this dataset anew, of any size, and no other; may be given several times")  # fmt: skip
+    add("--sample-dims", type=positive, default=1, metavar="N",
+        help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
+    add("--force", action="store_true", help="replace OUT if it exists")
+    add("--threads", type=positive, default=None, metavar="N", help="for reading (default: all cores)")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Make the copy.
+
+    Returns:
+        0.
+    """
+    return files.repack(args, console, progress)
+
+
+def _rows(text: str) -> int | None:
+    """An argparse type: samples of a chunk; ``None`` to choose."""
+    return None if text == "auto" else positive(text)
