@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastpipe.files.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD, plugins_are_installed
+from fastpipe.files.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD
 from fastpipe.files.inspecting import DatasetFacts
 
 __all__ = ["SMALL_NBYTES", "Advice", "advise", "in_bytes"]
@@ -98,11 +98,7 @@ def _missing_plugin(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
     # Of any size: what cannot be read is not a matter of speed.
     if facts.missing:
         text = f"its filter {', '.join(facts.missing)} is not in the HDF5 library here: it cannot be read"
-        if plugins_are_installed():
-            remedy = "`import hdf5plugin` in the script, which is installed and may bring it"
-        else:
-            remedy = "pip install hdf5plugin, and `import hdf5plugin` in the script"
-        yield Advice(facts.path, "missing plugin", text, (remedy,))
+        yield Advice(facts.path, "missing plugin", text, ("pip install hdf5plugin",))
 
 
 def _decoded_often(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
 from fastpipe.read.hdf5.errors import ChunkError, DamagedError
 from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import ChunkTables, Layout, in_blocks, read_layout
@@ -27,6 +28,8 @@ from fastpipe.types import KeptChunks
 __all__ = ["Keep", "OpenFile", "SampleFile", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
+# The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
+_LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 Keep = Callable[[int, Layout], "KeptChunks | None"]
 _State = tuple[int, int, int, int]
 
@@ -68,6 +71,9 @@ class SampleFile:
             datasets = [_dataset(file, name, self.path) for name in names]
             _check_samples(datasets, names, sample_dims, self.path)
             self.layouts: list[Layout] = [read_layout(dataset, tables, status) for dataset in datasets]
+            for dataset, layout in zip(datasets, self.layouts, strict=True):
+                if layout.kind == "h5py":
+                    _bring_filters(dataset)
         self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
@@ -188,8 +194,36 @@ class OpenFile:
         """A dataset that only the library can read."""
         with self._lock:
             if self._library is None:
-                self._library = require("h5py", extra="hdf5").File(self.file.path, "r")
-        return self._library[self.file.layouts[number].name]
+                # Rows come in the file's order: of each dataset one chunk at a time, and the next.
+                largest = max(layout.library_chunk for layout in self.file.layouts)
+                room = max(_LIBRARY_NBYTES, 2 * largest)
+                self._library = require("h5py", extra="hdf5").File(
+                    self.file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
+                )
+            dataset = self._library[self.file.layouts[number].name]
+            _bring_filters(dataset)
+        return dataset
+
+
+def _bring_filters(dataset: Any) -> None:
+    """Have the library know a dataset's filters.
+
+    Raises:
+        MissingDependencyError: nobody knows one of them.
+    """
+    h5z = require("h5py.h5z", extra="hdf5")
+    properties = dataset.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(number)
+        if not h5z.filter_avail(code):
+            with contextlib.suppress(MissingDependencyError):
+                require("hdf5plugin", extra="hdf5")  # whose import tells the library of its filters
+        if not h5z.filter_avail(code):
+            raise MissingDependencyError(
+                f"{dataset.file.filename}: the dataset {dataset.name!r} has the filter "
+                f"{name.decode('utf-8', 'replace') or code} (number {code}), which the HDF5 library does "
+                "not know: pip install hdf5plugin, or import the package that brings it"
+            )
 
 
 def _state(status: os.stat_result) -> _State:
@@ -220,6 +254,10 @@ def _dataset(file: Any, name: str, path: str) -> Any:
     h5py = require("h5py", extra="hdf5")
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
+        try:
+            found.dtype  # noqa: B018
+        except TypeError as error:
+            raise OptionError(f"{path}: the elements of {name!r} are of a type that NumPy has not") from error
         if found.shape:
             return found
         raise OptionError(f"{path}: {name!r} is a single value, without samples")

@@ -46,6 +46,7 @@ class Layout(NamedTuple):
         sizes: int64 (chunks,): bytes of each in the file.
         masks: uint32 (chunks,): bit i says that filter i was left out.
         inside: all data of the kind ``"compact"``; else empty.
+        library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
     """
 
     file: str
@@ -61,6 +62,7 @@ class Layout(NamedTuple):
     sizes: Int64Array
     masks: npt.NDArray[np.uint32]
     inside: bytes = b""
+    library_chunk: int = 0
 
 
 class ChunkTables(Protocol):
@@ -92,13 +94,18 @@ def read_layout(
     why = why or why_not(filters)
     if why:
         none = np.empty(0, np.int64)
+        chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
         return Layout(
-            file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32)
-        )
+            file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
+            library_chunk=chunk_nbytes,
+        )  # fmt: skip
     kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
     kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
     kind = kinds[properties.get_layout()]
-    fill = np.asarray(dataset.fillvalue, dtype).tobytes()
+    # Into zeros, as an element of several fields may have gaps.
+    value = np.zeros((), dtype)
+    value[...] = dataset.fillvalue
+    fill = value.tobytes()
     if kind != "chunked":
         offsets, sizes, masks = _whole(dataset, kind)
     elif tables is None or status is None:

@@ -10,14 +10,16 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5 import plugin_kernels
+from fastpipe.read.hdf5.blosc2 import blosc2
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.scratch import BLOCK, scratch
 
-__all__ = ["PLUGINS"]
+__all__ = ["BLOSC2", "PLUGINS"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Values = Sequence[int]
 
+BLOSC2 = 32026
 _TOTAL, _SIZE = struct.Struct(">QI"), struct.Struct(">I")
 _PLAIN, _WITH_LZ4, _WITH_ZSTD = 0, 2, 3  # bitshuffle's values of its fifth parameter
 # Bitshuffle's block without a parameter: so many bytes, in groups of 8 elements, and at least 128 elements.
@@ -34,6 +36,10 @@ def _blosc(data: UInt8Array, values: Values, made: UInt8Array) -> None:
     if nbytes != size or compressed != len(data):
         raise ChunkError(f"blosc: {nbytes} bytes where {size} were expected")
     _by_numcodecs("blosc", data, made)
+
+
+def _blosc2(data: UInt8Array, values: Values, made: UInt8Array) -> None:
+    blosc2(data, made)
 
 
 def _zstd(data: UInt8Array, values: Values, made: UInt8Array) -> None:
@@ -155,4 +161,5 @@ PLUGINS: dict[int, Callable[[UInt8Array, Values, UInt8Array], None]] = {
     32004: _lz4,
     32008: _bitshuffle,
     32015: _zstd,
+    BLOSC2: _blosc2,
 }

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.read.hdf5 import filters
+from fastpipe.read.hdf5.blosc2 import blosc2
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import read_layout
 from fastpipe.read.hdf5.reader import SampleReader
@@ -30,6 +32,8 @@ FILTERS: dict[str, Callable[[], Any]] = {
     "bitshuffle": lambda: hdf5plugin.Bitshuffle(cname="none"),
     "bitshuffle lz4": hdf5plugin.Bitshuffle,
     "bitshuffle lz4, small blocks": lambda: hdf5plugin.Bitshuffle(nelems=8),
+    "blosc2": hdf5plugin.Blosc2,
+    "blosc2 zstd, bits": lambda: hdf5plugin.Blosc2(cname="zstd", filters=hdf5plugin.Blosc2.BITSHUFFLE),
     "bitshuffle zstd": lambda: hdf5plugin.Bitshuffle(cname="zstd"),
 }
 
@@ -129,9 +133,20 @@ def test_damage_is_an_error_or_other_values(name: str, places: list[int], cut: i
             os.close(descriptor)
 
 
-def test_blosc2_is_left_to_the_library(tmp_path: Path) -> None:
+def test_blosc2_without_its_library_is_left_to_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=np.arange(100), chunks=(50,), **hdf5plugin.Blosc2())
+    monkeypatch.setattr(filters, "has_blosc2", lambda: False)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         layout = read_layout(file["x"])
-    assert (layout.kind, layout.why) == ("h5py", "its filter blosc2 is known to the library only")
+    assert (layout.kind, "blosc2" in layout.why) == ("h5py", True)
+
+
+@pytest.mark.parametrize("shape", [(50,), (10, 5)])
+def test_a_frame_of_another_size_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("x", data=np.zeros(shape), chunks=shape, **hdf5plugin.Blosc2())
+        _, raw = dataset.id.read_direct_chunk((0,) * len(shape))
+    for more in (-8, 8):
+        with pytest.raises(ChunkError, match="blosc2: "):
+            blosc2(np.frombuffer(raw, np.uint8), np.empty(400 + more, np.uint8))
