@@ -284,7 +284,7 @@ class Shuffle:
     """How an epoch is shuffled, where ``shuffle=True`` is not what is wanted.
 
     Args:
-        window: with groups, so many of them are mixed at a time; None takes as many as are 64 MB decoded.
+        window: with groups, so many of them are mixed at a time; None takes as many as are 32 MB decoded.
         unit: ``"sample"`` shuffles samples, each order as likely as any other, which is what
             ``shuffle=True`` does.  ``"group"`` shuffles the groups of samples that are cheap to read
             together, such as the chunks of an HDF5 file, and then the samples of each ``window``

@@ -82,6 +82,9 @@ class Source(BatchSource, Protocol):
     def describe(self) -> list[str]:
         """What is done how, in lines."""
 
+    def tensors(self, batch_size: int) -> int:
+        """Large tensors in a batch."""
+
     @property
     def bases(self) -> Sequence[Any]:
         """The datasets of fastpipe's that it is made of."""
@@ -93,10 +96,6 @@ class Source(BatchSource, Protocol):
     @property
     def threads(self) -> int:
         """Threads at work."""
-
-    @property
-    def tensors(self) -> int:
-        """Large tensors in a batch."""
 
     @property
     def skips(self) -> bool:

@@ -17,7 +17,7 @@ from fastpipe.types import Shuffle
 
 __all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "numbers_of", "order_of"]
 
-_WINDOW_NBYTES = 1 << 26
+_WINDOW_NBYTES = 1 << 25
 
 
 class Arrangement:

@@ -47,8 +47,6 @@ __all__ = ["FastLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Batches of a worker in the user's hands, beside those on their way: this one and the one before.
-_KEPT_SEGMENTS = 2
 _MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 
 
@@ -289,7 +287,9 @@ class FastLoader(DataLoader[_T_co]):
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
         segments = 0
         if source is not None and self.prefetch_factor:
-            segments = source.tensors * (self.prefetch_factor + _KEPT_SEGMENTS)
+            # This batch and the one before are in the user's hands: of one worker, or of two.
+            kept = 2 if self.num_workers == 1 else 1
+            segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
         init = WorkerInit(self.worker_init_fn, lanes_for(self.num_workers, segments))
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed))
         if source is None or self.num_workers > 0 or not self._auto_collation:

@@ -102,8 +102,7 @@ class FolderSource:
         for base in self.bases:
             base._expect_ahead(batches)
 
-    @property
-    def tensors(self) -> int:
+    def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
         return 1
 

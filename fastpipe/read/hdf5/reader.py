@@ -111,6 +111,9 @@ class SampleReader:
     ) -> list[ReadTask]:
         """Tasks for samples whose chunks are to be decoded."""
         grouped = self.geometry.grouped(groups, at, rows)
+        # First those that are there, perhaps wanted for the last time: then there is room for the others.
+        chunk, recent, token = self.geometry.chunk, self._recent, self._token
+        grouped.sort(key=lambda group: (token, chunk(group.number, part)) not in recent)
         step = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
         return [
             ReadTask(_rows_of(some), partial(self._decode_some, some, part, out))

@@ -53,6 +53,10 @@ class RecentChunks:
         self._nbytes = 0
         self.decoded_nbytes = 0
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a chunk is there, or on its way."""
+        return key in self._chunks
+
     @property
     def nbytes(self) -> int:
         """Bytes of the chunks that are kept."""

@@ -313,6 +313,14 @@ class FastHDF5Dataset(Dataset[Any]):
             raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
         return np.where(positions < 0, positions + length, positions)
 
+    def _large_parts(self, count: int) -> int:
+        """How many of a batch's arrays are so large that they are sent in memory of their own."""
+        sizes = (
+            layout.dtype.itemsize * math.prod(self._files.sample_shape(number))
+            for number, layout in enumerate(self._files.layouts)
+        )
+        return sum(count * size >= _OWN_MEMORY for size in sizes)
+
     def _memory(self, count: int, runtime: Runtime, threaded: bool) -> list[Part]:
         """The batch's arrays."""
         found = []

@@ -29,9 +29,9 @@ from fastpipe.types import BadSamples, Cache
 __all__ = ["Options", "Runtime"]
 
 # Of decoded chunks for which the order has more samples to come: without a window there are few.
-_RECENT_NBYTES = 1 << 25
+_RECENT_NBYTES = 1 << 22
 # Memory of chunks that nobody needs, kept for the next.
-_FREE_CHUNKS, _FREE_NBYTES = 64, 1 << 24
+_FREE_CHUNKS, _FREE_NBYTES = 16, 1 << 22
 # Errors of the machine, not of the file.
 _RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
@@ -66,9 +66,9 @@ class Runtime:
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
-        self.recent = RecentChunks(
-            max(_RECENT_NBYTES, 2 * largest, 2 * options.window_nbytes), _ChunkMemory()
-        )
+        # What is left of the window before, when the next begins, is used first.
+        room = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes * 5 // 4)
+        self.recent = RecentChunks(room, _ChunkMemory())
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent)
         self.open = files.open(self.keeper.of, self.recent)

@@ -92,10 +92,9 @@ class HDF5Source:
         """Reading threads."""
         return self.bases[0]._thread_count()
 
-    @property
-    def tensors(self) -> int:
-        """Tensors in a batch."""
-        return max(len(base._form.names) for base in self.bases)
+    def tensors(self, batch_size: int) -> int:
+        """Large tensors in a batch."""
+        return max(base._large_parts(batch_size) for base in self.bases)
 
     def expect_ahead(self, batches: int) -> None:
         """Keep memory for so many batches that are begun ahead."""

@@ -6,6 +6,8 @@ import math
 import threading
 import warnings
 
+from torch.utils.data import get_worker_info
+
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.torch.hdf5.keeping import ChunkKeeper, decoded_nbytes, gigabytes
@@ -56,9 +58,13 @@ class AmplificationWatch:
     def _message(self, times: float) -> str:
         first = self._files.files[0]
         whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
+        worker = get_worker_info()
+        each = (
+            f" by each of {worker.num_workers} worker processes, where threads share them" if worker else ""
+        )
         return (
             f"{first.path}: samples are compressed together, and the order takes them apart: {times:.0f} "
-            "times as much is decoded as is used.  Shuffle(unit='group') decodes each chunk once: it "
+            f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
             "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
             f"{gigabytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
         )
