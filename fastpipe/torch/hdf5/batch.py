@@ -121,6 +121,8 @@ class HDF5Batch:
         parts = self.parts
         if len(self.kept) < len(self.pending.samples):
             parts = [_chosen(part, self.kept) for part in parts]
+        if self._form.kind == "value" and parts[0].array.ndim == 1:
+            return list(parts[0].array)  # scalars, which torch collates by their own types
         return SampleRows(self._form, parts)
 
     def why_empty(self) -> BadSampleError | None:
