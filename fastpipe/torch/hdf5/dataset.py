@@ -325,8 +325,9 @@ class FastHDF5Dataset(Dataset[Any]):
         """The batch's arrays."""
         found = []
         for number, layout in enumerate(self._files.layouts):
-            shape = (count, *self._files.sample_shape(number))
-            dtype, as_torch = layout.dtype, self._torch_dtypes[number]
+            dtype, inner = layout.dtype.subdtype or (layout.dtype, ())  # elements that are arrays themselves
+            shape = (count, *self._files.sample_shape(number), *inner)
+            as_torch = self._torch_dtypes[number]
             nbytes = int(np.prod(shape)) * dtype.itemsize
             if not threaded or nbytes < _OWN_MEMORY or dtype.hasobject:
                 array = np.empty(shape, dtype)
