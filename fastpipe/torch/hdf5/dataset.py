@@ -32,7 +32,7 @@ from fastpipe.torch.runtime import KEPT_SLOTS
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import BadSamples, Cache, Key, Shard, Shuffle
 
-__all__ = ["FastHDF5Dataset"]
+__all__ = ["FastHDF5Dataset", "integers"]
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
@@ -303,10 +303,7 @@ class FastHDF5Dataset(Dataset[Any]):
 
     def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Positions in the dataset: int64 (N,)."""
-        asked = np.asarray(indices)
-        if asked.size and asked.dtype.kind not in "iu":
-            asked = np.array([operator.index(index) for index in indices])
-        positions = asked.astype(np.int64).reshape(-1)
+        positions = integers(indices)
         length = len(self)
         wrong = (positions < -length) | (positions >= length)
         if wrong.any():
@@ -355,3 +352,15 @@ class FastHDF5Dataset(Dataset[Any]):
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, self._files)
         return runtime
+
+
+def integers(indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Indices as int64 (N,).
+
+    Raises:
+        TypeError: one is no integer.
+    """
+    asked = np.asarray(indices)
+    if asked.size and asked.dtype.kind not in "iu":
+        asked = np.array([operator.index(index) for index in indices])
+    return asked.astype(np.int64).reshape(-1)

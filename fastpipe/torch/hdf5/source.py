@@ -14,7 +14,7 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.hdf5.batch import HDF5Batch
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset, integers
 from fastpipe.types import Key
 
 __all__ = ["HDF5Source", "hdf5_source_of"]
@@ -35,7 +35,7 @@ class HDF5Source:
 
     def start(self, indices: Sequence[int], key: Key) -> HDF5Batch | _Mixed:
         """Begin a batch."""
-        parts = _located(self._dataset, np.asarray(indices, np.int64).reshape(-1))
+        parts = _located(self._dataset, integers(indices))
         if len(parts) == 1:
             base, rows, local = parts[0]
             return base._start_batch(local[np.argsort(rows)], key)
