@@ -31,6 +31,7 @@ class DatasetBatches(Sampler[list[int]]):
         batch_size, drop_last: as given.
         epoch: number of the next epoch.
         generator: from which an epoch's seed is drawn, where the dataset has none.
+        arrangement: the samples' groups, where these are shuffled.
 
     Raises:
         OptionError: an option's value cannot work.
@@ -51,7 +52,7 @@ class DatasetBatches(Sampler[list[int]]):
             )
         self._dataset, self._shuffles = dataset, bool(shuffle)
         self._shard = shard or Shard(0, 1)
-        self._arrangement = arrangement_of(dataset, shuffle) if isinstance(shuffle, Shuffle) else None
+        self.arrangement = arrangement_of(dataset, shuffle) if isinstance(shuffle, Shuffle) else None
         self.epoch = 0
         is_drawn = self._shuffles and dataset.seed is None
         self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
@@ -70,17 +71,22 @@ class DatasetBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._epoch(epoch)
+
+    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+        # Draws when the first batch is asked for, as torch's samplers: who resumes sets the generator before.
         seed = None
         if self._shuffles:
             seed = self._dataset.seed
             if seed is None:
                 seed, epoch = draw_seed(self.generator), 0
-        return (indices for indices, _ in self._batches(seed).indices(epoch))
+        for indices, _ in self._batches(seed).indices(epoch):
+            yield indices
 
     def __len__(self) -> int:
         return len(self._batches(None))
 
     def _batches(self, seed: int | None) -> EpochBatches:
         return EpochBatches(
-            len(self._dataset), self.batch_size, self.drop_last, seed, self._shard, self._arrangement
+            len(self._dataset), self.batch_size, self.drop_last, seed, self._shard, self.arrangement
         )

@@ -96,9 +96,9 @@ class GroupSampler(Sampler[int]):
         self.data_source, self.arrangement, self.generator = data_source, arrangement, generator
 
     def __iter__(self) -> Iterator[int]:
-        arrangement = self.arrangement
-        order = order_of(len(self), draw_seed(self.generator), 0, arrangement)
-        return iter(order.tolist() if isinstance(order, np.ndarray) else order)
+        # A generator, as ``RandomSampler``'s: it draws when the first index is asked for.
+        order = order_of(len(self), draw_seed(self.generator), 0, self.arrangement)
+        yield from order.tolist() if isinstance(order, np.ndarray) else order
 
     def __len__(self) -> int:
         return len(self.arrangement.groups)
