@@ -99,13 +99,16 @@ class SampleFile:
         """
         return OpenFile(self, keep, recent)
 
-    def check_unchanged(self, descriptor: int) -> None:
+    def check_unchanged(self, where: int | str) -> None:
         """Raise an error if the file is not as it was when it was laid out.
+
+        Args:
+            where: a descriptor of it, or its path.
 
         Raises:
             HDF5Error: it has changed.
         """
-        if _state(os.fstat(descriptor)) != self._state:
+        if _state(os.stat(where)) != self._state:
             raise HDF5Error(
                 f"{self.path} has changed since it was opened; make the dataset anew when it is complete"
             )
@@ -197,9 +200,11 @@ class OpenFile:
                 # Rows come in the file's order: of each dataset one chunk at a time, and the next.
                 largest = max(layout.library_chunk for layout in self.file.layouts)
                 room = max(_LIBRARY_NBYTES, 2 * largest)
-                self._library = require("h5py", extra="hdf5").File(
+                library = require("h5py", extra="hdf5").File(
                     self.file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
                 )
+                self.file.check_unchanged(self.file.path)  # by now another may be at the path
+                self._library = library
             dataset = self._library[self.file.layouts[number].name]
             _bring_filters(dataset)
         return dataset
