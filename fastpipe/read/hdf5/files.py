@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ __all__ = ["OpenFiles", "SampleFiles"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_MOST_OPEN = 128  # files: a process may often have 1,024 descriptors
+_MOST_OPEN = 128  # descriptors, of those that a process may have: often 1,024, and 256 by default on macOS
+_MANY = 16  # files of a batch that are all open while its tasks wait
 
 
 class SampleFiles:
@@ -116,23 +118,35 @@ class OpenFiles:
         self._files, self._keep, self._recent = files, keep, recent
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        is_opened_twice = any(layout.kind == "h5py" for file in files.files for layout in file.layouts)
+        self._most = _MOST_OPEN // 2 if is_opened_twice else _MOST_OPEN
 
     def tasks(
         self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
     ) -> list[ReadTask]:
         """As ``OpenFile.tasks``, for samples of all files."""
         found: list[ReadTask] = []
-        for number, places in self._files.located(samples):
+        located = self._files.located(samples)
+        for number, places in located:
             local = samples[places] - self._files.firsts[number]
-            found += self._opened(number).tasks(local, rows[places], outs)
+            if len(located) > _MANY:  # each of which is opened when its turn comes
+                found.append(ReadTask(rows[places], partial(self._read, number, local, rows[places], outs)))
+            else:
+                found += self._opened(number).tasks(local, rows[places], outs)
         return found
+
+    def _read(
+        self, number: int, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
+    ) -> None:
+        for task in self._opened(number).tasks(samples, rows, outs):
+            task.run()
 
     def _opened(self, number: int) -> OpenFile:
         with self._lock:
             file = self._open.get(number)
             if file is None:
                 file = self._open[number] = self._files.files[number].open(self._keep, self._recent)
-                if len(self._open) > _MOST_OPEN:
+                if len(self._open) > self._most:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)
             return file

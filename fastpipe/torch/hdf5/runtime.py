@@ -32,8 +32,8 @@ __all__ = ["Options", "Runtime"]
 _RECENT_NBYTES = 1 << 22
 # Memory of chunks that nobody needs, kept for the next.
 _FREE_CHUNKS, _FREE_NBYTES = 16, 1 << 22
-# Errors of the machine, not of the file.
-_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+# Errors of the machine, or of the whole file, which is not there any more: not of samples.
+_OTHERS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOENT}
 
 
 class Options(NamedTuple):
@@ -100,4 +100,4 @@ def _is_bad(error: BaseException) -> bool:
     """Whether an error is about samples."""
     if isinstance(error, HDF5Error):
         return isinstance(error, DamagedError)
-    return isinstance(error, OSError) and error.errno not in _RESOURCES
+    return isinstance(error, OSError) and error.errno not in _OTHERS
