@@ -42,7 +42,7 @@ def group_batches(
         ascending order, the samples of a group together and in the dataset's order.
 
     Raises:
-        OptionError: ``k`` is below 1, or there is no telling the groups.
+        OptionError: ``k`` is below 1, there is no telling the groups, or the dataset skips bad samples.
 
     >>> import numpy as np
     >>> segments = torch.utils.data.TensorDataset(torch.arange(6))
@@ -81,6 +81,12 @@ class GroupBatches:
         self.loader: FastLoader[Any] = FastLoader(
             dataset, batch_sampler=batches, num_workers=num_workers, device=device
         )
+        source = self.loader._source()
+        if source is not None and source.skips:
+            raise OptionError(
+                "bad_samples='skip' leaves samples out of a batch, and group_batches() would not know which: "
+                "use bad_samples='raise' or 'replace'"
+            )
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -131,6 +137,9 @@ def segment_reduce(
             f"segment_reduce() takes values (S, …) and groups (S,), got {tuple(values.shape)} and "
             f"{tuple(groups.shape)}"
         )
+    if groups.is_floating_point() or groups.is_complex() or groups.dtype == torch.bool:
+        raise OptionError(f"segment_reduce() takes groups of integers, got {groups.dtype}")
+    groups = groups.to(torch.int64)
     found, places, counts = torch.unique(groups.to(values.device), return_inverse=True, return_counts=True)
     if how == "vote":
         return Reduced(found, _most_voted(values, places, len(found)))
