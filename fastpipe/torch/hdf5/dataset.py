@@ -170,12 +170,10 @@ class FastHDF5Dataset(Dataset[Any]):
 
     @property
     def group_nbytes(self) -> int:
-        """Decoded bytes of a group, in all datasets."""
-        samples = self._files.samples_in_group(self._leading)
-        return samples * sum(
-            layout.dtype.itemsize * math.prod(self._files.sample_shape(number))
-            for number, layout in enumerate(self._files.layouts)
-        )
+        """Decoded bytes of a group, in all datasets: of whole chunks, which may reach beyond the data."""
+        samples, first = self._files.samples_in_group(self._leading), self._files.files[0]
+        geometries = [first.geometry(number) for number in range(len(first.layouts))]
+        return sum(-(-samples * each.parts * each.chunk_nbytes // each.group_size) for each in geometries)
 
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
