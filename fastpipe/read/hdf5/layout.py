@@ -146,8 +146,8 @@ def _check_filters(dataset: Any, properties: Any) -> None:
         if not h5z.filter_avail(step.code):
             raise HDF5Error(
                 f"{os.fspath(dataset.file.filename)}, dataset {dataset.name}: this HDF5 library has not the "
-                f"filter {step.code} ({step.name or 'without a name'}) that it is compressed with: pip install "
-                "hdf5plugin, and import it before the dataset is made"
+                f"filter {step.code} ({step.name or 'without a name'}) that it is compressed with: pip "
+                "install hdf5plugin, and import it before the dataset is made"
             )
 
 
