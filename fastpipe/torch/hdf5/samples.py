@@ -167,7 +167,9 @@ class SampleRows(MutableSequence[Any]):
             elif torch_dtype(native := part.array.dtype.newbyteorder("=")) is not None:
                 values.append(torch.from_numpy(part.array.astype(native)))
             else:
-                values.append(_collated(list(part.array), collate_fn_map))
+                # What torch has of tuples are tuples, which it returns as they are where they hold strings.
+                column = tuple(part.array) if self._form.kind == "tuple" else list(part.array)
+                values.append(_collated(column, collate_fn_map))
         # A list, as ``default_collate`` makes it of tuples.
         return values if self._form.kind == "tuple" else self._form.sample(values)
 
@@ -189,18 +191,18 @@ def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None
     if isinstance(first, dict):
         return {key: _collated([sample[key] for sample in batch], functions) for key in first}
     if isinstance(first, tuple):
-        return [_collated(list(values), functions) for values in zip(*batch, strict=True)]
+        return [_collated(values, functions) for values in zip(*batch, strict=True)]
     return _collated([np.asarray(row) for row in batch], functions)
 
 
-def _collated(values: list[Any], functions: Mapping[Any, Any]) -> Any:
+def _collated(values: Sequence[Any], functions: Mapping[Any, Any]) -> Any:
     """As torch collates them, but for the order of bytes, of which torch knows the machine's only."""
-    native = [
+    native = type(values)(  # type: ignore[call-arg]
         value.astype(value.dtype.newbyteorder("="))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative
         else value
         for value in values
-    ]
+    )
     return collate(native, collate_fn_map=dict(functions))
 
 
