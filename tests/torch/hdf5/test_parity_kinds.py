@@ -1,0 +1,215 @@
+"""Batches of datasets of any dtype and layout, as from h5py: found by hypothesis."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from fastpipe import Cache, FastHDF5Dataset, FastLoader
+
+PLAIN: list[Any] = [
+    "<f2", "<f4", "<f8", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "?", "<c8", "<c16",
+    h5py.enum_dtype({"A": 1, "B": 2}, basetype="<i2"),
+]  # fmt: skip
+ODD: list[Any] = [
+    ">f4", ">i2", ">f8", ">u4", ">c8", "S3", "V5", np.dtype([("a", "i1"), ("b", ">f8")]),
+    np.dtype([("a", "i1"), ("b", "<f8")], align=True), np.dtype(("f4", (3,))),
+    h5py.string_dtype(), h5py.string_dtype("utf-8", 6), h5py.vlen_dtype("i4"),
+]  # fmt: skip
+
+
+def content(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    """Random values; of few bytes, so that they compress."""
+    dtype, random = np.dtype(dtype), np.random.default_rng(seed)
+    if h5py.check_vlen_dtype(dtype) is not None:
+        made = np.empty(shape, object)
+        for place in np.ndindex(shape):
+            made[place] = random.integers(0, 9, random.integers(0, 4)).astype("i4")
+        return made
+    if dtype.kind == "O" or h5py.check_string_dtype(dtype) is not None:
+        texts = [f"t{number}é" if dtype.kind == "O" else f"t{number}" for number in range(math.prod(shape))]
+        made = np.empty(shape, object)
+        made.ravel()[:] = texts
+        return made if dtype.kind == "O" else made.astype(dtype)
+    base, inner = dtype.subdtype or (dtype, ())
+    if base.kind in "fc":  # no NaN: two of them differ in their bytes where complex numbers are copied
+        return random.integers(-9, 9, (*shape, *inner)).astype(base)
+    bytes_of = np.array([0, 1] if base.kind == "b" else [0, 1, 7, 255], np.uint8)
+    raw = random.choice(bytes_of, math.prod((*shape, *inner)) * base.itemsize)
+    return raw.view(base).reshape(*shape, *inner)
+
+
+@st.composite
+def one_dataset(draw: Any, lead: tuple[int, ...], dtypes: list[Any]) -> dict[str, Any]:
+    inner = tuple(draw(st.lists(st.integers(1, 5), max_size=2)))
+    dtype, shape = draw(st.sampled_from(dtypes)), lead + inner
+    kind = np.dtype(dtype)
+    has_parts = kind.hasobject or kind.subdtype is not None
+    layout = draw(st.sampled_from(["chunked", "contiguous", "compact", "scale-offset"]))
+    if layout == "compact" and (has_parts or math.prod(shape) * kind.itemsize > 30_000):
+        layout = "contiguous"
+    if layout == "scale-offset" and (kind.kind not in "iu" or kind.metadata or not kind.isnative):
+        layout = "chunked"
+    options: dict[str, Any] = {}
+    if layout in ("chunked", "scale-offset"):
+        options["chunks"] = tuple(draw(st.integers(1, side + 2)) for side in shape)
+        options["maxshape"] = (None,) * len(shape)
+    if layout == "scale-offset":
+        options["scaleoffset"] = 0
+    elif layout == "chunked":
+        options["compression"] = draw(st.sampled_from([None, "gzip", "lzf"]))
+        options["shuffle"], options["fletcher32"] = draw(st.booleans()), draw(st.booleans())
+    return {
+        "shape": shape, "dtype": dtype, "layout": layout, "options": options, "seed": draw(st.integers(0, 99)),
+        "written": draw(st.sampled_from(["all", "all", "some", "none"])),
+        "fill": not has_parts and layout != "compact" and kind.kind in "iuf" and draw(st.booleans()),
+    }  # fmt: skip
+
+
+@st.composite
+def cases(draw: Any, dtypes: list[Any]) -> dict[str, Any]:
+    dims = draw(st.integers(1, 3))
+    inner = tuple(draw(st.integers(1, 4)) for _ in range(dims - 1))
+    leads = [(draw(st.integers(1, 11)), *inner) for _ in range(draw(st.sampled_from([1, 1, 2, 3])))]
+    form = draw(st.sampled_from(["value", "tuple", "dict"]))
+    count = 1 if form == "value" else draw(st.integers(1, 3))
+    datasets = [draw(one_dataset(leads[0], dtypes)) for _ in range(count)]
+    total = sum(map(math.prod, leads))
+    return {
+        "dims": dims, "leads": leads, "form": form, "datasets": datasets,
+        "cache": draw(st.sampled_from(["off", "ram", "disk", "auto"])),
+        "indices": draw(st.lists(st.integers(-total, total - 1), min_size=1, max_size=40)),
+        "size": draw(st.integers(1, 9)), "view": draw(st.sampled_from(["itself", "itself", "Subset", "twice"])),
+    }  # fmt: skip
+
+
+def write(path: Path, lead: tuple[int, ...], case: dict[str, Any], number: int) -> None:
+    with h5py.File(path, "w") as file:
+        for name, each in zip("abc", case["datasets"], strict=False):
+            shape = lead + each["shape"][case["dims"] :]
+            options = dict(each["options"])
+            if each["fill"]:
+                options["fillvalue"] = 7
+            if each["layout"] == "compact":
+                properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                properties.set_layout(h5py.h5d.COMPACT)
+                kind = h5py.h5t.py_create(np.dtype(each["dtype"]), logical=True)
+                h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties)
+            else:
+                if "chunks" in options:  # no longer than the first file's would be, nor than this one
+                    options["chunks"] = tuple(map(min, options["chunks"], (side + 2 for side in shape)))
+                file.create_dataset(name, shape, each["dtype"], **options)
+            data = content(shape, each["dtype"], each["seed"] + number)
+            if each["layout"] == "scale-offset":
+                data %= 50  # of the whole range the library cannot read what it wrote
+            if each["written"] == "all":
+                file[name][...] = data
+            elif each["written"] == "some":
+                file[name][len(data) // 2] = data[len(data) // 2]
+
+
+def viewed(dataset: Any, view: str) -> Any:
+    if view == "Subset":
+        return Subset(dataset, range(len(dataset)))
+    return ConcatDataset([dataset, dataset]) if view == "twice" else dataset
+
+
+def check(case: dict[str, Any], tools: Any, collate: dict[str, Any]) -> None:
+    naive, same, settled = tools
+    keys: Any = list("abc"[: len(case["datasets"])])
+    keys = (
+        keys[0]
+        if case["form"] == "value"
+        else {f"of {key}": key for key in keys}
+        if case["form"] == "dict"
+        else keys
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.h5" for number in range(len(case["leads"]))]
+        for number, (path, lead) in enumerate(zip(paths, case["leads"], strict=True)):
+            write(path, lead, case, number)
+            if case["cache"] != "off":  # else nothing is kept
+                settled(path)
+        options = {"batch_size": case["size"], "sampler": case["indices"], **collate}
+        oracle = viewed(naive(paths, keys, case["dims"]), case["view"])
+        wanted = list(DataLoader(oracle, **options))
+        cache = Cache("disk", dir=folder) if case["cache"] == "disk" else case["cache"]
+        event(case["cache"])
+        for kind in (FastLoader, DataLoader):
+            dataset = FastHDF5Dataset(paths, keys, sample_dims=case["dims"], cache=cache, threads=2)
+            assert len(dataset) == len(oracle) // (2 if case["view"] == "twice" else 1)
+            loader = kind(viewed(dataset, case["view"]), **options)
+            for _ in range(3 if kind is FastLoader else 1):
+                assert same(list(loader), wanted)
+        for index in case["indices"][:3]:
+            assert same(viewed(dataset, case["view"])[index], oracle[index])
+
+
+@settings(max_examples=60)
+@given(case=cases(PLAIN))
+def test_what_torch_collates(case: dict[str, Any], naive: Any, same: Any, settled: Any) -> None:
+    if case["form"] != "dict" or True:
+        for each in case["datasets"]:  # torch makes no tensor of a list of such scalars
+            if each["dtype"] == "<u8" and len(each["shape"]) == case["dims"]:
+                each["dtype"] = "<i8"
+    check(case, (naive, same, settled), {})
+
+
+def plain(samples: Any) -> list[Any]:
+    """Samples as torch would hand them over: plain objects."""
+    return [_plain(sample) for sample in samples]
+
+
+def _plain(sample: Any) -> Any:
+    if isinstance(sample, tuple):
+        return tuple(map(_plain, sample))
+    if isinstance(sample, dict):
+        return {key: _plain(value) for key, value in sample.items()}
+    return sample.view(np.ndarray) if isinstance(sample, np.ndarray) else sample
+
+
+@settings(max_examples=60)
+@given(case=cases(PLAIN + ODD * 2))
+def test_samples_of_any_kind(case: dict[str, Any], naive: Any, same: Any, settled: Any) -> None:
+    check(case, (naive, same, settled), {"collate_fn": plain})
+
+
+@pytest.mark.parametrize("size", [(1 << 18) - 1, 1 << 18, (1 << 18) + 1])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_around_the_size_that_has_a_slot(
+    tmp_path: Path, naive: Any, same: Any, size: int, workers: int
+) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).integers(0, 255, (12, size), np.uint8)
+    wanted = list(DataLoader(naive(tmp_path / "x.h5", ["x", "x"]), 1))
+    for kind in (DataLoader, FastLoader):
+        dataset = FastHDF5Dataset(tmp_path / "x.h5", ["x", "x"])
+        assert same(list(kind(dataset, 1, num_workers=workers)), wanted)
+
+
+@pytest.mark.parametrize("inner", [(), (0,), (0, 3), (3, 0)])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_nothing_to_read(tmp_path: Path, naive: Any, same: Any, rows: int, inner: tuple[int, ...]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset(
+            "x", (rows, *inner), "f4", maxshape=(None,) * (1 + len(inner)), compression="gzip"
+        )
+        file.create_dataset("y", (rows,), "i8")
+    wanted = list(DataLoader(naive(tmp_path / "x.h5", ["x", "y"]), 2))
+    for cache in ("off", "auto", "ram"):
+        for kind in (DataLoader, FastLoader):
+            dataset = FastHDF5Dataset(tmp_path / "x.h5", ["x", "y"], cache=cache)  # type: ignore[arg-type]
+            assert len(dataset) == rows
+            assert same(list(kind(dataset, 2)), wanted)
+            assert "x: " in repr(dataset)
+    assert torch.is_tensor(wanted[0][0]) if rows else wanted == []
