@@ -140,7 +140,8 @@ class HDF5Batch:
         def make(number: int) -> None:
             row = self.kept[number]
             try:
-                seed = self._seed(row) if self._code.is_safe else None
+                # Without a key there is no transform either, and only ``target_transform`` is to run.
+                seed = self._seed(row) if self._code.is_safe and self._key is not None else None
                 made[row] = self._code.transformed(self._values(row), seed)
             except Exception as error:  # raised where its sample is the first that failed
                 failed[row] = error
