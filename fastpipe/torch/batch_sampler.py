@@ -70,11 +70,9 @@ class DatasetBatches(Sampler[list[int]]):
         self.epoch = state["epoch"]
 
     def __iter__(self) -> Iterator[list[int]]:
+        # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one epoch,
+        # and who resumes sets the generator before the first draw.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._epoch(epoch)
-
-    def _epoch(self, epoch: int) -> Iterator[list[int]]:
-        # Draws when the first batch is asked for, as torch's samplers: who resumes sets the generator before.
         seed = None
         if self._shuffles:
             seed = self._dataset.seed
