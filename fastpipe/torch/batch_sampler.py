@@ -70,7 +70,7 @@ class DatasetBatches(Sampler[list[int]]):
         self.epoch = state["epoch"]
 
     def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one epoch,
+        # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,
         # and who resumes sets the generator before the first draw.
         epoch, self.epoch = self.epoch, self.epoch + 1
         seed = None

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.errors import HDF5Error
 from fastpipe.read.hdf5.filters import FilterStep, why_not
 from fastpipe.read.hdf5.geometry import grid_of
 
@@ -85,9 +84,6 @@ def read_layout(
         dataset: an open ``h5py.Dataset`` of at least one dimension.
         tables: where its chunk table is kept, or None.
         status: of the file, from before it was opened.
-
-    Raises:
-        HDF5Error: it has a filter that neither this package nor the library knows.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), str(dataset.name)
@@ -97,7 +93,6 @@ def read_layout(
     filters = () if why else _filters(properties)
     why = why or why_not(filters)
     if why:
-        _check_filters(dataset, properties)
         none = np.empty(0, np.int64)
         chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
         return Layout(
@@ -137,18 +132,6 @@ def _why_only_h5py(dataset: Any, properties: Any) -> str:
     if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
         return "its elements are stored in another form than NumPy's"
     return ""
-
-
-def _check_filters(dataset: Any, properties: Any) -> None:
-    """Raise an error where a filter is missing that only the library could undo."""
-    h5z = require("h5py.h5z", extra="hdf5")
-    for step in _filters(properties):
-        if not h5z.filter_avail(step.code):
-            raise HDF5Error(
-                f"{os.fspath(dataset.file.filename)}, dataset {dataset.name}: this HDF5 library has not the "
-                f"filter {step.code} ({step.name or 'without a name'}) that it is compressed with: pip "
-                "install hdf5plugin, and import it before the dataset is made"
-            )
 
 
 def _filters(properties: Any) -> tuple[FilterStep, ...]:

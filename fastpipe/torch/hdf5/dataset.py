@@ -34,6 +34,7 @@ from fastpipe.types import BadSamples, Cache, Key, Shard, Shuffle
 
 __all__ = ["FastHDF5Dataset", "integers"]
 
+_SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
 # Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
@@ -271,7 +272,9 @@ class FastHDF5Dataset(Dataset[Any]):
 
     def _expect_window(self, groups: int) -> None:
         """Hear that samples of so many groups will come mixed."""
-        self._window_nbytes = max(self._window_nbytes, groups * self.group_nbytes)
+        # What is left of the window before, when the next begins, is used first; but not by every thread.
+        more = min(groups, max(groups // 4, _SPARE_GROUPS))
+        self._window_nbytes = max(self._window_nbytes, (groups + more) * self.group_nbytes)
 
     @property
     def _leading(self) -> int:

@@ -66,8 +66,7 @@ class Runtime:
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
-        # What is left of the window before, when the next begins, is used first.
-        room = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes * 5 // 4)
+        room = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
         self.recent = RecentChunks(room, _ChunkMemory())
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent)

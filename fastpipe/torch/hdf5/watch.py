@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 
@@ -32,11 +31,11 @@ class AmplificationWatch:
     def __init__(self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks) -> None:
         self._files, self._keeper, self._recent = files, keeper, recent
         self._lock = threading.Lock()
-        self._served, self._from = 0, 0
+        self._served, self._from = 0.0, 0
         packed = [number for number, layout in enumerate(files.layouts) if layout.filters]
-        self._sample_nbytes = sum(
-            files.layouts[number].dtype.itemsize * math.prod(files.sample_shape(number)) for number in packed
-        )
+        geometries = [files.files[0].geometry(number) for number in packed]
+        # What must be decoded for a sample at least, where a chunk may reach beyond the data.
+        self._sample_nbytes = sum(each.parts * each.chunk_nbytes / each.group_size for each in geometries)
         self._is_over = not packed or (keeper.store is not None and keeper.keeps_all)
 
     def served(self, samples: int) -> None:
@@ -48,8 +47,8 @@ class AmplificationWatch:
             decoded = self._recent.decoded_nbytes - self._from
             if self._is_over or decoded < 2 * self._recent.max_bytes:
                 return
-            times = decoded / max(1, self._served)
-            self._served, self._from = 0, self._recent.decoded_nbytes
+            times = decoded / max(1.0, self._served)
+            self._served, self._from = 0.0, self._recent.decoded_nbytes
             if times < _WORTH_A_WARNING:
                 return
             self._is_over = True
