@@ -44,6 +44,7 @@ class RecentChunks:
     Attributes:
         max_bytes, allocate: as given.
         decoded_nbytes: bytes of all chunks that were decoded so far.
+        used_nbytes: of these, the share of the samples that were taken.
     """
 
     def __init__(self, max_bytes: int, allocate: Callable[[int], UInt8Array] = new_memory) -> None:
@@ -51,7 +52,7 @@ class RecentChunks:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Hashable, _Chunk] = OrderedDict()
         self._nbytes = 0
-        self.decoded_nbytes = 0
+        self.decoded_nbytes, self.used_nbytes = 0, 0.0
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a chunk is there, or on its way."""
@@ -86,6 +87,7 @@ class RecentChunks:
         with chunk.lock:
             data = chunk.data
             if data is not None:
+                self.used_nbytes += data.nbytes * taken / samples  # roughly: nobody else is kept waiting
                 return data
             try:
                 data = chunk.data = decode()
@@ -96,6 +98,7 @@ class RecentChunks:
                 raise
         with self._lock:
             self.decoded_nbytes += data.nbytes
+            self.used_nbytes += data.nbytes * taken / samples
             if self._chunks.get(key) is chunk:
                 chunk.counted = data.nbytes
                 self._nbytes += chunk.counted

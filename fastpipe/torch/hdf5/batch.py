@@ -115,7 +115,6 @@ class HDF5Batch:
     def finish(self) -> Sequence[Any]:
         """Wait for it; run what must run in this thread, in order; return its samples."""
         self.kept = self.pending.wait()
-        self._runtime.watch.served(len(self.kept))
         if self._code:
             return self._transformed()
         parts = self.parts

@@ -243,6 +243,7 @@ class FastHDF5Dataset(Dataset[Any]):
     ) -> HDF5Batch:
         """Begin a batch without waiting for it."""
         samples, runtime = self._positions(indices), self._running()
+        runtime.watch.look()
         is_keyed = key is not None
         if key is None and (self.transform is not None or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))

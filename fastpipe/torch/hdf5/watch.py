@@ -17,7 +17,7 @@ _WORTH_A_WARNING = 4.0
 
 
 class AmplificationWatch:
-    """Compares what was decoded with what was read of it, and warns once.
+    """Compares what was decoded with what was used of it, and warns once.
 
     Looked at each time that twice as much was decoded as is remembered: before that, an order that takes
     a window of chunks apart looks like one that goes all over the file.
@@ -25,30 +25,26 @@ class AmplificationWatch:
     Args:
         files: the dataset's.
         keeper: where their decoded chunks are kept.
-        recent: counts what is decoded.
+        recent: counts both.
     """
 
     def __init__(self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks) -> None:
         self._files, self._keeper, self._recent = files, keeper, recent
         self._lock = threading.Lock()
-        self._served, self._from = 0.0, 0
-        packed = [number for number, layout in enumerate(files.layouts) if layout.filters]
-        geometries = [files.files[0].geometry(number) for number in packed]
-        # What must be decoded for a sample at least, where a chunk may reach beyond the data.
-        self._sample_nbytes = sum(each.parts * each.chunk_nbytes / each.group_size for each in geometries)
-        self._is_over = not packed or (keeper.store is not None and keeper.keeps_all)
+        self._decoded, self._used = 0, 0.0
+        is_packed = any(layout.filters for layout in files.layouts)
+        self._is_over = not is_packed or (keeper.store is not None and keeper.keeps_all)
 
-    def served(self, samples: int) -> None:
-        """Hear that so many samples were read.  Warns where each chunk was decoded many times for them."""
+    def look(self) -> None:
+        """Warn where each chunk was decoded many times."""
         if self._is_over:
             return
         with self._lock:
-            self._served += samples * self._sample_nbytes
-            decoded = self._recent.decoded_nbytes - self._from
-            if self._is_over or decoded < 2 * self._recent.max_bytes:
+            decoded, used = self._recent.decoded_nbytes, self._recent.used_nbytes
+            if self._is_over or decoded - self._decoded < 2 * self._recent.max_bytes:
                 return
-            times = decoded / max(1.0, self._served)
-            self._served, self._from = 0.0, self._recent.decoded_nbytes
+            times = (decoded - self._decoded) / max(1.0, used - self._used)
+            self._decoded, self._used = decoded, used
             if times < _WORTH_A_WARNING:
                 return
             self._is_over = True
