@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from fastpipe.bench.report import markdown
@@ -31,10 +33,14 @@ def test_the_swap_and_the_snippet_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # for what they write
     blocks = re.findall(r"```python\n(.*?)```", _readme(), re.S)
-    added = re.search(r"```diff\n(.*?)```", _readme(), re.S)
-    assert added
-    swap = "\n".join(line[1:] for line in added[1].splitlines() if line.startswith("+"))
-    for code in [*blocks, f"transform = None\n{swap}"]:
+    with h5py.File("speech.h5", "w") as file:
+        file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
+        file["words"] = np.arange(40)
+        file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
+    added = re.findall(r"```diff\n(.*?)```", _readme(), re.S)
+    assert len(added) == 2
+    swaps = ["\n".join(line[1:] for line in diff.splitlines() if line.startswith("+")) for diff in added]
+    for code in [*blocks, *(f"transform = None\n{swap}" for swap in swaps)]:
         scope: dict[str, object] = {}
         exec(compile(code.replace('"train"', repr(str(photo_tree))), "README.md", "exec"), scope)
         assert "dataset" in scope
