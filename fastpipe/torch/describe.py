@@ -8,6 +8,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
 from fastpipe.torch.fetching import Source
+from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
 from fastpipe.torch.sources import why_no_source
@@ -110,11 +111,14 @@ def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, 
 
 
 def stock_dataset(dataset: Any) -> Any:
-    """A dataset with torchvision's ``ImageFolder`` in the place of each ``FastImageFolder``."""
+    """A dataset with torchvision's ``ImageFolder`` in the place of each ``FastImageFolder``, and rows read by
+    h5py in the place of each ``FastHDF5Dataset``."""
     if type(dataset) is Subset:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
         return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
+    if type(dataset) is FastHDF5Dataset:
+        return dataset._through_h5py()
     if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
         return dataset
     folder = ImageFolder.__new__(ImageFolder)

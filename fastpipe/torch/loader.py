@@ -191,8 +191,8 @@ class FastLoader(DataLoader[_T_co]):
         )  # fmt: skip
 
     def reference(self) -> DataLoader[Any]:
-        """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, with the same
-        samples in the same order; for comparing, and for going back.
+        """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
+        h5py, with the same samples in the same order; for comparing, and for going back.
 
         Random augmentation has the same distribution, but other draws.
         """

@@ -73,8 +73,10 @@ class EpochBatches:
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
 
     def __iter__(self) -> Iterator[list[int]]:
+        # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return (indices for indices, _ in self.indices(epoch))
+        for indices, _ in self.indices(epoch):
+            yield indices
 
     def __len__(self) -> int:
         return len(self.steps())

@@ -25,6 +25,7 @@ from fastpipe.torch.hdf5.batch import HDF5Batch, UserCode
 from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
+from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.noting import note
@@ -270,6 +271,10 @@ class FastHDF5Dataset(Dataset[Any]):
         cells = [file.layouts[0].shape[0] for file in self._files.files]
         sizes = [count // max(1, cell) for count, cell in zip(counts, cells, strict=True)]
         return np.repeat(np.arange(sum(cells)), np.repeat(sizes, cells))
+
+    def _through_h5py(self) -> H5pyDataset:
+        """The same samples without fastpipe."""
+        return H5pyDataset(self._files, self._form, self.transform, self.target_transform)
 
     def _expect_window(self, groups: int) -> None:
         """Hear that samples of so many groups will come mixed."""
