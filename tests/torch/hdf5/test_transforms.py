@@ -1,0 +1,234 @@
+"""``transform`` and ``target_transform``: what they are called with, where, and with which random numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision.transforms import v2
+
+from fastpipe import FastHDF5Dataset, FastLoader
+from fastpipe.errors import OptionError
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+
+class Noise:
+    """User code that draws from every global generator."""
+
+    def __call__(self, value: Any) -> Any:
+        drawn = random.random() + np.random.random() + torch.rand(()).item()
+        return torch.from_numpy(np.array(value, np.float64)) + drawn
+
+
+class DictNoise:
+    def __call__(self, sample: Any) -> Any:
+        assert type(sample) is dict
+        return {**sample, "noise": torch.rand(3, dtype=torch.float64) + random.random()}
+
+
+def jitter(target: Any) -> Any:
+    return float(target) + torch.rand(()).item() + np.random.random()
+
+
+SAFE = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(), v2.RandomErasing(p=0.5)])
+USES: dict[str, Any] = {
+    "safe": (["grid", "label"], {"transform": SAFE}),
+    "users": (["grid", "label"], {"transform": Noise()}),
+    "value": ("mels", {"transform": Noise()}),
+    "scalar": ("label", {"transform": Noise()}),
+    "dict": ({"x": "mels", "n": "label"}, {"transform": DictNoise()}),
+    "targets": (["mels", "label"], {"target_transform": jitter}),
+    "both": (["grid", "label"], {"transform": SAFE, "target_transform": jitter}),
+    "both, users": (["grid", "label", "code"], {"transform": Noise(), "target_transform": jitter}),
+}
+
+
+def epochs(loader: Any, count: int = 2) -> list[Any]:
+    return [batch for _ in range(count) for batch in loader]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_seed_fixes_the_values_on_any_topology(file: Path, same: Any, use: str) -> None:
+    keys, code = USES[use]
+    streams = []
+    for threads, workers in ((1, 0), (3, 0), (2, 1), (1, 2)):
+        dataset = FastHDF5Dataset(file, keys, seed=5, threads=threads, **code)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[2]
+        streams.append(epochs(FastLoader(dataset, 8, shuffle=True, num_workers=workers)))
+        if not workers:
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert (random.getstate(), np.random.get_state()[2]) == before[1:]
+    assert all(same(stream, streams[0]) for stream in streams)
+    assert not same(streams[0][:7], streams[0][7:])
+    other = FastHDF5Dataset(file, keys, seed=6, **code)
+    assert not same(epochs(FastLoader(other, 8, shuffle=True)), streams[0])
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+def test_manual_seed_makes_it_reproducible(file: Path, same: Any, kind: Any, use: str) -> None:
+    keys, code = USES[use]
+    streams = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        streams.append(epochs(kind(FastHDF5Dataset(file, keys, threads=3, **code), 8)))
+    assert same(streams[0], streams[1])
+    assert not same(streams[0], streams[2])
+    assert not same(streams[0][:7], streams[0][7:]), "each epoch has draws of its own"
+
+
+def test_safe_transforms_follow_torchs_generator_alone(file: Path, same: Any) -> None:
+    streams = []
+    for seed in (1, 2):
+        torch.manual_seed(3)
+        random.seed(seed)
+        np.random.seed(seed)
+        streams.append(epochs(FastLoader(FastHDF5Dataset(file, "grid", transform=SAFE), 8)))
+    assert same(*streams)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+def test_without_code_no_generator_is_touched(file: Path, kind: Any) -> None:
+    dataset = FastHDF5Dataset(file, ["mels", "label"])
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    dataset[3], dataset.__getitems__([1, 2])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    loader = kind(dataset, 8)
+    list(loader)
+    torch.set_rng_state(before[0])
+    list(DataLoader(range(9), 8))  # an iterator draws a base seed
+    after = torch.get_rng_state()
+    torch.set_rng_state(before[0])
+    list(loader)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_what_they_are_called_with(file: Path) -> None:
+    seen: list[Any] = []
+
+    def look(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    dataset = FastHDF5Dataset(file, ["mels", "label", "text"], transform=look, target_transform=look)
+    mel, label, text = dataset[4]
+    assert (type(mel), mel.dtype, mel.shape, int(label), text) == (
+        np.ndarray,
+        np.float32,
+        (6, 10),
+        4,
+        b"text 4",
+    )
+    assert [type(value) for value in seen] == [np.ndarray, np.int64]
+    assert type(dataset[4]) is tuple
+    seen.clear()
+    dataset = FastHDF5Dataset(file, {"a": "mels", "b": "label"}, transform=look)
+    assert list(dataset[4]) == ["a", "b"]
+    assert type(seen[0]) is dict
+    seen.clear()
+    assert int(FastHDF5Dataset(file, "label", transform=look)[4]) == 4
+    assert type(seen[0]) is np.int64
+    seen.clear()
+    list(DataLoader(FastHDF5Dataset(file, "mels", transform=look), 8))
+    assert {type(value) for value in seen} == {np.ndarray}
+
+
+def test_a_transform_may_be_changed(file: Path) -> None:
+    dataset = FastHDF5Dataset(file, ["mels", "label"])
+    loader = FastLoader(dataset, 8, sampler=[3] * 8)
+    assert next(iter(loader))[0].dtype == torch.float32
+    dataset.transform = lambda mel: torch.tensor(5)
+    assert next(iter(loader))[0].tolist() == [5] * 8
+    dataset.transform, dataset.target_transform = None, lambda target: -int(target)
+    assert next(iter(loader))[1].tolist() == [-3] * 8
+
+
+def test_what_a_transform_changes_in_place_is_its_own_batchs(file: Path, same: Any) -> None:
+    def spoil(mel: Any) -> Any:
+        mel += 1000
+        return mel
+
+    for cache in ("off", "ram"):
+        dataset = FastHDF5Dataset(file, "mels", transform=spoil, cache=cache)  # type: ignore[arg-type]
+        first, second = (torch.cat(list(FastLoader(dataset, 8))) for _ in range(2))
+        assert same(first, second)
+        assert same(torch.cat(list(FastLoader(FastHDF5Dataset(file, "mels"), 8))) + 1000, first)
+
+
+def test_promised_thread_safety_uses_the_threads(file: Path) -> None:
+    import threading
+
+    names: set[str] = set()
+
+    def look(value: Any) -> Any:
+        names.add(threading.current_thread().name)
+        return value
+
+    for promise in (False, True):
+        names.clear()
+        list(FastLoader(FastHDF5Dataset(file, "mels", transform=look, thread_safe=promise, threads=2), 16))
+        assert all(name.startswith("fastpipe-hdf5") for name in names) is promise
+
+
+class WrongError(Exception):
+    """An error of the script's own."""
+
+
+def fail(value: Any) -> Any:
+    if (np.asarray(value) == MARK).all():
+        raise WrongError("no such word")
+    return value
+
+
+MARK = 17
+VIEWS: dict[str, Any] = {
+    "itself": lambda dataset: dataset,
+    "Subset": lambda dataset: Subset(dataset, range(10, 30)),
+    "twice": lambda dataset: ConcatDataset([Subset(dataset, range(3)), dataset]),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_an_error_keeps_its_type_and_names_the_sample(
+    file: Path, view: str, workers: int, safe: bool, policy: Any
+) -> None:
+    """Under every policy: it is an error of the script."""
+    for options in (
+        {"keys": "label", "transform": fail, "thread_safe": safe},
+        {"keys": ["mels", "label"], "target_transform": fail},
+    ):
+        dataset = FastHDF5Dataset(file, bad_samples=policy, threads=2, **options)  # type: ignore[arg-type]
+        iterator = iter(FastLoader(VIEWS[view](dataset), 4, num_workers=workers))
+        error = ("", [])
+        while not error[0]:
+            try:
+                next(iterator)
+            except WrongError as caught:
+                error = str(caught), list(getattr(caught, "__notes__", []))
+        assert "no such word" in error[0]
+        note = f"while making sample 17 from '{file}'"
+        assert note in (error[0] if workers else error[1])  # torch makes a worker's error anew, from its text
+        with pytest.raises(WrongError) as single:
+            dataset[17]
+        assert note in single.value.__notes__
+        del iterator, single
+
+
+@pytest.mark.parametrize("keys", ["mels", ["mels"], {"a": "mels", "b": "label"}])
+def test_a_target_transform_needs_a_target(file: Path, keys: Any) -> None:
+    with pytest.raises(
+        OptionError, match=r"second value of a tuple: give keys=\[inputs, targets\], got keys="
+    ):
+        FastHDF5Dataset(file, keys, target_transform=float)
