@@ -1,0 +1,213 @@
+"""``group_batches`` and ``segment_reduce``: evaluation by file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from fastpipe import FastHDF5Dataset, group_batches, segment_reduce
+from fastpipe.errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two files of recordings (4 and 3) of 6 segments, each of 2 channels."""
+    folder, found = tmp_path_factory.mktemp("groups"), []
+    for number, rows in enumerate((4, 3)):
+        path = folder / f"{number}.h5"
+        with h5py.File(path, "w") as file:
+            values = np.arange(rows * 12).reshape(rows, 6, 2) + 1000 * number
+            file.create_dataset("x", data=values, chunks=(3, 4, 2), compression="gzip")
+            file["n"] = values
+        found.append(path)
+    return found
+
+
+def collected(batches: Any) -> list[tuple[list[Any], list[int]]]:
+    return [(values.tolist(), ids.tolist()) for values, ids in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 100])
+def test_groups_in_any_order(k: int, workers: int) -> None:
+    groups = np.random.default_rng(k).integers(-3, 5, 40)
+    dataset = TensorDataset(torch.arange(40))
+    batches = group_batches(dataset, k, groups=groups, num_workers=workers)
+    ids = np.unique(groups).tolist()
+    assert len(batches) == -(-len(ids) // k)
+    for _ in range(2):
+        found = [(values[0].tolist(), numbers.tolist()) for values, numbers in batches]
+        assert [sorted(set(numbers)) for _, numbers in found] == [
+            ids[first : first + k] for first in range(0, len(ids), k)
+        ]
+        for values, numbers in found:
+            assert numbers == sorted(numbers)
+            assert groups[values].tolist() == numbers
+            for one in set(numbers):  # in the dataset's order
+                mine = [value for value, number in zip(values, numbers, strict=True) if number == one]
+                assert mine == np.flatnonzero(groups == one).tolist()
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_first_dimension_is_the_file(paths: list[Path], dims: int) -> None:
+    dataset = FastHDF5Dataset(paths[0], "n", sample_dims=dims)
+    each = 12 if dims == 3 else 6
+    found = list(group_batches(dataset, 3))
+    assert [ids.tolist() for _, ids in found] == [sorted([0, 1, 2] * each), [3] * each]
+    assert torch.cat([values.reshape(-1) for values, _ in found]).tolist() == list(range(48))
+    assert all(ids.dtype == torch.int64 for _, ids in found)
+
+
+def test_several_files(paths: list[Path]) -> None:
+    rows = list(group_batches(FastHDF5Dataset(paths, "n"), 1))
+    assert [ids.tolist() for _, ids in rows] == [[0] * 4, [1] * 3]
+    assert [int(values[0, 0, 0]) for values, _ in rows] == [0, 1000]
+    cells = list(group_batches(FastHDF5Dataset(paths, "x", sample_dims=2), 2))
+    assert [sorted(set(ids.tolist())) for _, ids in cells] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert [len(ids) for _, ids in cells] == [12, 12, 12, 6]
+
+
+def test_views(paths: list[Path]) -> None:
+    one, two = (FastHDF5Dataset(path, "n", sample_dims=2) for path in paths)
+    part = collected(group_batches(Subset(one, [23, 0, 7, 1]), 2))
+    assert [ids for _, ids in part] == [[0, 0, 1], [3]]
+    assert [values[0][0] for values, _ in part] == [0, 46]
+    both = list(group_batches(ConcatDataset([one, Subset(two, range(6, 18))]), 100))
+    assert len(both) == 1
+    assert both[0][1].tolist() == sorted([0, 1, 2, 3, 5, 6] * 6)
+    assert int(both[0][0][24, 0]) == 1012
+
+
+def test_nothing_to_group() -> None:
+    empty = TensorDataset(torch.zeros(0, 2))
+    assert list(group_batches(empty, 3, groups=np.zeros(0, np.int64))) == []
+
+
+def test_groups_that_cannot_be(paths: list[Path]) -> None:
+    dataset = TensorDataset(torch.arange(4))
+    for k in (0, -1):
+        with pytest.raises(OptionError, match=f"a number from 1, got {k}"):
+            group_batches(dataset, k, groups=[0, 0, 1, 1])
+    for groups in ([0, 1], [[0, 1, 2, 3]], [0.0, 1, 2, 3], list("abcd")):
+        with pytest.raises(OptionError, match="one integer for each of the 4 samples"):
+            group_batches(dataset, 1, groups=groups)
+    for one in (dataset, Subset(dataset, [1])):
+        with pytest.raises(OptionError, match=r"this TensorDataset does not say which file .* give groups="):
+            group_batches(one, 1)
+    with pytest.raises(OptionError, match="this FastHDF5Dataset does not say"):
+        group_batches(FastHDF5Dataset(paths[0], "n"), 1)
+    with pytest.raises(OptionError, match="bad_samples='skip' leaves samples out"):
+        group_batches(FastHDF5Dataset(paths, "n", bad_samples="skip"), 1)
+    assert len(group_batches(FastHDF5Dataset(paths, "n", bad_samples="replace"), 1)) == 2
+
+
+# ---- segment_reduce ---------------------------------------------------------------------------------
+
+
+def slow(values: Any, groups: list[int], how: str) -> tuple[list[int], list[Any]]:
+    """A loop over groups."""
+    ids, made = sorted(set(groups)), []
+    for one in ids:
+        mine = values[[place for place, group in enumerate(groups) if group == one]]
+        if how == "mean":
+            made.append(mine.mean(0))
+        elif how == "max":
+            made.append(mine.max(0))
+        else:
+            votes = mine.argmax(1) if mine.ndim == 2 else mine
+            counts = np.bincount(votes)
+            made.append(int(np.flatnonzero(counts == counts.max())[0]))
+    return ids, made
+
+
+@settings(max_examples=200)
+@given(
+    groups=st.lists(st.integers(-3, 4), min_size=1, max_size=12), inner=st.lists(st.integers(1, 3), max_size=2),
+    how=st.sampled_from(["mean", "max", "vote"]), dtype=st.sampled_from(["f4", "f8", "i8", "i2", "u1"]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_it_is_what_a_loop_makes(
+    groups: list[int], inner: list[int], how: Any, dtype: str, seed: int
+) -> None:
+    if how == "vote":  # few values, so that there are ties
+        inner, dtype = inner[:1], dtype if inner else "i8"
+    values = np.random.default_rng(seed).integers(0, 4, (len(groups), *inner)).astype(dtype)
+    ids, expected = slow(values, groups, how)
+    found = segment_reduce(torch.from_numpy(values), torch.tensor(groups), how)
+    assert found.groups.tolist() == ids
+    assert (found.groups.dtype, len(found.values)) == (torch.int64, len(ids))
+    np.testing.assert_allclose(found.values.numpy(), np.array(expected), rtol=1e-6)
+    if how == "vote":
+        assert found.values.dtype == torch.int64
+    elif how == "max" or dtype[0] == "f":
+        assert found.values.dtype == torch.from_numpy(values).dtype
+    else:
+        assert found.values.dtype == torch.get_default_dtype()
+
+
+def test_nan_and_infinity() -> None:
+    values, groups = torch.tensor([1.0, float("nan"), 2.0, float("inf"), -1.0]), torch.tensor([0, 0, 1, 1, 2])
+    for how in ("mean", "max"):
+        found = segment_reduce(values, groups, how).values  # type: ignore[arg-type]
+        assert torch.isnan(found[0])
+        assert found[1:].tolist() == [float("inf"), -1.0]
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "vote"])
+def test_no_samples(how: Any) -> None:
+    found = segment_reduce(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), how)
+    assert found.groups.shape == (0,)
+    assert found.values.shape == ((0,) if how == "vote" else (0, 3))
+
+
+def test_groups_of_any_integers() -> None:
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        found = segment_reduce(torch.arange(3.0), torch.tensor([9, 2, 9], dtype=dtype))
+        assert found.groups.dtype == torch.int64
+        assert (found.groups.tolist(), found.values.tolist()) == ([2, 9], [1.0, 1.0])
+
+
+def test_it_can_be_differentiated() -> None:
+    values = torch.ones(4, requires_grad=True)
+    segment_reduce(values, torch.tensor([0, 0, 0, 5])).values.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([1 / 3] * 3 + [1])
+
+
+@pytest.mark.parametrize(
+    ("values", "groups", "how", "message"),
+    [
+        (torch.zeros(3), torch.zeros(2, dtype=torch.int64), "mean", r"got \(3,\) and \(2,\)"),
+        (torch.zeros(3), torch.zeros(3, 1, dtype=torch.int64), "max", r"got \(3,\) and \(3, 1\)"),
+        (torch.tensor(3.0), torch.zeros(1, dtype=torch.int64), "mean", r"got \(\) and \(1,\)"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), "median", "'mean', 'max', 'vote'; got 'median'"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), "vote", r"got torch.float32 of shape \(3,\)"),
+        (torch.zeros(3, 2, 2), torch.zeros(3, dtype=torch.int64), "vote", "scores"),
+        (torch.tensor([1, -1]), torch.zeros(2, dtype=torch.int64), "vote", "from 0, got -1"),
+        (torch.zeros(3), torch.zeros(3), "mean", "groups of integers, got torch.float32"),
+        (torch.zeros(2), torch.tensor([True, False]), "mean", "groups of integers, got torch.bool"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(values: Any, groups: Any, how: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        segment_reduce(values, groups, how)
+
+
+def test_an_evaluation_from_end_to_end(paths: list[Path]) -> None:
+    dataset = FastHDF5Dataset(paths, ["x", "n"], sample_dims=2)
+    means: dict[int, float] = {}
+    for (values, _), files in group_batches(dataset, 2):
+        found = segment_reduce(values.double().mean(1), files)
+        means |= dict(zip(found.groups.tolist(), found.values.tolist(), strict=True))
+    assert means == {
+        **{row: 12 * row + 5.5 for row in range(4)},
+        **{4 + row: 1000 + 12 * row + 5.5 for row in range(3)},
+    }

@@ -1,0 +1,281 @@
+"""``cache=``: chunks are decoded once, shared by processes, and never those of a file as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fastpipe import Cache, FastHDF5Dataset, FastLoader
+from fastpipe.cache import store as store_module
+from fastpipe.errors import HDF5Error
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="run it where files have locks: not on Windows"
+)
+
+ROWS, CHUNK = 40, 8
+WHOLE = ROWS * 100 * 4  # bytes of all chunks
+MIB = 1 << 20
+
+
+def write(path: Path, value: float = 0, **options: Any) -> Path:
+    data = np.arange(ROWS, dtype="f4")[:, None] + np.full((ROWS, 100), value, "f4")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=data, **{"chunks": (CHUNK, 100), "compression": "gzip", **options})
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, settled: Any) -> Path:
+    return settled(write(tmp_path / "x.h5"))  # type: ignore[no-any-return]
+
+
+def option(where: str, folder: Path) -> Cache:
+    return (
+        Cache("disk", MIB, folder)
+        if where == "disk"
+        else Cache("ram", MIB)
+        if where == "ram"
+        else Cache("auto")
+    )
+
+
+def epoch(dataset: Any, **options: Any) -> torch.Tensor:
+    return torch.cat(list(FastLoader(dataset, 6, **options)))
+
+
+def expected(value: float = 0) -> torch.Tensor:
+    return torch.arange(ROWS, dtype=torch.float32)[:, None] + torch.full((ROWS, 100), value)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("where", ["ram", "disk", "auto"])
+def test_an_epoch_decodes_what_the_one_before_did_not(
+    path: Path, tmp_path: Path, decoded: Any, where: str, kind: Any
+) -> None:
+    dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
+    counts = []
+    for _ in range(4):
+        assert torch.equal(torch.cat(list(kind(dataset, 6))), expected())
+        counts.append(decoded(dataset))
+    assert counts == [WHOLE, *[2 * WHOLE if where == "auto" else WHOLE] * 3]
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_datasets_share_it(path: Path, tmp_path: Path, decoded: Any, where: str) -> None:
+    first = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
+    epoch(first)
+    for second in (
+        FastHDF5Dataset(path, ["x"], cache=option(where, tmp_path)),
+        pickle.loads(pickle.dumps(first)),
+    ):
+        batches = list(FastLoader(second, 6))
+        values = torch.cat([batch[0] if isinstance(batch, list) else batch for batch in batches])
+        assert torch.equal(values, expected())
+        assert decoded(second) == 0
+
+
+def test_the_disk_keeps_it_for_later(path: Path, tmp_path: Path, decoded: Any) -> None:
+    for wanted in (WHOLE, 0):
+        dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
+        assert torch.equal(epoch(dataset), expected())
+        assert decoded(dataset) == wanted
+        del dataset
+        gc.collect()
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_share_it(path: Path, tmp_path: Path, decoded: Any, where: str, method: str) -> None:
+    dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
+    assert torch.equal(epoch(dataset, num_workers=1, multiprocessing_context=method), expected())
+    here = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
+    assert torch.equal(epoch(here), expected())
+    assert decoded(here) == 0
+
+
+def test_off_writes_nothing(path: Path, cache_folder: Path, decoded: Any) -> None:
+    dataset = FastHDF5Dataset(path, "x", cache="off")
+    for count in (1, 2):
+        assert torch.equal(epoch(dataset), expected())
+        assert decoded(dataset) == count * WHOLE
+    assert not cache_folder.exists()
+    assert "not kept (cache='off')" in repr(dataset)
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_what_does_not_fit_is_decoded_each_time(path: Path, tmp_path: Path, decoded: Any, where: str) -> None:
+    room = 3 * CHUNK * 400 + 3 * (1 << 16) if where == "disk" else 3 * CHUNK * 400
+    dataset = FastHDF5Dataset(
+        path, "x", cache=Cache(where, WHOLE // 2, tmp_path if where == "disk" else None)
+    )  # type: ignore[arg-type]
+    counts = []
+    for _ in range(4):
+        assert torch.equal(epoch(dataset), expected())
+        counts.append(decoded(dataset))
+    steps = np.diff(counts).tolist()
+    assert 0 < steps[0] < WHOLE, room
+    assert len(set(steps)) == 1, "the same ones are found each time"
+    assert "as many as fit" in repr(dataset)
+
+
+def test_auto_keeps_all_or_nothing(path: Path, decoded: Any) -> None:
+    dataset = FastHDF5Dataset(path, "x", cache=Cache("auto", WHOLE - 1))
+    for count in (1, 2, 3):
+        epoch(dataset)
+        assert decoded(dataset) == count * WHOLE
+    assert "not kept, as all of them are 0.0 MB, and there is room for 0.0 MB" in repr(dataset)
+
+
+def test_what_the_plan_says(path: Path, tmp_path: Path) -> None:
+    lines = {
+        "ram": "kept in memory, 0.0 MB", "disk": "kept in files, 0.0 MB",
+        "auto": "kept in memory, 0.0 MB, from their second use on",
+    }  # fmt: skip
+    for where, line in lines.items():
+        dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
+        assert f"decoded chunks  →  {line}" in repr(dataset).splitlines()[-1]
+        assert line in str(dataset.plan)
+        assert line in str(FastLoader(dataset).plan)
+        assert "chunks of 8 samples (3.2 kB; deflate), decoded in threads" in str(dataset.plan)
+
+
+@pytest.mark.parametrize("options", [{"compression": None, "chunks": None}, {"compression": None}])
+def test_data_that_need_no_decoding(tmp_path: Path, settled: Any, decoded: Any, options: Any) -> None:
+    path = settled(write(tmp_path / "x.h5", **options))
+    plain, kept = FastHDF5Dataset(path, "x"), FastHDF5Dataset(path, "x", cache="ram")
+    for _ in range(3):
+        assert torch.equal(epoch(plain), expected())
+        assert torch.equal(epoch(kept), expected())
+    assert "none, as samples are read from the file as they are" in repr(plain)
+    assert decoded(plain) == 0
+    assert 0 < decoded(kept) <= 2 * MIB  # in chunks of a megabyte, each once
+    assert "kept in memory" in repr(kept)
+
+
+# ---- files that change ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["rewritten", "replaced", "a row"])
+@pytest.mark.parametrize("where", ["ram", "disk", "auto"])
+def test_nothing_stale(path: Path, tmp_path: Path, settled: Any, where: str, how: str) -> None:
+    cache = option(where, tmp_path)
+    dataset = FastHDF5Dataset(path, "x", cache=cache)
+    for _ in range(3):
+        epoch(dataset)
+    before = path.stat()
+    if how == "replaced":
+        os.replace(write(tmp_path / "new.h5", 7), path)
+    elif how == "rewritten":
+        content = write(tmp_path / "new.h5", 7).read_bytes()
+        with open(path, "r+b") as file:  # the same inode
+            file.write(content)
+            file.truncate(len(content))
+    else:
+        with h5py.File(path, "a") as file:
+            file["x"][...] = expected(7).numpy()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    settled(path)
+    fresh = FastHDF5Dataset(path, "x", cache=cache)
+    for _ in range(3):
+        assert torch.equal(epoch(fresh), expected(7))
+
+
+@pytest.mark.parametrize("where", ["ram", "off"])
+def test_the_dataset_that_was_there_before(path: Path, tmp_path: Path, where: Any) -> None:
+    """Written to is an error; replaced, it is read on as it was."""
+    dataset = FastHDF5Dataset(path, "x", cache=where)
+    epoch(dataset)
+    os.replace(write(tmp_path / "new.h5", 7), path)
+    assert torch.equal(epoch(dataset), expected())
+    again = FastHDF5Dataset(path, "x", cache=where)
+    epoch(again)
+    with h5py.File(path, "a") as file:
+        file["x"][0] = 5
+    for call in (lambda: again[30], lambda: again.__getitems__([3]), lambda: epoch(again)):
+        with pytest.raises(HDF5Error, match="has changed since it was opened; make the dataset anew"):
+            call()
+
+
+def test_a_file_written_just_now_is_not_kept(
+    tmp_path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastpipe.cache import identity
+
+    path = write(tmp_path / "x.h5")
+    monkeypatch.setattr(identity.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)
+    dataset = FastHDF5Dataset(path, "x", cache=Cache("ram", MIB))
+    for count in (1, 2):
+        assert torch.equal(epoch(dataset), expected())
+        assert decoded(dataset) == count * WHOLE
+
+
+# ---- damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "log"])
+def test_a_damaged_cache_is_not_believed(path: Path, tmp_path: Path, decoded: Any, damage: str) -> None:
+    epoch(FastHDF5Dataset(path, "x", cache=option("disk", tmp_path)))
+    gc.collect()
+    folder = tmp_path / "fastpipe-decoded"
+    data, log = folder / "000000.data", folder / "000000.log"
+    if damage == "flipped":
+        raw = bytearray(data.read_bytes())
+        raw[len(raw) // 2 - 8192 : len(raw) // 2 + 8192] = bytes(
+            byte ^ 0x5A for byte in raw[len(raw) // 2 - 8192 : len(raw) // 2 + 8192]
+        )
+        data.write_bytes(bytes(raw))
+    elif damage == "cut off":
+        os.truncate(data, 5000)
+    else:
+        log.write_bytes(bytes(64))
+    dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
+    for _ in range(2):
+        assert torch.equal(epoch(dataset), expected())
+    assert decoded(dataset) > 0
+
+
+def test_a_cache_that_is_cut_off_while_it_is_used(path: Path, tmp_path: Path) -> None:
+    dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
+    for _ in range(2):
+        epoch(dataset)
+    os.truncate(tmp_path / "fastpipe-decoded" / "000000.data", 100)
+    assert torch.equal(epoch(dataset), expected())
+
+
+@pytest.mark.parametrize("die_at", [1, 2, 3, 4, 6, 7])
+def test_killed_while_it_fills_a_cache(
+    path: Path, tmp_path: Path, decoded: Any, forked: Callable[[Callable[[], object]], int], die_at: int
+) -> None:
+    def train() -> None:
+        writes, real = 0, os.pwritev
+
+        def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+            nonlocal writes
+            writes += 1
+            if writes == die_at:
+                data = b"".join(parts)
+                real(descriptor, [data[: len(data) // 2]], offset)  # cut off in the middle
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(descriptor, parts, offset)
+
+        store_module.os.pwritev = pwritev
+        store_module.os.pwrite = lambda descriptor, data, offset: pwritev(descriptor, [data], offset)
+        epoch(FastHDF5Dataset(path, "x", cache=option("disk", tmp_path), threads=1))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(train), 0)[1]) == -signal.SIGKILL
+    dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
+    for _ in range(2):
+        assert torch.equal(epoch(dataset), expected())
+    assert decoded(dataset) <= WHOLE
