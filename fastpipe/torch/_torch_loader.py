@@ -39,6 +39,8 @@ from fastpipe.transform.keys import sample_seed
 
 __all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
 
+_ERROR = object()  # among batches: one that could not be begun
+
 
 class LoaderView:
     """A loader as its iterator sees it.
@@ -220,12 +222,15 @@ class ThreadedIterator(_Counting):
         self._taken = 0
         self._nothing: Exception | None = None  # why a batch had no sample
         self._exhausted = False
+        # Apart from ``_pending``, which the finalizer keeps: their tracebacks refer to this object.
+        self._errors: deque[DueError] = deque()
         self._close = weakref.finalize(self, _cancel_all, source, self._pending)
         self._close.atexit = False
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         _cancel_all(self._source, self._pending)  # of the epoch that is not wanted any more
+        self._errors.clear()
         self._left, self._taken, self._nothing, self._exhausted = [], 0, None, False
 
     def _next_data(self) -> Any:
@@ -243,9 +248,9 @@ class ThreadedIterator(_Counting):
         if not self._pending:
             raise StopIteration
         self._asked, batch = self._pending.popleft()
-        if isinstance(batch, DueError):
+        if batch is _ERROR:
             self._exhausted = False  # the sampler may have more to give
-            raise batch.take()
+            raise self._errors.popleft().take()
         start = perf_counter_ns()
         try:
             self._keep_threads_busy(batch)
@@ -294,7 +299,7 @@ class ThreadedIterator(_Counting):
         if not self._pending:
             return False
         _, batch = self._pending[0]
-        return not isinstance(batch, DueError) and self._refill is None and self._source.is_done(batch)
+        return batch is not _ERROR and self._refill is None and self._source.is_done(batch)
 
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:
@@ -307,13 +312,15 @@ class ThreadedIterator(_Counting):
             self._exhausted = True
             return
         except Exception as error:
-            self._pending.append((None, DueError(error)))
+            self._pending.append((None, _ERROR))
+            self._errors.append(DueError(error))
             self._exhausted = True  # until the error has been raised
             return
         try:
             batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
         except Exception as error:
-            batch = DueError(error)
+            batch = _ERROR
+            self._errors.append(DueError(error))
         self._pending.append((asked, batch))
 
     def _keep_threads_busy(self, due: Any) -> None:
@@ -322,7 +329,7 @@ class ThreadedIterator(_Counting):
         nbytes = self._source.nbytes(due)
         while nbytes and not self._exhausted and self._pending:
             last = self._pending[-1][1]
-            if (len(self._pending) - self._depth) * nbytes >= self._spare or isinstance(last, DueError):
+            if (len(self._pending) - self._depth) * nbytes >= self._spare or last is _ERROR:
                 return
             if self._source.wait_for_either(due, last):
                 return
@@ -332,5 +339,5 @@ class ThreadedIterator(_Counting):
 def _cancel_all(source: BatchSource, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:
     while pending:
         _, batch = pending.popleft()
-        if not isinstance(batch, DueError):
+        if batch is not _ERROR:
             source.cancel(batch)
