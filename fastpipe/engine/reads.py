@@ -116,11 +116,13 @@ class PendingRead:
 
     def _settle(self, failed: dict[int, BaseException]) -> None:
         """Read the samples of tasks that failed one by one, to know which of them are bad."""
-        for number in sorted(failed):
-            error = failed[number]
-            if not self._policy.is_bad(error):
-                failed.clear()  # a traceback refers to this batch and its memory
-                raise error
+        others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
+        if others:
+            failed.clear()  # a traceback refers to this batch and its memory
+            try:
+                raise others[0]
+            finally:
+                others.clear()
         rows = np.unique(np.concatenate([self._tasks[number].rows for number in failed]))
         failed.clear()
         for row in rows.tolist():
@@ -139,16 +141,28 @@ class PendingRead:
             except Exception as cause:
                 if not self._policy.is_bad(cause):
                     raise
-                item = self._policy.item(sample)
-                error = bad_sample_error(item, cause)
-                if self._policy.policy == "raise":
-                    raise error from cause
-                self._policy.log.record(item, error)
+                self._refuse(sample, row, cause)
             if self._policy.policy == "skip":
-                self._left_out[row] = BadSampleError(str(error), path=item.path, index=item.index)
                 return
             assert self._substitute is not None
             sample = self._substitute(row, attempt)
+
+    def _refuse(self, sample: int, row: int, cause: Exception) -> None:
+        """Do what the policy says of a bad sample.
+
+        Not a part of ``_read_alone``, to whose frame the traceback of the cause refers: an error that has
+        this cause must not be among its variables, or the batch is kept until garbage is collected.
+        """
+        item = self._policy.item(sample)
+        error = bad_sample_error(item, cause)
+        try:
+            if self._policy.policy == "raise":
+                raise error from cause
+            self._policy.log.record(item, error)
+            if self._policy.policy == "skip":
+                self._left_out[row] = BadSampleError(str(error), path=item.path, index=item.index)
+        finally:
+            del error, cause
 
     def _no_replacement(self, row: int, tried: int) -> BadSampleError:
         item = self._policy.item(int(self.samples[row]))
