@@ -17,7 +17,13 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import BadSamples, FastHDF5Dataset, FastLoader
-from fastpipe.errors import BadSampleError, HDF5Error, OptionError, TooManyBadSamplesError
+from fastpipe.errors import (
+    BadSampleError,
+    HDF5Error,
+    MissingDependencyError,
+    OptionError,
+    TooManyBadSamplesError,
+)
 
 ROWS, CHUNK = 40, 8
 BAD = range(8, 16)  # the samples of the chunk that is damaged
@@ -149,8 +155,8 @@ def test_a_filter_that_nobody_knows(tmp_path: Path) -> None:
         made.write_direct_chunk((0,), bytes(64), 0)
     for policy in ("raise", "skip"):
         with pytest.raises(
-            HDF5Error,
-            match=r"dataset /x: this HDF5 library has not the filter 32999 .*pip install hdf5plugin",
+            MissingDependencyError,
+            match=r"dataset '/x' has the filter 32999 .* does not know: pip install hdf5plugin",
         ):
             FastHDF5Dataset(tmp_path / "x.h5", "x", bad_samples=policy)  # type: ignore[arg-type]
 
