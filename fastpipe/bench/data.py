@@ -16,7 +16,7 @@ from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 
-__all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "scan"]
+__all__ = ["Photos", "existing_folder", "folder_to_use", "generated_folder", "listed", "made_once", "scan"]
 
 VARIABLE = "FASTPIPE_PHOTOS"
 CLASSES, PER_CLASS = 8, 50
@@ -107,26 +107,49 @@ def generated_folder(
     *,
     large: bool = False,
 ) -> Path:
-    """Photograph-like JPEGs, made once into the user's cache folder.
-
-    They are made in a folder beside the final one and moved there when complete, so an
-    interrupted run leaves nothing half made and two runs at once do not disturb each other.
-    """
-    parent = cache or _user_cache() / "fastpipe" / "bench"
+    """Photograph-like JPEGs, made once into the user's cache folder."""
     classes, per_class = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
     sizes: Any = LARGE_SIZE if large else "imagenet"
-    final = parent / f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
+    name = f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
+
+    def fill(folder: Path) -> None:
+        make(folder, classes=classes, per_class=per_class, seed=0, sizes=sizes)
+
+    return made_once(name, fill, f"{classes * per_class} photograph-like JPEGs", cache, say)
+
+
+def made_once(
+    name: str,
+    fill: Callable[[Path], None],
+    what: str,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """A folder of made-up data, made once into the user's cache folder.
+
+    It is made in a folder beside the final one and moved there when complete, so an
+    interrupted run leaves nothing half made and two runs at once do not disturb each other.
+
+    Args:
+        name: the folder's.
+        fill: puts the data into the folder it is given, which it may have to make.
+        what: the data in words.
+        cache: where the folder goes, if not into the user's cache folder.
+        say: told what takes long.
+    """
+    parent = cache or _user_cache() / "fastpipe" / "bench"
+    final = parent / name
     if final.is_dir():
         return final
-    say(f"making {classes * per_class} photograph-like JPEGs, once, in {final}")
+    say(f"making {what}, once, in {final}")
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
-        make(unfinished / "photos", classes=classes, per_class=per_class, seed=0, sizes=sizes)
+        fill(unfinished / "made")
         try:
-            os.rename(unfinished / "photos", final)
+            os.rename(unfinished / "made", final)
         except OSError:
-            # Another run was first: its folder holds the same photos.
+            # Another run was first: its folder holds the same data.
             if not final.is_dir():
                 raise
     finally:

@@ -136,13 +136,13 @@ def touch(batch: Any) -> int:
     """Look at the first and the last number of a batch, as the cheapest consumer would.
 
     Returns:
-        How many images the batch has.
+        How many samples the batch has.
     """
-    images, labels = batch
-    flat = images.reshape(-1)
+    values = batch[0] if isinstance(batch, (list, tuple)) else batch
+    flat = values.reshape(-1)
     if flat[0] != flat[0] or flat[-1] != flat[-1]:
         raise ValueError("a batch holds a value that is not a number")
-    return len(labels)
+    return len(values)
 
 
 class LoaderRow:

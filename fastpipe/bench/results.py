@@ -19,6 +19,9 @@ __all__ = [
     "entries",
     "floor_share",
     "load",
+    "main_row",
+    "rate_of",
+    "reference_of",
     "row",
     "save",
     "shown",
@@ -52,6 +55,14 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "plan": str,
     "verdict": str,
 }
+# Fields that only some cases have.
+SOME_HAVE: dict[str, type | tuple[type, ...]] = {
+    "main": str,
+    "sections": dict,
+    "targets": list,
+    "first_batch": dict,
+    "memory": dict,
+}
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,
     "label": str,
@@ -60,12 +71,12 @@ ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "output": str,
     "note": str,
     "samples": list,
-    "images_per_s": dict,
     "ratio": dict,
     "first_batch_s": (dict, type(None)),
 }
-# Fields that only rows of peers have, and of those only some.
-PEERS_ONLY = ("versions", "prepared_s", "prepared_size")
+UNIT = "images"
+# Fields that only some rows have: those of peers, and those of cases with sections.
+SOME_ROWS = ("versions", "prepared_s", "prepared_size", "section", "unit")
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,8 @@ class RowInfo:
         versions: package → version, of a peer.
         prepared_s: seconds that a peer's conversion of the photos took; not part of its rate.
         prepared_size: size of what that made, over the size of the photos.
+        section: the part of the case that it belongs to, within which rows are compared.
+        unit: what is counted, if not images.
     """
 
     key: str
@@ -93,6 +106,8 @@ class RowInfo:
     versions: Mapping[str, str] | None = None
     prepared_s: float | None = None
     prepared_size: float | None = None
+    section: str | None = None
+    unit: str | None = None
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
@@ -100,22 +115,22 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 
     Args:
         infos: the rows; those without samples in the session are left out.
-        session: a finished run with at least one row of the group ``"replaced"``.
+        session: a finished run with at least one row of the group ``"replaced"`` in each section.
     """
     measured = [info for info in infos if session.samples.get(info.key)]
-    reference = [info.key for info in measured if info.group == "replaced"]
     rows = []
     for info in measured:
-        samples = session.samples[info.key]
+        samples, unit = session.samples[info.key], info.unit or UNIT
+        reference = [one.key for one in measured if one.group == "replaced" and one.section == info.section]
         told = asdict(info)
-        for name in PEERS_ONLY:
+        for name in SOME_ROWS:
             if told[name] is None:
                 del told[name]
         rows.append(
             {
                 **told,
-                "samples": [asdict(sample) for sample in samples],
-                "images_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
+                "samples": [{"round": one.round, unit: one.count, "seconds": one.seconds} for one in samples],
+                f"{unit}_per_s": _rounded(summarise(sample.rate for sample in samples), 2),
                 "ratio": _rounded(summarise(ratios(session.samples, info.key, reference)), 4),
                 "first_batch_s": None,
             }
@@ -126,7 +141,7 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
     """Key of the row of a group with the highest median."""
     candidates = [row for row in rows if row["group"] == group]
-    return str(max(candidates, key=lambda row: float(row["images_per_s"]["median"]))["key"])
+    return str(max(candidates, key=lambda row: rate_of(row)["median"])["key"])
 
 
 def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | None:
@@ -134,6 +149,22 @@ def floor_share(samples: Mapping[str, Sequence[Sample]]) -> dict[str, float] | N
     if not samples.get(MAIN_ROW) or not samples.get(FLOOR_ROW):
         return None
     return _rounded(summarise(ratios(samples, MAIN_ROW, [FLOOR_ROW])), 4)
+
+
+def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
+    """What a row handles in a second: ``median``, ``low``, ``high``."""
+    rate: dict[str, float] = entry[f"{entry.get('unit', UNIT)}_per_s"]
+    return rate
+
+
+def main_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The row that the verdict is about."""
+    return row(result, result.get("main", MAIN_ROW))
+
+
+def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """Key of the best replaced loader in the row's section."""
+    return str(result["best"][entry.get("section", "replaced")])
 
 
 def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -151,23 +182,27 @@ def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows for a table: all but those of the group ``"stock"`` that are not its best."""
-    best = result["best"]["stock"]
+    best = result["best"].get("stock")
+    if best is None:
+        return list(result["rows"])
     return [entry for entry in result["rows"] if entry["group"] != "stock" or entry["key"] == best]
 
 
 def verdict(result: Mapping[str, Any]) -> str:
     """The outcome in one sentence."""
-    main, reference = row(result, MAIN_ROW), row(result, result["best"]["replaced"])
-    ratio = main["ratio"]
+    main = main_row(result)
+    reference = row(result, reference_of(result, main))
+    label, ratio = main["label"], main["ratio"]
     figures = (
-        f"{main['images_per_s']['median']:,.0f} images/s against {reference['images_per_s']['median']:,.0f}"
-        f" of the best replaced loader (num_workers={reference['num_workers']})"
+        f"{rate_of(main)['median']:,.0f} {main.get('unit', UNIT)}/s against"
+        f" {rate_of(reference)['median']:,.0f} of the best replaced loader"
+        f" (num_workers={reference['num_workers']})"
     )
     span = f"between {ratio['low']:.2f}× and {ratio['high']:.2f}× in {result['method']['rounds']} rounds"
     if ratio["low"] > 1:
-        return f"FastImageFolder + FastLoader is {ratio['median']:.2f}× as fast: {figures}; {span}."
+        return f"{label} is {ratio['median']:.2f}× as fast: {figures}; {span}."
     if ratio["high"] < 1:
-        return f"FastImageFolder + FastLoader is slower, {ratio['median']:.2f}×: {figures}; {span}."
+        return f"{label} is slower, {ratio['median']:.2f}×: {figures}; {span}."
     return f"No clear difference, {ratio['median']:.2f}×: {figures}; {span}."
 
 
@@ -178,6 +213,7 @@ def validate(result: Any) -> dict[str, Any]:
         OptionError: it is not; the message names the field.
     """
     _check_fields(result, FIELDS, "the result")
+    _check_fields(result, {name: kinds for name, kinds in SOME_HAVE.items() if name in result}, "the result")
     if result["schema"] != SCHEMA:
         raise OptionError(f"the result has schema {result['schema']}, this version reads {SCHEMA}")
     for number, entry in enumerate(result["rows"]):
@@ -185,14 +221,16 @@ def validate(result: Any) -> dict[str, Any]:
         if entry["group"] not in GROUPS:
             known = ", ".join(GROUPS)
             raise OptionError(f"rows[{number}].group must be one of {known}; got {entry['group']!r}")
-        for name in ("images_per_s", "ratio"):
+        unit = entry.get("unit", UNIT)
+        _check_fields(entry, {f"{unit}_per_s": dict}, f"rows[{number}]")
+        for name in (f"{unit}_per_s", "ratio"):
             _check_fields(entry[name], dict.fromkeys(Summary._fields, (int, float)), f"rows[{number}].{name}")
         for sample in entry["samples"]:
             _check_fields(
-                sample, {"round": int, "images": int, "seconds": (int, float)}, f"rows[{number}].samples"
+                sample, {"round": int, unit: int, "seconds": (int, float)}, f"rows[{number}].samples"
             )
     keys = [entry["key"] for entry in result["rows"]]
-    for wanted in (MAIN_ROW, *result["best"].values()):
+    for wanted in (result.get("main", MAIN_ROW), *result["best"].values()):
         if wanted not in keys:
             raise OptionError(f"the result has no row {wanted!r}")
     return dict(result)

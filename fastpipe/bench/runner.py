@@ -36,11 +36,11 @@ class ContenderError(Exception):
 
 
 class Contender(Protocol):
-    """Something that handles images and can be timed doing so.
+    """Something that handles samples (or whole files of them) and can be timed doing so.
 
     Attributes:
         key: its name in the results.
-        chunk: images are asked for in multiples of this, so that no worker idles at the
+        chunk: samples are asked for in multiples of this, so that no worker idles at the
             end of a measurement.
         workers: how many worker processes it forks; those with more are warmed up first.
     """
@@ -49,8 +49,8 @@ class Contender(Protocol):
     chunk: int
     workers: int
 
-    def measure(self, images: int) -> float:
-        """Handle so many images from start to end; return the seconds it took.
+    def measure(self, count: int) -> float:
+        """Handle so many samples from start to end; return the seconds it took.
 
         Raises:
             ContenderError: it cannot go on.
@@ -62,16 +62,16 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: ``images`` handled in ``seconds``, in the round of that number."""
+    """One measurement: ``count`` samples handled in ``seconds``, in the round of that number."""
 
     round: int
-    images: int
+    count: int
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Images per second."""
-        return self.images / self.seconds
+        """Samples per second."""
+        return self.count / self.seconds
 
 
 class Summary(NamedTuple):
@@ -125,7 +125,7 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up and find how many images keep it busy for ``seconds``.
+    """Warm a contender up and find how many samples keep it busy for ``seconds``.
 
     The measurements made here are thrown away: they contain the start of workers and
     compilation.
@@ -133,20 +133,20 @@ def calibrate(contender: Contender, seconds: float) -> int:
     Returns:
         A multiple of ``contender.chunk``.
     """
-    images = contender.chunk
-    contender.measure(images)  # start-up: says nothing about the rate
+    count = contender.chunk
+    contender.measure(count)  # start-up: says nothing about the rate
     while True:
-        took = max(contender.measure(images), 1e-9)
-        wanted = _round_up(images / took * seconds * 1.05, contender.chunk)
+        took = max(contender.measure(count), 1e-9)
+        wanted = _round_up(count / took * seconds * 1.05, contender.chunk)
         if took >= seconds / 2:
             return wanted
         # Short measurements mislead: believe them only up to a factor.
-        images = min(max(wanted, 2 * images), 8 * images)
+        count = min(max(wanted, 2 * count), 8 * count)
 
 
 def interleave(
     contenders: Sequence[Contender],
-    images: Mapping[str, int],
+    counts: Mapping[str, int],
     plan: Plan,
     *,
     on_sample: Callable[[Contender, Sample], None] = lambda contender, sample: None,
@@ -157,7 +157,7 @@ def interleave(
 
     Args:
         contenders: whom to measure.  One that raises ``ContenderError`` leaves the run.
-        images: by key, how many images a measurement handles (from `calibrate`).
+        counts: by key, how many samples a measurement handles (from `calibrate`).
         plan: how many rounds.
         on_sample: called after each measurement.
         now, pause: the clock and the pause, for tests.
@@ -174,11 +174,11 @@ def interleave(
             gc.collect()
             pause(plan.settle_s)
             try:
-                seconds = contender.measure(images[contender.key])
+                seconds = contender.measure(counts[contender.key])
             except ContenderError as error:
                 session.failures[contender.key] = str(error)
                 continue
-            sample = Sample(session.rounds, images[contender.key], seconds)
+            sample = Sample(session.rounds, counts[contender.key], seconds)
             session.samples[contender.key].append(sample)
             on_sample(contender, sample)
         for key in session.failures:
@@ -199,7 +199,7 @@ def summarise(figures: Iterable[float]) -> Summary:
 
 
 def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
-    """Images per second, by the number of the round."""
+    """Samples per second, by the number of the round."""
     return {sample.round: sample.rate for sample in samples}
 
 

@@ -1,4 +1,4 @@
-"""Data for tests and benchmarks, shipped with fastpipe: photographs made from a seed, odd files.
+"""Data for tests and benchmarks, shipped with fastpipe: photographs and log-mels made from a seed, odd files.
 
 Nothing else in fastpipe imports this package.
 """
@@ -6,7 +6,11 @@ Nothing else in fastpipe imports this package.
 from __future__ import annotations
 
 from fastpipe.testing.array_image import ArrayImage
+from fastpipe.testing.mels import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
 from fastpipe.testing.odd_images import OddImage, odd_images, write_fifo
 from fastpipe.testing.photos import imagenet_size, photo_tree, photograph
 
-__all__ = ["ArrayImage", "OddImage", "imagenet_size", "odd_images", "photo_tree", "photograph", "write_fifo"]
+__all__ = [
+    "ArrayImage", "OddImage", "imagenet_size", "log_mels", "mel_rows", "mel_segments", "odd_images",
+    "photo_tree", "photograph", "read_wav", "spoken", "write_fifo", "write_table",
+]  # fmt: skip

@@ -1,0 +1,203 @@
+"""What every case does in the same way: its options, its rounds, and what it writes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe.bench import machine
+from fastpipe.bench.plot import draw
+from fastpipe.bench.progress import Progress
+from fastpipe.bench.report import print_result
+from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
+from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
+
+__all__ = ["Driver", "add_run_arguments", "finish", "positive"]
+
+QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
+    """The options of every case.
+
+    Args:
+        parser: where they go.
+        peers: whom ``--peers`` measures, in words.
+    """
+    add = parser.add_argument
+    add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
+    add("--plot", metavar="FILE.png", type=Path, help="draw the result into FILE.png")
+    add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--rounds", type=positive(int), metavar="R", help="rounds to measure (default: 7)")
+    length.add_argument("--seconds", type=positive(float), metavar="S",
+                        help="measure for about S seconds instead, at least three rounds")  # fmt: skip
+    add("--quick", action="store_true", help="two short rounds: does it run? No figures to rely on")
+
+
+def finish(result: dict[str, Any], args: argparse.Namespace, console: Console, progress: Progress) -> None:
+    """Print a result, and write what was asked for."""
+    progress.stop()
+    print_result(result, console)
+    if args.json:
+        save(result, args.json)
+        progress.done(f"wrote {args.json}")
+    if args.plot:
+        draw(result, args.plot)
+        progress.done(f"drew {args.plot}")
+
+
+@dataclass
+class Driver:
+    """One run of a case.
+
+    Attributes:
+        args: its options.
+        cores: processors that may be used.
+        progress: told what is done.
+        infos: the rows, by key.
+        missing: rows that are not measured, and why.
+        warnings: what a reader must know.
+    """
+
+    args: argparse.Namespace
+    cores: int
+    progress: Progress
+    infos: dict[str, RowInfo] = field(default_factory=dict)
+    missing: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def begin(self) -> float | None:
+        """Note what makes figures doubtful; the load at the start."""
+        busy = machine.load()
+        if busy is not None and busy > 0.5 * self.cores:
+            self.warnings.append(f"the machine was busy at the start (load {busy:g} on {self.cores} cores)")
+        if self.args.quick:
+            self.warnings.append(QUICK_WARNING)
+        return busy
+
+    def open(self, stack: ExitStack, info: RowInfo, make: Callable[[], Contender]) -> Contender | None:
+        """Build a row; one that cannot be built is noted.
+
+        Args:
+            stack: closes it.
+            info: what it is.
+            make: builds it.
+        """
+        try:
+            contender = make()
+        except ContenderError as error:
+            self.miss(info.key, info.label, str(error))
+            return None
+        stack.callback(contender.close)
+        self.infos[info.key] = info
+        return contender
+
+    def measure(
+        self, contenders: Sequence[Contender], when_warm: Callable[[], None] = lambda: None
+    ) -> Session:
+        """Warm up, and measure all rounds.
+
+        Args:
+            contenders: the rows.
+            when_warm: called before the first round.
+        """
+        plan = self.plan()
+        counts: dict[str, int] = {}
+        alive = []
+        # Forking first and starting threads later is what every loader copes with.
+        for contender in sorted(contenders, key=lambda one: -one.workers):
+            label = self.infos[contender.key].label
+            self.progress.step(f"warming up: {label}")
+            try:
+                counts[contender.key] = calibrate(contender, plan.seconds)
+                alive.append(contender)
+            except ContenderError as error:
+                self.miss(contender.key, label, str(error))
+        when_warm()
+
+        def on_sample(contender: Contender, sample: Sample) -> None:
+            info = self.infos[contender.key]
+            unit = info.unit or UNIT
+            self.progress.step(f"round {sample.round + 1}: {info.label}: {sample.rate:,.0f} {unit}/s")
+
+        ordered = [contender for contender in contenders if contender in alive]
+        session = interleave(ordered, counts, plan, on_sample=on_sample)
+        for key, why in session.failures.items():
+            self.miss(key, self.infos[key].label, why)
+        return session
+
+    def plan(self) -> Plan:
+        """How long to measure, from the options."""
+        if self.args.quick:
+            return Plan(rounds=self.args.rounds or 2, seconds=0.2, settle_s=0.05)
+        if self.args.seconds:
+            return Plan(rounds=None, budget_s=self.args.seconds)
+        return Plan(rounds=self.args.rounds or Plan.rounds)
+
+    def method(self, rounds: int) -> dict[str, Any]:
+        """How it was measured."""
+        plan = self.plan()
+        return {
+            "rounds": rounds,
+            "seconds": plan.seconds,
+            "settle_s": plan.settle_s,
+            "quick": self.args.quick,
+            "warnings": self.warnings,
+        }
+
+    def facts(self, case: str, words: Sequence[str], busy: float | None) -> dict[str, Any]:
+        """What was run, when, on what.
+
+        Args:
+            case: its name.
+            words: its own options, with names in place of paths.
+            busy: the load at the start.
+        """
+        return {
+            "schema": SCHEMA,
+            "case": case,
+            "command": self._command(case, words),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "machine": {**machine.describe(), "load_at_start": busy},
+            "versions": machine.versions(),
+            "revision": machine.revision(),
+        }
+
+    def miss(self, key: str, label: str, why: str) -> None:
+        """Note a row that is not measured."""
+        self.missing.append({"key": key, "label": label, "why": why})
+        self.progress.done(f"not measured: {label}: {why}")
+
+    def _command(self, case: str, words: Sequence[str]) -> str:
+        """The command line, with names in place of paths."""
+        args = self.args
+        line = [f"python -m fastpipe.bench {case}", *words]
+        line += ["--peers"] if args.peers else []
+        line += [f"--rounds {args.rounds}"] if args.rounds else []
+        line += [f"--seconds {args.seconds:g}"] if args.seconds else []
+        line += ["--quick"] if args.quick else []
+        line += [f"--{name} {path.name}" for name in ("json", "plot") if (path := getattr(args, name))]
+        return " ".join(line)
+
+
+def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An argparse type: a number above zero."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+        return value
+
+    return parse
