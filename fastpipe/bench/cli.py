@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fastpipe.bench import images
 from fastpipe.bench.command import Command
+from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown
 from fastpipe.bench.results import load
@@ -24,6 +25,11 @@ DEFAULT_CASE = "images"
 CASES = {
     "images": Command(
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
+    ),
+    "hdf5": Command(
+        "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader",
+        hdf5.add_arguments,
+        hdf5.run,
     ),
 }
 

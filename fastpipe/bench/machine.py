@@ -33,6 +33,11 @@ PACKAGES = (
     "tensorflow-cpu",
     "spdl-io",
     "litdata",
+    "h5py",
+    "numcodecs",
+    "deflate",
+    "pyfive",
+    "hidefix",
 )
 
 

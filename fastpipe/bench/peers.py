@@ -24,7 +24,7 @@ from fastpipe.bench.loaders import MEAN, SIDE, STD
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError
 
-__all__ = ["PEERS", "Peer", "PeerRow", "interpreter"]
+__all__ = ["PEERS", "ChildRow", "Peer", "PeerRow", "interpreter"]
 
 CHILD = Path(__file__).with_name("peer_child.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -151,15 +151,18 @@ def _here(folders: Sequence[Path] | None) -> Sequence[Path]:
     return (Path.cwd(), CHECKOUT) if folders is None else folders
 
 
-class PeerRow:
+class ChildRow:
     """A `Contender` in a child process.
 
     Args:
         peer: which library.
         python: the interpreter that has it.
-        photos: the photos to read.
-        batch_size: images in a batch.
+        job: the first line for the child, to which the folder that it may write to is added.
+        batch_size: samples in a batch.
         threads: how many threads or processes the library may use.
+
+    Attributes:
+        first_batch: what the child answered to the job.
 
     Raises:
         ContenderError: the child does not start, or its first batch is not what it should be.
@@ -167,12 +170,14 @@ class PeerRow:
 
     workers = 0
 
-    def __init__(self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int) -> None:
+    def __init__(
+        self, peer: Peer, python: str, job: Mapping[str, Any], batch_size: int, threads: int
+    ) -> None:
         self.key, self.peer = peer.key, peer
         # Some give batches in bursts, one from each worker: a measurement is a number of whole bursts.
         self.chunk = batch_size * threads
-        self._photos, self._batch_size = photos, batch_size
-        # What a peer converts the photos to; the child may be killed, so it is removed here.
+        self._batch_size = batch_size
+        # What a peer converts its data to; the child may be killed, so it is removed here.
         self._scratch = tempfile.TemporaryDirectory(prefix="fastpipe-bench-", ignore_cleanup_errors=True)
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         self._child: subprocess.Popen[str] | None = None
@@ -185,7 +190,7 @@ class PeerRow:
                 text=True,
                 env=_environment(peer, self._scratch.name),
             )
-            self.first_batch = self._ask(self._job(batch_size, threads))
+            self.first_batch = self._ask({**job, "scratch": self._scratch.name})
         except OSError as error:
             self.close()
             raise ContenderError(f"{peer.label} does not start: {error.strerror}") from None
@@ -193,47 +198,9 @@ class PeerRow:
             self.close()
             raise
 
-    def info(self) -> RowInfo:
-        """The row, with what the child told."""
-        peer, told = self.peer, self.first_batch
-        seconds, made = told.get("prepared_s"), told.get("prepared_bytes")
-        size = made / self._photos.bytes if made else None
-        notes = [peer.note, told.get("note", "")]
-        if seconds is not None and size is not None:
-            notes.append(f"converted in {seconds:.0f} s to {size:.1f}× the bytes")
-        return RowInfo(
-            peer.key,
-            peer.label,
-            "peer",
-            None,
-            peer.output,
-            "; ".join(note for note in notes if note),
-            versions=told.get("versions"),
-            prepared_s=None if seconds is None else round(seconds, 2),
-            prepared_size=None if size is None else round(size, 3),
-        )
-
-    def _job(self, batch_size: int, threads: int) -> dict[str, Any]:
-        """The first line for the child."""
-        photos = self._photos
-        return {
-            "folder": str(photos.folder),
-            "indices": photos.indices,
-            "files": photos.files,
-            "labels": photos.labels,
-            "batch_size": batch_size,
-            "threads": threads,
-            "side": SIDE,
-            "mean": MEAN,
-            "std": STD,
-            "output": self.peer.output,
-            "scratch": self._scratch.name,
-            "options": dict(self.peer.options),
-        }
-
-    def measure(self, images: int) -> float:
-        """Let the child handle so many images; return the seconds it counted."""
-        return float(self._ask({"batches": images // self._batch_size})["seconds"])
+    def measure(self, count: int) -> float:
+        """Let the child handle so many samples; return the seconds it counted."""
+        return float(self._ask({"batches": count // self._batch_size})["seconds"])
 
     def close(self) -> None:
         """End the child; it leaves by itself when its standard input is closed."""
@@ -278,6 +245,62 @@ class PeerRow:
         self._stderr.seek(0)
         lines: Sequence[str] = [line for line in self._stderr.read().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "no message"
+
+
+class PeerRow(ChildRow):
+    """A peer that loads photos.
+
+    Args:
+        peer: which library.
+        python: the interpreter that has it.
+        photos: the photos to read.
+        batch_size: images in a batch.
+        threads: how many threads or processes the library may use.
+
+    Raises:
+        ContenderError: the child does not start, or its first batch is not what it should be.
+    """
+
+    def __init__(self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int) -> None:
+        self._photos = photos
+        super().__init__(peer, python, _job(peer, photos, batch_size, threads), batch_size, threads)
+
+    def info(self) -> RowInfo:
+        """The row, with what the child told."""
+        peer, told = self.peer, self.first_batch
+        seconds, made = told.get("prepared_s"), told.get("prepared_bytes")
+        size = made / self._photos.bytes if made else None
+        notes = [peer.note, told.get("note", "")]
+        if seconds is not None and size is not None:
+            notes.append(f"converted in {seconds:.0f} s to {size:.1f}× the bytes")
+        return RowInfo(
+            peer.key,
+            peer.label,
+            "peer",
+            None,
+            peer.output,
+            "; ".join(note for note in notes if note),
+            versions=told.get("versions"),
+            prepared_s=None if seconds is None else round(seconds, 2),
+            prepared_size=None if size is None else round(size, 3),
+        )
+
+
+def _job(peer: Peer, photos: Photos, batch_size: int, threads: int) -> dict[str, Any]:
+    """The first line for the child."""
+    return {
+        "folder": str(photos.folder),
+        "indices": photos.indices,
+        "files": photos.files,
+        "labels": photos.labels,
+        "batch_size": batch_size,
+        "threads": threads,
+        "side": SIDE,
+        "mean": MEAN,
+        "std": STD,
+        "output": peer.output,
+        "options": dict(peer.options),
+    }
 
 
 def _environment(peer: Peer, scratch: str) -> dict[str, str]:

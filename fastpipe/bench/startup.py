@@ -20,7 +20,7 @@ from fastpipe._extras import require
 from fastpipe.bench.loaders import Draws, LoaderSpec, build, make_dataset, touch, train_transform
 from fastpipe.bench.runner import ContenderError
 
-__all__ = ["first_batch_seconds"]
+__all__ = ["first_batch_seconds", "in_child"]
 
 WARM_RUNS = 3
 
@@ -44,21 +44,30 @@ def first_batch_seconds(
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as compiled:
         environment = {**os.environ, "NUMBA_CACHE_DIR": compiled}
         job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
-        times = [_run(job, environment) for _ in range(1 + warm_runs)]
+        times = [float(in_child("fastpipe.bench.startup", job, environment)) for _ in range(1 + warm_runs)]
     warm = times[1:]
     return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
 
 
-def _run(job: dict[str, Any], environment: dict[str, str]) -> float:
-    """One child's measurement."""
-    command = [sys.executable, "-m", "fastpipe.bench.startup"]
+def in_child(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
+    """Run a module in a new process; the last line that it prints.
+
+    Args:
+        module: its name.
+        job: what it reads from its standard input, as JSON.
+        environment: its environment variables.
+
+    Raises:
+        ContenderError: the process did not end well.
+    """
+    command = [sys.executable, "-m", module]
     done = subprocess.run(
         command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise ContenderError(f"the process ended with code {done.returncode}: {lines[-1]}")
-    return float(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
 
 
 def _child() -> None:

@@ -153,8 +153,9 @@ def read_wav(path: Path) -> tuple[FloatArray, int]:
             if file.getsampwidth() != 2:
                 raise OptionError(f"{str(path)!r} must have 16 bits, got {8 * file.getsampwidth()}")
             values = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32)
-            sound: FloatArray = values.reshape(-1, file.getnchannels()).mean(1) / np.float32(32768)
-            return sound, file.getframerate()
+            values /= np.float32(32768)
+            sound = np.asarray(values.reshape(-1, file.getnchannels()).mean(1), np.float32)
+            return sound, int(file.getframerate())
     except (wave.Error, EOFError) as error:
         raise OptionError(f"{str(path)!r} is not a WAV file: {error}") from None
 

@@ -16,11 +16,14 @@ __all__ = [
     "Job",
     "PeerError",
     "Stream",
+    "TableJob",
     "batch_problem",
     "endless_order",
     "folder_bytes",
     "is_jpeg",
+    "job_of",
     "repeats",
+    "table_problem",
     "without_non_jpegs",
 ]
 
@@ -72,12 +75,46 @@ class Job:
 
 
 @dataclass(frozen=True)
+class TableJob:
+    """Which rows of an HDF5 dataset to load.
+
+    Attributes:
+        path: the file.
+        dataset: the dataset's path in it.
+        shape, dtype: the dataset's.
+        group: rows of a chunk.
+        window: groups whose rows are mixed.
+        batch_size: rows in a batch.
+        threads: how many threads the peer may use.
+        scratch: an empty folder; the parent removes it.
+    """
+
+    path: str
+    dataset: str
+    shape: Sequence[int]
+    dtype: str
+    group: int
+    window: int
+    batch_size: int
+    threads: int
+    scratch: str
+
+
+def job_of(content: Mapping[str, Any]) -> Job | TableJob:
+    """The job of a line of JSON."""
+    if "dataset" in content:
+        return TableJob(**{one.name: content[one.name] for one in fields(TableJob)})
+    return Job.from_json(content)
+
+
+@dataclass(frozen=True)
 class Stream:
     """A peer at work.
 
     Attributes:
         batches: without end: images (N, 3, H, W), or (N, H, W, 3) where ``layout`` says so, and
-            labels, as numpy arrays or torch tensors in the host's memory.
+            labels, or rows of a table and their numbers, as numpy arrays or torch tensors in the
+            host's memory.
         ahead: at most so many batches wait ready made.
         packages: those whose versions say what was measured.
         layout: ``"NCHW"`` or ``"NHWC"``.
@@ -131,6 +168,14 @@ def endless_order(job: Job) -> Iterator[int]:
 def folder_bytes(folder: Path) -> int:
     """Size of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def table_problem(job: TableJob, values: npt.NDArray[Any]) -> str | None:
+    """What is wrong with a batch of rows, or ``None``."""
+    shape = (job.batch_size, *job.shape[1:])
+    if values.shape != shape or values.dtype != np.dtype(job.dtype):
+        return f"the first batch is {values.dtype} {values.shape}, expected {job.dtype} {shape}"
+    return None
 
 
 def batch_problem(job: Job, layout: str, images: npt.NDArray[Any], labels: Any) -> str | None:

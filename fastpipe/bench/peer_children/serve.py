@@ -19,16 +19,35 @@ from typing import Any, NoReturn, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.bench.peer_children import dali, ffcv, litdata, pillow_simd, spdl, tfdata
-from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
+from fastpipe.bench.peer_children import (
+    dali,
+    ffcv,
+    hidefix,
+    litdata,
+    pillow_simd,
+    pyfive,
+    spdl,
+    tfdata,
+)
+from fastpipe.bench.peer_children.protocol import (
+    Job,
+    PeerError,
+    Stream,
+    TableJob,
+    batch_problem,
+    job_of,
+    table_problem,
+)
 
 __all__ = ["SOURCES", "main", "serve"]
 
-SOURCES: dict[str, Callable[[Job], Stream]] = {
+SOURCES: dict[str, Callable[[Any], Stream]] = {
     "dali": dali.stream,
     "ffcv": ffcv.stream,
+    "hidefix": hidefix.stream,
     "litdata": litdata.stream,
     "pillow_simd": pillow_simd.stream,
+    "pyfive": pyfive.stream,
     "spdl": spdl.stream,
     "tfdata": tfdata.stream,
 }
@@ -49,14 +68,14 @@ def serve(
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    job = Job.from_json(json.loads(questions.readline()))
+    job = job_of(json.loads(questions.readline()))
     try:
         stream = SOURCES[source](job)
         images, labels = _next(stream)
     except PeerError as error:
         answer({"error": str(error)})
         return
-    problem = batch_problem(job, stream.layout, images, labels)
+    problem = _problem(job, stream, images, labels)
     answer({"error": problem} if problem else _first_answer(stream, images))
     for line in questions:
         # What was made ready during the pause, and a little more, is not part of the measurement.
@@ -73,6 +92,13 @@ def serve(
         pause(1.2 * stream.ahead * seconds / wanted)
         answer({"seconds": seconds})
     stream.batches.close()
+
+
+def _problem(job: Job | TableJob, stream: Stream, values: npt.NDArray[Any], labels: Any) -> str | None:
+    """What is wrong with the first batch, or ``None``."""
+    if isinstance(job, TableJob):
+        return table_problem(job, values)
+    return batch_problem(job, stream.layout, values, labels)
 
 
 def _next(stream: Stream) -> tuple[npt.NDArray[Any], Any]:

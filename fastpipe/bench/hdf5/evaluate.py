@@ -1,0 +1,118 @@
+"""A model that sees segments and is judged by file: a file at a time, and some at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import fastpipe
+from fastpipe._extras import require
+from fastpipe.bench.hdf5.data import Table
+from fastpipe.bench.hdf5.rows import table_dataset
+from fastpipe.bench.results import RowInfo
+
+__all__ = ["FILES_AT_ONCE", "FileByFile", "Grouped", "evaluation_infos", "small_net"]
+
+FILES_AT_ONCE = 16
+_CLASSES = 4
+
+
+def evaluation_infos() -> list[RowInfo]:
+    """The rows."""
+    name = f"group_batches(k={FILES_AT_ONCE}) + segment_reduce"
+    told: dict[str, Any] = {"section": "files", "unit": "files"}
+    return [
+        RowInfo("files-replaced", "one file at a time", "replaced", 0, "votes", "h5py and the model", **told),
+        RowInfo("files-grouped", name, "fastpipe", 0, "votes", "reading and the model", **told),
+    ]
+
+
+def small_net(seed: int = 0) -> Any:
+    """A small convolutional net for segments (N, 1, bands, frames)."""
+    torch = require("torch", extra="torch")
+    layers = torch.nn
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = layers.Sequential(
+            layers.Conv2d(1, 8, 3, padding=1), layers.ReLU(), layers.MaxPool2d(2),
+            layers.Conv2d(8, 16, 3, padding=1), layers.ReLU(), layers.AdaptiveAvgPool2d(1),
+            layers.Flatten(), layers.Linear(16, _CLASSES),
+        )  # fmt: skip
+    return net.eval()
+
+
+class FileByFile:
+    """A `Contender`: each file's segments are read with h5py, judged, and vote.
+
+    Args:
+        table: (files, long, short, bands, frames).
+
+    Attributes:
+        votes: what the last measurement found for each file.
+    """
+
+    workers = 0
+    key = "files-replaced"
+
+    def __init__(self, table: Table) -> None:
+        self.chunk = table.shape[0]
+        self.votes: npt.NDArray[np.int64] = np.full(table.shape[0], -1)
+        self._table, self._net = table, small_net()
+        self._file = require("h5py", extra="hdf5").File(table.path, "r")
+
+    def measure(self, count: int) -> float:
+        """Judge so many files; return the seconds it took."""
+        torch = require("torch", extra="torch")
+        dataset = self._file[self._table.dataset]
+        shape = self._table.shape
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for number in range(count):
+                segments = torch.from_numpy(dataset[number % shape[0]]).reshape(-1, 1, *shape[-2:])
+                chosen = self._net(segments).argmax(1)
+                self.votes[number % shape[0]] = torch.bincount(chosen, minlength=_CLASSES).argmax().item()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Grouped:
+    """A `Contender`: the same, some files at a time.
+
+    Args:
+        table: (files, long, short, bands, frames).
+
+    Attributes:
+        votes: what the last measurement found for each file.
+    """
+
+    workers = 0
+    key = "files-grouped"
+
+    def __init__(self, table: Table) -> None:
+        self.chunk = table.shape[0]
+        self.votes: npt.NDArray[np.int64] = np.full(table.shape[0], -1)
+        self._net = small_net()
+        self._batches: Any = fastpipe.group_batches(table_dataset(table, "off"), FILES_AT_ONCE)
+
+    def measure(self, count: int) -> float:
+        """Judge so many files; return the seconds it took."""
+        torch = require("torch", extra="torch")
+        seen = 0
+        start = time.perf_counter()
+        with torch.inference_mode():
+            while seen < count:
+                for (segments, _), files in self._batches:
+                    found = fastpipe.segment_reduce(self._net(segments.unsqueeze(1)), files, "vote")
+                    self.votes[found.groups.numpy()] = found.values.numpy()
+                    seen += len(found.groups)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Let go of the loader."""
+        self._batches = None

@@ -1,0 +1,100 @@
+"""Time to the first batch of a file with many chunks, each time in a fresh process.
+
+The parent calls `first_batches`; the child is ``python -m fastpipe.bench.hdf5.first``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastpipe._extras import require
+from fastpipe.bench.hdf5.data import Table, look
+from fastpipe.bench.hdf5.rows import WINDOW, table_dataset
+from fastpipe.bench.hdf5.sources import RowByRow
+from fastpipe.bench.loaders import touch
+from fastpipe.bench.startup import in_child
+
+__all__ = ["first_batches"]
+
+RUNS = 5
+_NAMES = {
+    "replaced": "row by row + DataLoader(num_workers=0)",
+    "cold": "FastHDF5Dataset + FastLoader, the file not seen before",
+    "kept": "FastHDF5Dataset + FastLoader, opened again",
+}
+
+
+def first_batches(
+    table: Table, batch_size: int, runs: int = RUNS, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Seconds from building the dataset to the first batch, in new processes.
+
+    torch, h5py and fastpipe are imported before the clock starts, and what fastpipe compiles is there from
+    earlier runs; ``import_s`` is what importing fastpipe took, in the same processes.  The file is in the
+    page cache.
+
+    Args:
+        table: what is read.
+        batch_size: samples in a batch.
+        runs: processes for each figure; one more comes before them and is not counted.
+        say: told what is measured.
+
+    Returns:
+        ``chunks``, and for ``replaced``, ``cold`` and ``kept``: ``label``, ``median_s``, ``raw_s`` and the
+        median ``import_s``.
+
+    Raises:
+        ContenderError: a process did not end well.
+    """
+    table.warm()
+    told: dict[str, Any] = {"chunks": table.samples}
+    for name, label in _NAMES.items():
+        say(f"time to the first batch: {label}")
+        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as folder:
+            found = []
+            for run in range(1 + runs):
+                # Where chunks are is kept in the user's cache folder: another one each time, or the same.
+                place = os.path.join(folder, "kept" if name == "kept" else str(run))
+                job = {"path": str(table.path), "dataset": table.dataset, "kind": name, "batch": batch_size}
+                environment = {**os.environ, "XDG_CACHE_HOME": place}
+                found.append(json.loads(in_child("fastpipe.bench.hdf5.first", job, environment)))
+        seconds = [round(one["first_s"], 4) for one in found[1:]]
+        told[name] = {
+            "label": label,
+            "median_s": statistics.median(seconds),
+            "raw_s": seconds,
+            "import_s": round(statistics.median(one["import_s"] for one in found[1:]), 4),
+        }
+    return told
+
+
+def _child() -> None:
+    """Read a job from standard input, print the seconds."""
+    job = json.load(sys.stdin)
+    data = require("torch.utils.data", extra="torch")
+    require("h5py", extra="hdf5")
+    table = look(Path(job["path"]), job["dataset"], "chunks")
+    is_fast = job["kind"] != "replaced"
+    start = time.perf_counter()
+    if is_fast:
+        from fastpipe import FastHDF5Dataset, FastLoader, Shuffle  # noqa: F401 (timed)
+    imported = time.perf_counter()
+    if is_fast:
+        dataset = table_dataset(table, "auto")
+        loader: Any = FastLoader(dataset, job["batch"], Shuffle(WINDOW, "group"))
+    else:
+        loader = data.DataLoader(RowByRow(table), job["batch"], shuffle=True)
+    touch(next(iter(loader)))
+    print(json.dumps({"first_s": time.perf_counter() - imported, "import_s": imported - start}))
+
+
+if __name__ == "__main__":
+    _child()

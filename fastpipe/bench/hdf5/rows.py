@@ -1,0 +1,207 @@
+"""The rows of the case that are loaders in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import fastpipe
+from fastpipe._extras import require
+from fastpipe.bench.hdf5.data import Table
+from fastpipe.bench.hdf5.sources import RowByRow, WindowBatches
+from fastpipe.bench.loaders import Draws, touch
+from fastpipe.bench.results import RowInfo
+from fastpipe.bench.runner import calibrate
+
+__all__ = ["WINDOW", "TableRow", "TableSpec", "best_workers", "loader_of", "specs_of", "table_dataset"]
+
+# Chunks whose rows are mixed, in all rows that mix some at a time.
+WINDOW = 64
+
+Kind = Literal["rows", "ordered", "stock", "window", "uniform", "ram"]
+_FAST = "FastHDF5Dataset + FastLoader"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One loader to measure.
+
+    Attributes:
+        key: its name in the JSON file.
+        label: its name in tables.
+        group: as of `RowInfo`.
+        kind: ``"rows"`` reads row by row, ``"ordered"`` too but chunk after chunk; the others are fastpipe's:
+            ``"stock"`` in torch's loader and ``"window"`` mix the rows of some chunks at a time,
+            ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks kept in memory.
+        batch_size: samples in a batch.
+        num_workers: as for ``DataLoader``.
+        note: what a reader should know about the row.
+    """
+
+    key: str
+    label: str
+    group: Literal["replaced", "stock", "fastpipe", "peer"]
+    kind: Kind
+    batch_size: int
+    num_workers: int = 0
+    note: str = ""
+
+    def info(self, table: Table) -> RowInfo:
+        """What the report calls it."""
+        return RowInfo(
+            self.key, self.label, self.group, self.num_workers, table.dtype, self.note,
+            section=table.key, unit="samples",
+        )  # fmt: skip
+
+
+def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
+    """The loaders that are measured on a table; those of scripts without fastpipe come first."""
+    key = table.key
+    cold = 'cache="off"'
+    specs = [
+        TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
+    ]
+    if table.key == "cells":
+        name, note = f'{_FAST}, cache="ram"', "from the second epoch on; all rows shuffled"
+        return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
+    if table.chunk is not None:
+        note = f"HDF5's cache holds two windows of {WINDOW} chunks"
+        specs.append(
+            TableSpec(
+                f"{key}-ordered", "chunk by chunk + DataLoader", "peer", "ordered", batch_size, note=note
+            )
+        )
+    if table.is_packed:
+        note = f"{WINDOW} chunks mixed at a time"
+        specs += [
+            TableSpec(
+                f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
+            ),
+            TableSpec(f"{key}-window", _FAST, "fastpipe", "window", batch_size, note=f"{note}; {cold}"),
+        ]
+    note = f"all rows shuffled; {cold}"
+    note += "; a chunk is decoded for each of its rows" if table.is_packed else ""
+    specs.append(TableSpec(f"{key}-uniform", _FAST, "fastpipe", "uniform", batch_size, note=note))
+    if table.is_packed:
+        name, note = f'{_FAST}, cache="ram"', "all rows shuffled; from the second epoch on"
+        specs.append(TableSpec(f"{key}-ram", name, "fastpipe", "ram", batch_size, note=note))
+    return specs
+
+
+def table_dataset(table: Table, cache: Any) -> Any:
+    """A table as a `FastHDF5Dataset`."""
+    keys = table.dataset if table.labels is None else [table.dataset, table.labels]
+    return fastpipe.FastHDF5Dataset(str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0)
+
+
+def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
+    """The loader of a row.
+
+    Args:
+        spec: the row.
+        table: what it reads.
+        draws: the order of a loader that reads row by row.
+    """
+    data = require("torch.utils.data", extra="torch")
+    workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
+    window = fastpipe.Shuffle(WINDOW, "group")
+    if spec.kind == "rows":
+        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)
+    if spec.kind == "ordered":
+        held = 2 * WINDOW * table.group * table.sample_bytes
+        batches = WindowBatches(table, spec.batch_size, WINDOW)
+        return data.DataLoader(RowByRow(table, held), batch_sampler=batches, **workers)
+    everything = 2 * table.samples * (table.sample_bytes + 64)
+    cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
+    dataset = table_dataset(table, cache)
+    if spec.kind == "stock":
+        batches = dataset.batch_sampler(spec.batch_size, shuffle=window)
+        return data.DataLoader(dataset, batch_sampler=batches, **workers)
+    shuffle = window if spec.kind == "window" else True
+    return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, **workers)
+
+
+class TableRow:
+    """A `Contender` that goes through a table.
+
+    What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
+
+    Args:
+        spec: which loader.
+        table: what it reads.
+    """
+
+    def __init__(self, spec: TableSpec, table: Table) -> None:
+        self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
+        burst = spec.batch_size * max(1, spec.num_workers)
+        self._draws = Draws(range(table.samples), burst) if spec.kind == "rows" else None
+        self.chunk = burst if self._draws is not None else table.samples
+        self.loader = loader_of(spec, table, self._draws)
+
+    def measure(self, count: int) -> float:
+        """Consume so many samples; return the seconds it took."""
+        if self._draws is not None:
+            self._draws.length = count
+        seen = 0
+        with warnings.catch_warnings():
+            # That an order takes chunks apart is what some rows are there to show.
+            warnings.filterwarnings("ignore", message=".*samples are compressed together")
+            start = time.perf_counter()
+            while seen < count:
+                for batch in self.loader:
+                    seen += touch(batch)
+            seconds = time.perf_counter() - start
+        if seen != count:
+            raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
+        return seconds
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage that the loader's clock has counted so far."""
+        return dict(self.loader.clock.totals())
+
+    def close(self) -> None:
+        """Let go of the loader, which ends its workers and threads."""
+        dataset = getattr(self.loader, "dataset", None)
+        self.loader = None
+        if isinstance(dataset, RowByRow):
+            dataset.close()
+        del dataset
+        gc.collect()
+
+
+def best_workers(
+    spec: TableSpec,
+    table: Table,
+    counts: Sequence[int],
+    seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> TableSpec:
+    """The row with the number of workers that a short measurement found fastest.
+
+    Args:
+        spec: the row.
+        table: what it reads.
+        counts: the numbers to try.
+        seconds: how long each is measured.
+        say: told what was found.
+    """
+    rates = {}
+    for count in counts:
+        row = TableRow(replace(spec, num_workers=count), table)
+        try:
+            samples = calibrate(row, seconds)
+            rates[count] = samples / row.measure(samples)
+        finally:
+            row.close()
+    best = max(rates, key=lambda count: rates[count])
+    found = ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items())
+    say(f"{table.label}: {spec.label}: samples/s by num_workers: {found}; taken: {best}")
+    note = f"num_workers={best}, the best of {', '.join(map(str, counts))}"
+    return replace(
+        spec, num_workers=best, label=f"{spec.label}(num_workers={best})",
+        note=f"{note}; {spec.note}" if spec.note else note,
+    )  # fmt: skip

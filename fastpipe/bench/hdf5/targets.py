@@ -1,0 +1,115 @@
+"""What was asked of fastpipe for HDF5 files, as figures, and whether it is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastpipe.bench.runner import Sample, ratios, summarise
+
+__all__ = ["ASKED", "Asked", "first_batch_targets", "memory_target", "rate_targets"]
+
+FIRST_COLD_S, FIRST_KEPT_S = 1.0, 0.3
+MEMORY_ABOVE_MB = 150.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A rate that was asked for.
+
+    Attributes:
+        text: what it is.
+        row: the row it is about.
+        against: the row it is a multiple of; None where it is a rate.
+        least: the least that is enough.
+    """
+
+    text: str
+    row: str
+    against: str | None
+    least: float
+
+
+ASKED = (
+    Asked("gzip, windows, × the replaced loader", "gzip-window", "gzip-replaced", 15),
+    Asked("gzip, windows, × h5py in order", "gzip-window", "gzip-order", 1.8),
+    Asked("LZF, windows, × the replaced loader", "lzf-window", "lzf-replaced", 20),
+    Asked("LZF, windows, × h5py in order", "lzf-window", "lzf-order", 2),
+    Asked("uncompressed, all rows shuffled, × the replaced loader", "plain-uniform", "plain-replaced", 15),
+    Asked(
+        "contiguous, all rows shuffled, × the replaced loader",
+        "contiguous-uniform",
+        "contiguous-replaced",
+        15,
+    ),
+    Asked("gzip kept in memory, all rows shuffled, × the replaced loader", "gzip-ram", "gzip-replaced", 80),
+    Asked("segments of 1 KiB kept in memory, samples/s", "cells-ram", None, 350_000),
+    Asked("evaluation of files in groups, × one at a time", "files-grouped", "files-replaced", 2),
+)
+
+
+def rate_targets(
+    samples: Mapping[str, Sequence[Sample]], asked: Sequence[Asked] = ASKED
+) -> list[dict[str, Any]]:
+    """What came of the figures that are rates.
+
+    Args:
+        samples: of a finished run, by row.
+        asked: the figures.
+
+    Returns:
+        For each: ``text``, ``asked``, ``is_most``, ``unit``, ``got`` (``median``, ``low``,
+        ``high``; None where it was not measured) and ``is_met`` by the median (or None).
+    """
+    made = []
+    for one in asked:
+        figures: list[float] = []
+        if samples.get(one.row) and one.against is None:
+            figures = [sample.rate for sample in samples[one.row]]
+        elif samples.get(one.row) and samples.get(one.against or ""):
+            figures = ratios(samples, one.row, [str(one.against)])
+        made.append(_target(one.text, one.least, "×" if one.against else "samples/s", figures))
+    return made
+
+
+def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What came of the time to the first batch.
+
+    Args:
+        measured: from `first.first_batches`; None where it was not measured.
+    """
+    return [
+        _target(text, most, "s", [] if measured is None else measured[name]["raw_s"], is_most=True)
+        for text, most, name in (
+            ("first batch of a file of many chunks", FIRST_COLD_S, "cold"),
+            ("first batch, where the chunks are is kept", FIRST_KEPT_S, "kept"),
+        )
+    ]
+
+
+def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What came of the memory.
+
+    Args:
+        measured: from `memory.memory_of_trees`; None where it was not measured.
+    """
+    figures = (
+        [] if measured is None else [entry["above_mb"] - entry["budget_mb"] for entry in measured["rows"]]
+    )
+    text = "memory above that of loading nothing, less the cache's budget, most of all"
+    target = _target(text, MEMORY_ABOVE_MB, "MB", figures, is_most=True)
+    if figures:
+        target["is_met"] = max(figures) <= MEMORY_ABOVE_MB
+    return [target]
+
+
+def _target(
+    text: str, asked: float, unit: str, figures: Sequence[float], *, is_most: bool = False
+) -> dict[str, Any]:
+    got = summarise(figures) if figures else None
+    is_met = None
+    if got is not None:
+        is_met = got.median <= asked if is_most else got.median >= asked
+    told = None if got is None else {name: round(value, 4) for name, value in got._asdict().items()}
+    return {"text": text, "asked": asked, "is_most": is_most, "unit": unit, "got": told, "is_met": is_met}
