@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -65,7 +66,10 @@ class Driver:
         infos: the rows, by key.
         missing: rows that are not measured, and why.
         warnings: what a reader must know.
+        quick_s: seconds of a measurement with ``--quick``.
     """
+
+    quick_s: ClassVar[float] = 0.2
 
     args: argparse.Namespace
     cores: int
@@ -114,7 +118,7 @@ class Driver:
         alive = []
         # Forking first and starting threads later is what every loader copes with.
         for contender in sorted(contenders, key=lambda one: -one.workers):
-            label = self.infos[contender.key].label
+            label = self.label_of(contender.key)
             self.progress.step(f"warming up: {label}")
             try:
                 counts[contender.key] = calibrate(contender, plan.seconds)
@@ -124,20 +128,30 @@ class Driver:
         when_warm()
 
         def on_sample(contender: Contender, sample: Sample) -> None:
-            info = self.infos[contender.key]
-            unit = info.unit or UNIT
-            self.progress.step(f"round {sample.round + 1}: {info.label}: {sample.rate:,.0f} {unit}/s")
+            unit, label = self.infos[contender.key].unit or UNIT, self.label_of(contender.key)
+            self.progress.step(f"round {sample.round + 1}: {label}: {sample.rate:,.0f} {unit}/s")
 
         ordered = [contender for contender in contenders if contender in alive]
-        session = interleave(ordered, counts, plan, on_sample=on_sample)
+        # Before each measurement garbage is collected: not from among what the imports made.
+        gc.collect()
+        gc.freeze()
+        try:
+            session = interleave(ordered, counts, plan, on_sample=on_sample)
+        finally:
+            gc.unfreeze()
         for key, why in session.failures.items():
-            self.miss(key, self.infos[key].label, why)
+            self.miss(key, self.label_of(key), why)
         return session
+
+    def label_of(self, key: str) -> str:
+        """What a row is called, also among those of other sections."""
+        info = self.infos[key]
+        return info.label if info.section is None else f"{info.section}: {info.label}"
 
     def plan(self) -> Plan:
         """How long to measure, from the options."""
         if self.args.quick:
-            return Plan(rounds=self.args.rounds or 2, seconds=0.2, settle_s=0.05)
+            return Plan(rounds=self.args.rounds or 2, seconds=self.quick_s, settle_s=0.02)
         if self.args.seconds:
             return Plan(rounds=None, budget_s=self.args.seconds)
         return Plan(rounds=self.args.rounds or Plan.rounds)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
-from fastpipe.bench.results import shown
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
 
 __all__ = ["draw"]
 
@@ -27,18 +27,20 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     """
     figure_module = require("matplotlib.figure", extra="bench")
     require("matplotlib.backends.backend_agg", extra="bench")
-    best = result["best"]["replaced"]
-    rows = [
-        entry
-        for entry in shown(result)
-        if entry["group"] in COLOURS and (entry["group"] != "replaced" or entry["key"] == best)
-    ][::-1]
-    figure = figure_module.Figure(figsize=(9.6, 1.75 + 0.52 * len(rows)), dpi=160, layout="constrained")
+    parts = _parts(result)
+    counts = [len(rows) for _, rows in parts]
+    heading = 0.35 * (len(parts) - 1)
+    figure = figure_module.Figure(
+        figsize=(9.6, 1.75 + 0.52 * sum(counts) + heading), dpi=160, layout="constrained"
+    )
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    axes = figure.add_subplot()
-    _bars(axes, rows)
-    _floor(axes, result, len(rows))
-    _labels(axes, rows)
+    all_axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=counts)[:, 0]
+    for axes, (label, rows) in zip(all_axes, parts, strict=True):
+        _bars(axes, rows, _asked(result))
+        _floor(axes, result, len(rows))
+        _labels(axes, rows)
+        if label:
+            axes.set_title(label, loc="left", fontsize=9.5, color=MUTED)
     machine = result["machine"]
     cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
     title = f"{result['job']['short']} · {_short_cpu(machine['cpu'])}, {cores}"
@@ -51,8 +53,9 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         fontweight="bold",
         color=INK,
     )
-    axes.set_xlabel(
-        f"images per second: median and range of {result['method']['rounds']} interleaved rounds;\n"
+    unit = f"{UNIT} per second" if "sections" not in result else "per second"
+    all_axes[-1].set_xlabel(
+        f"{unit}: median and range of {result['method']['rounds']} interleaved rounds;\n"
         "× is relative to the best replaced loader",
         fontsize=8.5,
         color=MUTED,
@@ -61,11 +64,33 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, format="png", facecolor="white")
 
 
-def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+def _parts(result: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The bars of each section, from below, with the section's name."""
+    sections = result.get("sections") or {None: None}
+    parts = []
+    for key, about in sections.items():
+        rows = [
+            entry
+            for entry in shown(result)
+            if entry["group"] in COLOURS
+            and entry.get("section") == key
+            and (entry["group"] != "replaced" or entry["key"] == reference_of(result, entry))
+        ][::-1]
+        if rows:
+            parts.append(("" if about is None else f"{about['label']}, {rows[0]['unit']}", rows))
+    return parts
+
+
+def _asked(result: Mapping[str, Any]) -> dict[str, float]:
+    """Row → how many times the replaced loader was asked of it."""
+    return {target["row"]: target["asked"] for target in result.get("targets", ()) if target.get("row")}
+
+
+def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> None:
     """Bars, their ranges, and the figure at the end of each."""
-    top = max(entry["images_per_s"]["high"] for entry in rows)
+    top = max(rate_of(entry)["high"] for entry in rows)
     for place, entry in enumerate(rows):
-        rate = entry["images_per_s"]
+        rate = rate_of(entry)
         axes.barh(place, rate["median"], height=0.66, color=COLOURS[entry["group"]], zorder=2)
         axes.errorbar(
             rate["median"],
@@ -79,6 +104,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
         )
         reference = entry["group"] == "replaced"
         text = "1×" if reference else f"{entry['ratio']['median']:.1f}×"
+        text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
         axes.annotate(
             text,
             (rate["high"] + 0.012 * top, place),
@@ -99,12 +125,12 @@ def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
             color="white" if entry["group"] == "fastpipe" else INK,
             zorder=4,
         )
-    axes.set_xlim(0, top * 1.13)
+    axes.set_xlim(0, top * (1.3 if any(entry["key"] in asked for entry in rows) else 1.13))
 
 
 def _floor(axes: Any, result: Mapping[str, Any], count: int) -> None:
     """A dashed line at the rate of decoding alone."""
-    rates = [entry["images_per_s"]["median"] for entry in result["rows"] if entry["group"] == "floor"]
+    rates = [rate_of(entry)["median"] for entry in result["rows"] if entry["group"] == "floor"]
     if not rates:
         return
     axes.axvline(rates[0], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)

@@ -10,9 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe.bench.results import shown
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
 
-__all__ = ["data_line", "machine_line", "markdown", "print_result", "stage_line"]
+__all__ = [
+    "data_line",
+    "first_batch_lines",
+    "machine_line",
+    "markdown",
+    "memory_lines",
+    "print_result",
+    "stage_line",
+    "target_lines",
+]
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
 
@@ -29,8 +38,15 @@ def machine_line(result: Mapping[str, Any]) -> str:
 
 
 def data_line(result: Mapping[str, Any]) -> str:
-    """The photos in one line."""
+    """The photos, or the rows, in one line."""
     data = result["data"]
+    if "photos" not in data:
+        size = (
+            f"{data['sample_bytes'] / 1000:.0f} kB"
+            if data["sample_bytes"] >= 1000
+            else f"{data['sample_bytes']} B"
+        )
+        return f"{data['samples']:,} rows of {size} ({data['name']})"
     size = data["bytes"] / data["photos"] / 1000
     part = "" if data["photos"] == data["total"] else f" of {data['total']:,}"
     return (
@@ -44,34 +60,91 @@ def stage_line(result: Mapping[str, Any]) -> str:
     if not stages["images"]:
         return "no stage times"
     parts = [f"{stage} {1000 * s / stages['images']:.2f} ms" for stage, s in stages["seconds"].items()]
-    return "per image: " + " · ".join(parts)
+    thing = "image" if "photos" in result["data"] else "sample"
+    return f"per {thing}: " + " · ".join(parts)
 
 
 def print_result(result: Mapping[str, Any], console: Console) -> None:
     """The table and what goes with it."""
+    sections = result.get("sections", {})
     table = Table(title=result["job"]["text"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("loader", min_width=28)
-    for name in ("images/s", "range", "ratio", "range", "first batch, s"):
-        table.add_column(name, justify="right", no_wrap=name != "first batch, s")
+    rate = "per second" if sections else "images/s"
+    for name in (rate, "range", "ratio", "range", "first batch, s"):
+        if name != "first batch, s" or not sections:
+            table.add_column(name, justify="right", no_wrap=name != "first batch, s")
     notes = console.width >= WIDTH_FOR_NOTES
     if notes:
         table.add_column("note")
+    section = None
     for entry in shown(result):
+        if sections and entry["section"] != section:
+            section = entry["section"]
+            table.add_section()
+            label = f"{sections[section]['label']}: {entry['unit']}/s"
+            table.add_row(Text(label, style="bold"))
         cells = _cells(result, entry)
         table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
     console.print(table)
-    lines = [
+    for number, line in enumerate(line for line in _lines(result) if line):
+        console.print(Text(line, style="bold" if number == 0 else ""))
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    """What is said below the table; empty lines are left out."""
+    meaning = "(wait is the consumer's time, the others are threads')"
+    return [
         result["verdict"],
+        *target_lines(result),
+        *first_batch_lines(result),
+        *memory_lines(result),
         _floor_sentence(result),
-        f"FastLoader's stages, {stage_line(result)} (wait is the consumer's time, the others are threads')",
+        f"FastLoader's stages, {stage_line(result)} {meaning}",
         data_line(result),
         machine_line(result),
         _peers_sentence(result),
         *(f"not measured: {miss['label']}: {miss['why']}" for miss in result["missing"]),
         *(f"warning: {text}" for text in result["method"]["warnings"]),
     ]
-    for number, line in enumerate(line for line in lines if line):
-        console.print(Text(line, style="bold" if number == 0 else ""))
+
+
+def target_lines(result: Mapping[str, Any]) -> list[str]:
+    """What was asked for, and what came of it."""
+    lines = []
+    for target in result.get("targets", ()):
+        got, unit = target["got"], target["unit"]
+        asked = f"{'at most' if target['is_most'] else 'at least'} {_figure(target['asked'], unit)}"
+        if got is None:
+            lines.append(f"asked: {target['text']}: {asked}: not measured")
+            continue
+        span = f"{_figure(got['low'], unit)} to {_figure(got['high'], unit)}"
+        outcome = "met" if target["is_met"] else "MISSED"
+        lines.append(f"asked: {target['text']}: {asked}: {outcome}, {_figure(got['median'], unit)} ({span})")
+    return lines
+
+
+def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
+    """Time to the first batch of a file with many chunks."""
+    first = result.get("first_batch")
+    if not first:
+        return []
+    return [
+        f"first batch of {first['chunks']:,} chunks: {one['label']}: {one['median_s']:.3f} s"
+        f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
+        + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
+        for name in ("replaced", "cold", "kept")
+        for one in (first[name],)
+    ]
+
+
+def memory_lines(result: Mapping[str, Any]) -> list[str]:
+    """Memory of the process tree, above that of a loader over nothing."""
+    return [
+        f"memory with {one['workers']} workers, cache of {one['budget_mb']:,.0f} MB:"
+        f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
+        f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
+        for one in (result.get("memory") or {"rows": ()})["rows"]
+    ]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -80,31 +153,34 @@ def markdown(result: Mapping[str, Any]) -> str:
     Args:
         result: the content of a result file.
     """
-    lines = [
-        "| loader | images/s, median (range) | × best replaced loader, median (range) | first batch, s |",
-        "|---|--:|--:|--:|",
-    ]
+    sections = result.get("sections", {})
+    lines = [] if sections else list(_head("loader", UNIT, ", s"))
+    section = None
     for entry in shown(result):
-        rate, ratio = entry["images_per_s"], entry["ratio"]
-        label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
-        note = f" ({entry['note']})" if entry["note"] else ""
-        lines.append(
-            f"| {label}{note} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
-            f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) | {_first(entry)} |"
-        )
+        if sections and entry["section"] != section:
+            section = entry["section"]
+            lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"])]
+        lines.append(_markdown_row(entry, with_first=not sections))
+    if result.get("targets"):
+        lines += ["", *_markdown_targets(result)]
     method = result["method"]
     peers = _peers_sentence(result)
-    versions = ", ".join(
-        f"{name} {result['versions'][name]}"
-        for name in ("fastpipe", "torch", "torchvision", "pillow")
-        if name in result["versions"]
+    names = (
+        ("fastpipe", "torch", "h5py", "numcodecs")
+        if sections
+        else ("fastpipe", "torch", "torchvision", "pillow")
     )
+    versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
+    first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
+    said = (_floor_sentence(result), _sentence(result["check"]["text"]))
+    more = [*first_batch_lines(result), *memory_lines(result)]
     lines += [
+        *([""] if more else []),
+        *(f"- {line}" for line in more),
         "",
         f"{result['job']['text']}; {data_line(result)}. {machine_line(result)}. {versions}."
-        f" {method['rounds']} interleaved rounds, {result['date'][:10]}. First batch: with compiled code"
-        " cached, in brackets the very first time. "
-        + " ".join(part for part in (_floor_sentence(result), _sentence(result["check"]["text"])) if part),
+        f" {method['rounds']} interleaved rounds, {result['date'][:10]}.{first} "
+        + " ".join(part for part in said if part),
         *(["", peers] if peers else []),
         "",
         f"Made by `{result['command']}`.",
@@ -112,11 +188,59 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _head(name: str, unit: str, first: str = "") -> tuple[str, str]:
+    """The head of a Markdown table; with a column for the first batch where its unit is given."""
+    last = f" first batch{first} |" if first else ""
+    return (
+        f"| {name} | {unit}/s, median (range) | × best replaced loader, median (range) |{last}",
+        "|---|--:|--:|--:|" if first else "|---|--:|--:|",
+    )
+
+
+def _markdown_row(entry: Mapping[str, Any], *, with_first: bool) -> str:
+    rate, ratio = rate_of(entry), entry["ratio"]
+    label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
+    note = f" ({entry['note']})" if entry["note"] else ""
+    return (
+        f"| {label}{note} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
+        f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) |"
+        + (f" {_first(entry)} |" if with_first else "")
+    )
+
+
+def _markdown_targets(result: Mapping[str, Any]) -> list[str]:
+    """What was asked for, as a table."""
+    lines = ["| asked for | | median (range) | |", "|---|--:|--:|---|"]
+    for one in result["targets"]:
+        got, unit = one["got"], one["unit"]
+        sign = "≤" if one["is_most"] else "≥"
+        figures, outcome = "", "not measured"
+        if got is not None:
+            low, high = _figure(got["low"], unit), _figure(got["high"], unit)
+            figures, outcome = (
+                f"{_figure(got['median'], unit)} ({low}–{high})",
+                "met" if one["is_met"] else "missed",
+            )
+        lines.append(f"| {one['text']} | {sign} {_figure(one['asked'], unit)} | {figures} | {outcome} |")
+    return lines
+
+
+def _figure(value: float, unit: str) -> str:
+    """A figure with its unit.
+
+    >>> _figure(15, "×"), _figure(350000, "samples/s"), _figure(0.3, "s")
+    ('15×', '350,000 samples/s', '0.3 s')
+    """
+    if unit == "×":
+        return f"{value:.3g}×"
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.3g} {unit}"
+
+
 def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
     """A row of the terminal's table."""
-    rate, ratio = entry["images_per_s"], entry["ratio"]
+    rate, ratio = rate_of(entry), entry["ratio"]
     note = entry["note"]
-    if entry["key"] == result["best"]["replaced"]:
+    if entry["key"] == reference_of(result, entry):
         note = f"the reference{'; ' if note else ''}{note}"
     return [
         entry["label"],
@@ -124,7 +248,7 @@ def _cells(result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
         f"{rate['low']:,.0f}–{rate['high']:,.0f}",
         f"{ratio['median']:.2f}×",
         f"{ratio['low']:.2f}–{ratio['high']:.2f}",
-        _first(entry),
+        *([] if "section" in entry else [_first(entry)]),
         note,
     ]
 

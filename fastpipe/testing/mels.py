@@ -136,7 +136,7 @@ def spoken(rng: np.random.Generator, word: int, rate: int = 8000, seconds: float
         sound += np.sin(harmonic * phase) * sum(1 / (1 + one**2) for one in distance)
     sound *= np.sin(np.pi * time / seconds) ** 0.5
     sound = 0.5 * sound / np.abs(sound).max() + 0.03 * rng.standard_normal(len(time))
-    return np.clip(sound, -1, 1).astype(np.float32)
+    return np.asarray(np.clip(sound, -1, 1), np.float32)
 
 
 def read_wav(path: Path) -> tuple[FloatArray, int]:

@@ -155,6 +155,7 @@ class TableRow:
                 for batch in self.loader:
                     seen += touch(batch)
             seconds = time.perf_counter() - start
+        self._let_go()
         if seen != count:
             raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
         return seconds
@@ -165,12 +166,17 @@ class TableRow:
 
     def close(self) -> None:
         """Let go of the loader, which ends its workers and threads."""
-        dataset = getattr(self.loader, "dataset", None)
         self.loader = None
-        if isinstance(dataset, RowByRow):
-            dataset.close()
-        del dataset
         gc.collect()
+
+    def _let_go(self) -> None:
+        """Close the file, where it is open in this process.
+
+        Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
+        first asked for: rows that want caches of their own must not have it open at the same time.
+        """
+        if isinstance(self.loader.dataset, RowByRow):
+            self.loader.dataset.close()
 
 
 def best_workers(

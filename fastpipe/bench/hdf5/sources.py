@@ -100,20 +100,20 @@ class InOrder:
     def __init__(self, table: Table, key: str) -> None:
         self.key, self.chunk = key, table.group
         self._table = table
-        self._file = require("h5py", extra="hdf5").File(table.path, "r")
 
     def measure(self, count: int) -> float:
         """Read so many rows; return the seconds it took."""
-        dataset, group, rows = self._file[self._table.dataset], self._table.group, self._table.shape[0]
+        group, rows = self._table.group, self._table.shape[0]
         out: npt.NDArray[Any] = np.empty((group, *self._table.shape[1:]), self._table.dtype)
         place = 0
         start = time.perf_counter()
-        while count > 0:
-            size = min(group, rows - place, count)
-            dataset.read_direct(out, np.s_[place : place + size], np.s_[:size])
-            count, place = count - size, (place + size) % rows
+        with require("h5py", extra="hdf5").File(self._table.path, "r") as file:
+            dataset = file[self._table.dataset]
+            while count > 0:
+                size = min(group, rows - place, count)
+                dataset.read_direct(out, np.s_[place : place + size], np.s_[:size])
+                count, place = count - size, (place + size) % rows
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Nothing is open between measurements."""

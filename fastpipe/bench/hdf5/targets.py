@@ -60,7 +60,8 @@ def rate_targets(
 
     Returns:
         For each: ``text``, ``asked``, ``is_most``, ``unit``, ``got`` (``median``, ``low``,
-        ``high``; None where it was not measured) and ``is_met`` by the median (or None).
+        ``high``; None where it was not measured) and ``is_met`` by the median (or None); and
+        ``row``, where it is a multiple of the replaced loader.
     """
     made = []
     for one in asked:
@@ -69,7 +70,9 @@ def rate_targets(
             figures = [sample.rate for sample in samples[one.row]]
         elif samples.get(one.row) and samples.get(one.against or ""):
             figures = ratios(samples, one.row, [str(one.against)])
-        made.append(_target(one.text, one.least, "×" if one.against else "samples/s", figures))
+        target = _target(one.text, one.least, "×" if one.against else "samples/s", figures)
+        is_of_replaced = (one.against or "").endswith("-replaced")
+        made.append({**target, "row": one.row if is_of_replaced else None})
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -28,7 +29,9 @@ def stream(job: TableJob) -> Stream:
         dataset[0:1]
     except Exception as error:  # whatever it stumbles over
         raise PeerError(f"cannot read the file: {type(error).__name__}: {error}") from None
-    return Stream(batches(job, lambda first, last: dataset[first:last]), 0, ("pyfive", "numcodecs"))
+    # A window waits, and what is left of the one before.
+    ahead = math.ceil(2 * job.group * job.window / job.batch_size)
+    return Stream(batches(job, lambda first, last: dataset[first:last]), ahead, ("pyfive", "numcodecs"))
 
 
 def batches(job: TableJob, read: Callable[[int, int], npt.NDArray[Any]]) -> Batches:
