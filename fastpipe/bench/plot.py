@@ -53,9 +53,9 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         fontweight="bold",
         color=INK,
     )
-    unit = f"{UNIT} per second" if "sections" not in result else "per second"
+    unit = "" if "sections" in result else f"{UNIT} per second: "
     all_axes[-1].set_xlabel(
-        f"{unit}: median and range of {result['method']['rounds']} interleaved rounds;\n"
+        f"{unit}median and range of {result['method']['rounds']} interleaved rounds;\n"
         "× is relative to the best replaced loader",
         fontsize=8.5,
         color=MUTED,
@@ -77,7 +77,7 @@ def _parts(result: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
             and (entry["group"] != "replaced" or entry["key"] == reference_of(result, entry))
         ][::-1]
         if rows:
-            parts.append(("" if about is None else f"{about['label']}, {rows[0]['unit']}", rows))
+            parts.append(("" if about is None else f"{about['label']}: {rows[0]['unit']} per second", rows))
     return parts
 
 
@@ -105,8 +105,11 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
         reference = entry["group"] == "replaced"
         text = "1×" if reference else f"{entry['ratio']['median']:.1f}×"
         text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
+        # A figure that has no room in its bar goes in front of the ratio.
+        is_short = rate["high"] < 0.075 * top
+        number = f"{rate['median']:,.0f}"
         axes.annotate(
-            text,
+            f"{number} · {text}" if is_short else text,
             (rate["high"] + 0.012 * top, place),
             va="center",
             fontsize=13 if entry["group"] == "fastpipe" else 11,
@@ -116,7 +119,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
             zorder=4,
         )
         axes.annotate(
-            f"{rate['median']:,.0f}",
+            "" if is_short else number,
             (0, place),
             xytext=(6, 0),
             textcoords="offset points",

@@ -20,6 +20,7 @@ from PIL import Image
 from fastpipe.bench import peers
 from fastpipe.bench.boxes import crop_box
 from fastpipe.bench.data import Photos, scan
+from fastpipe.bench.hdf5.peers import TABLE_PEERS
 from fastpipe.bench.peer_children import ffcv, litdata, pillow_simd, protocol, serve, tfdata
 from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
 from fastpipe.bench.peers import PEERS, Peer, PeerRow, interpreter
@@ -58,7 +59,7 @@ def batch(shape: tuple[int, ...]) -> np.ndarray:
 
 def test_every_peer_has_its_own_key_and_a_source() -> None:
     assert len({peer.key for peer in PEERS}) == len(PEERS)
-    assert {peer.source for peer in PEERS} == set(serve.SOURCES)
+    assert {peer.source for peer in (*PEERS, *TABLE_PEERS)} == set(serve.SOURCES)
     assert all(bool(peer.module) != bool(peer.environment) for peer in PEERS)
 
 

@@ -66,7 +66,7 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
         TableSpec(f"{key}-replaced", "row by row + DataLoader", "replaced", "rows", batch_size),
     ]
     if table.key == "cells":
-        name, note = f'{_FAST}, cache="ram"', "from the second epoch on; all rows shuffled"
+        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
         return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
     if table.chunk is not None:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
@@ -81,13 +81,17 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
             TableSpec(
                 f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
             ),
-            TableSpec(f"{key}-window", _FAST, "fastpipe", "window", batch_size, note=f"{note}; {cold}"),
+            TableSpec(
+                f"{key}-window", f"{_FAST}, windows", "fastpipe", "window", batch_size, note=f"{note}; {cold}"
+            ),
         ]
-    note = f"all rows shuffled; {cold}"
+    note = f"each order as likely as any other; {cold}"
     note += "; a chunk is decoded for each of its rows" if table.is_packed else ""
-    specs.append(TableSpec(f"{key}-uniform", _FAST, "fastpipe", "uniform", batch_size, note=note))
+    specs.append(
+        TableSpec(f"{key}-uniform", f"{_FAST}, all rows", "fastpipe", "uniform", batch_size, note=note)
+    )
     if table.is_packed:
-        name, note = f'{_FAST}, cache="ram"', "all rows shuffled; from the second epoch on"
+        name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
         specs.append(TableSpec(f"{key}-ram", name, "fastpipe", "ram", batch_size, note=note))
     return specs
 
