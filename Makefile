@@ -20,7 +20,8 @@ help:
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
 	@echo "make nightly  the slow tests: soaks and large property tests"
-	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL, LitData"
+	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
+	@echo "              LitData; pyfive and hidefix for HDF5"
 	@echo "make peers-ffcv, make peers-pillow-simd"
 	@echo "              compile FFCV or Pillow-SIMD, each into an environment of its own, for 'bench --peers'"
 	@echo "make format   let ruff rewrite what it can"
@@ -35,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(PEERS): $(READY)
-	@echo "==> installing the peers: DALI, TensorFlow, SPDL and LitData"
+	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive and hidefix"
 	@$(UV) --editable ".[dev,peers]"
 	@PATH=$$PATH:/sbin ldconfig -p 2>/dev/null | grep -q libavdevice || echo "SPDL also needs FFmpeg 4 to 9: apt-get install ffmpeg"
 	@touch $(PEERS)
