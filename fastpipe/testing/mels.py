@@ -129,7 +129,7 @@ def spoken(rng: np.random.Generator, word: int, rate: int = 8000, seconds: float
     time = np.arange(round(rate * seconds)) / rate
     pitch = rng.uniform(90, 240) * (1 + rng.uniform(-0.2, 0.2) * time / seconds)
     phase = 2 * np.pi * np.cumsum(pitch) / rate
-    centres = 300 + 120 * (word % 5) + 60 * rng.standard_normal(), 1100 + 700 * (word // 5)
+    centres = 300 + 120 * (word % 5) + 25 * rng.standard_normal(), 1100 + 700 * (word // 5)
     sound = np.zeros(len(time))
     for harmonic in range(1, int(0.45 * rate / pitch.max())):
         distance = [(harmonic * pitch - centre) / (120 + 0.1 * centre) for centre in centres]
