@@ -3,10 +3,13 @@
 ========================  ==========================================================
 ``cli``                   ``fastpipe bench``: its cases and their options
 ``runner``                interleaved rounds and their statistics; knows nothing of images
+``driver``                what every case does in the same way
 ``data`` ``machine``      which photos are read; what the machine and the packages are
 ``images``                the case: its rows, its check, its result
 ``loaders`` ``floor``     the rows of the case: loaders in this process, decoding alone
 ``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
+``hdf5``                  another case, in a folder of its own
+``windows``               an order that peers of that case have too
 ``startup``               time to the first batch, in fresh processes
 ``check``                 are the pixels, labels and order those of the replaced loader?
 ``results``               the JSON file
