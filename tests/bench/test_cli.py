@@ -83,13 +83,14 @@ def test_an_interrupt_ends_with_130(
     assert "interrupted" in one_line(capsys)
 
 
-def test_help_loads_no_framework() -> None:
+@pytest.mark.parametrize("case", ["images", "hdf5"])
+def test_help_loads_no_framework(case: str) -> None:
     code = (
         "import sys, contextlib\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"
-        "    main(['bench', 'images', '--help'])\n"
-        "assert not {'torch', 'torchvision', 'matplotlib', 'numba'} & set(sys.modules), 'loaded too much'\n"
+        f"    main(['bench', {case!r}, '--help'])\n"
+        "assert not {'torch', 'torchvision', 'h5py', 'matplotlib', 'numba'} & set(sys.modules), 'loaded too much'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -84,8 +84,21 @@ def test_a_dataset_that_is_not_there_is_told(tables: list[Table], tmp_path: Path
         look(tmp_path / "none.h5", "mels", "file")
     with h5py.File(tmp_path / "words.h5", "w") as file:
         file["words"] = ["a", "b"]
-    with pytest.raises(OptionError, match="rows of numbers"):
-        look(tmp_path / "words.h5", "words", "file")
+        file["scalars"] = np.arange(3.0)
+        file["big"] = np.ones((3, 2), ">f4")
+    for name in ("words", "scalars", "big"):
+        with pytest.raises(OptionError, match="rows of numbers"):
+            look(tmp_path / "words.h5", name, "file")
+
+
+def test_rows_may_hold_what_is_no_number(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file.create_dataset("x", data=np.full((20, 3), np.nan, np.float32), chunks=(4, 3), compression="gzip")
+    table = look(tmp_path / "own.h5", "x", "file")
+    assert check_rows((table, spec) for spec in specs_of(table, 4) if spec.group == "fastpipe").ok
+    row = TableRow(specs_of(table, 4)[0], table)
+    assert row.measure(4) > 0
+    row.close()
 
 
 def test_rows_are_cut_from_wav_files(tmp_path: Path) -> None:

@@ -125,9 +125,11 @@ def look(
             if not isinstance(found, h5py.Dataset):
                 known = ", ".join(name for name, value in file.items() if isinstance(value, h5py.Dataset))
                 raise OptionError(f"{path.name!r} has no dataset {dataset!r}; it has: {known or 'none'}")
-            if found.dtype.kind not in "iuf" or found.ndim < 1 or found.size == 0:
+            is_plain = found.dtype.kind in "iuf" and found.dtype.isnative
+            if not is_plain or found.ndim < 2 or found.size == 0:
                 raise OptionError(
-                    f"dataset {dataset!r} must have rows of numbers, got {found.dtype} {found.shape}"
+                    f"dataset {dataset!r} must have rows of numbers as torch has them, got {found.dtype}"
+                    f" of shape {found.shape}"
                 )
             filters = [name for name in (found.compression, found.shuffle and "shuffle") if name]
             words = " + ".join(filters) or ("chunks, uncompressed" if found.chunks else "contiguous")

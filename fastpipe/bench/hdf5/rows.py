@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -144,20 +145,19 @@ class TableRow:
         burst = spec.batch_size * max(1, spec.num_workers)
         self._draws = Draws(range(table.samples), burst) if spec.kind == "rows" else None
         self.chunk = burst if self._draws is not None else table.samples
-        self.loader = loader_of(spec, table, self._draws)
+        with _quiet():
+            self.loader = loader_of(spec, table, self._draws)
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
         if self._draws is not None:
             self._draws.length = count
         seen = 0
-        with warnings.catch_warnings():
-            # That an order takes chunks apart is what some rows are there to show.
-            warnings.filterwarnings("ignore", message=".*samples are compressed together")
+        with _quiet():
             start = time.perf_counter()
             while seen < count:
                 for batch in self.loader:
-                    seen += touch(batch)
+                    seen += touch(batch, any_number=True)
             seconds = time.perf_counter() - start
         self._let_go()
         if seen != count:
@@ -181,6 +181,15 @@ class TableRow:
         """
         if isinstance(self.loader.dataset, RowByRow):
             self.loader.dataset.close()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings of what some rows are there to show."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*samples are compressed together")
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 def best_workers(
