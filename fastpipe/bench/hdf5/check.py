@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table
-from fastpipe.bench.hdf5.rows import TableSpec, loader_of
+from fastpipe.bench.hdf5.rows import TableSpec, loader_of, quiet
 
 __all__ = ["RowCheck", "check_rows", "digests_of"]
 
@@ -87,9 +87,10 @@ def check_rows(
         if expected[0] != table.key:
             expected = table.key, digests_of(table)
         say(f"comparing: {table.label}: {spec.label}")
-        loader = loader_of(spec, table)
-        for epoch in range(2 if spec.kind == "ram" else 1):
-            check.add(f"{table.label}: {spec.label}, epoch {epoch}", expected[1], loader)
+        with quiet():
+            loader = loader_of(spec, table)
+            for epoch in range(2 if spec.kind == "ram" else 1):
+                check.add(f"{table.label}: {spec.label}, epoch {epoch}", expected[1], loader)
     return check
 
 

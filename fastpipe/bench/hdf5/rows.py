@@ -18,7 +18,16 @@ from fastpipe.bench.loaders import Draws, touch
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import calibrate
 
-__all__ = ["WINDOW", "TableRow", "TableSpec", "best_workers", "loader_of", "specs_of", "table_dataset"]
+__all__ = [
+    "WINDOW",
+    "TableRow",
+    "TableSpec",
+    "best_workers",
+    "loader_of",
+    "quiet",
+    "specs_of",
+    "table_dataset",
+]
 
 # Chunks whose rows are mixed, in all rows that mix some at a time.
 WINDOW = 64
@@ -145,7 +154,7 @@ class TableRow:
         burst = spec.batch_size * max(1, spec.num_workers)
         self._draws = Draws(range(table.samples), burst) if spec.kind == "rows" else None
         self.chunk = burst if self._draws is not None else table.samples
-        with _quiet():
+        with quiet():
             self.loader = loader_of(spec, table, self._draws)
 
     def measure(self, count: int) -> float:
@@ -153,7 +162,7 @@ class TableRow:
         if self._draws is not None:
             self._draws.length = count
         seen = 0
-        with _quiet():
+        with quiet():
             start = time.perf_counter()
             while seen < count:
                 for batch in self.loader:
@@ -184,7 +193,7 @@ class TableRow:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without warnings of what some rows are there to show."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*samples are compressed together")
