@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +144,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder, which is each test's own."""
-    gc.collect()
     folder = tmp_path / "user-cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(places, "_failed", set())

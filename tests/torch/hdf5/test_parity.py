@@ -114,7 +114,7 @@ def _views(make: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("form", ["tuple", "scalar", "value", "dict"])
+@pytest.mark.parametrize("form", ["tuple", "scalar"])
 @pytest.mark.parametrize("view", range(8))
 def test_views(file: Path, other: Path, naive: Any, same: Any, view: int, form: str) -> None:
     def of(kind: Any) -> Any:
