@@ -13,7 +13,8 @@ from fastpipe import BadSamples, Decode, errors
 
 def test_the_public_names_are_these() -> None:
     assert fastpipe.__all__ == [
-        "BadSamples", "Cache", "Decode", "FastImageFolder", "FastLoader", "Shard", "accelerate", "errors",
+        "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "Shard",
+        "Shuffle", "accelerate", "errors", "group_batches", "segment_reduce",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))
 

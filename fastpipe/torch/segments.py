@@ -155,7 +155,7 @@ def segment_reduce(
 
 
 def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torch.Tensor:
-    if values.ndim == 2:
+    if values.ndim == 2 and values.shape[1]:
         classes, votes = values.shape[1], values.argmax(1)
     elif values.ndim == 1 and not values.is_floating_point() and not values.is_complex():
         votes = values.to(torch.int64)
@@ -164,7 +164,8 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
         classes = int(votes.max()) + 1 if len(votes) else 1
     else:
         raise OptionError(
-            f"votes are scores (S, C) or integers (S,), got {values.dtype} of shape {tuple(values.shape)}"
+            "votes are scores (S, C) of at least one class, or integers (S,), got "
+            f"{values.dtype} of shape {tuple(values.shape)}"
         )
     counts = torch.zeros((groups, classes), dtype=torch.int64, device=values.device)
     counts.view(-1).index_add_(0, places * classes + votes, torch.ones_like(votes))

@@ -64,7 +64,7 @@ class SampleFile:
         sample_dims: int = 1,
         tables: ChunkTables | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         status = os.stat(self.path)
         self._state = _state(status)
         with opened(self.path) as file:

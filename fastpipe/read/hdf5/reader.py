@@ -159,6 +159,7 @@ class SampleReader:
         made = self._recent.allocate(self.geometry.chunk_nbytes)
         if not layout.filters:
             self._read_run(offset, made[:size], number)
+            made[size:] = 0  # behind the dataset's end, for it may be kept in a file
             return made
         stored = scratch(STORED, size)
         self._read_run(offset, stored, number)

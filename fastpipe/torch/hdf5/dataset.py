@@ -123,7 +123,7 @@ class FastHDF5Dataset(Dataset[Any]):
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = threads
         self.thread_safe = thread_safe
-        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         # With cache="off" nothing is written anywhere, nor where chunks are.
         tables = None if self.cache.where == "off" else default_file_arrays()
         self._files = SampleFiles(paths, self._form.names, sample_dims, tables)

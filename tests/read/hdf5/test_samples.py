@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
+from fastpipe.read.hdf5.recent import RecentChunks
 
 DTYPES: list[Any] = [
     "i1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16", "?", "S3", "V5",
@@ -47,6 +48,32 @@ def read(reader: SampleReader, layout_dtype: Any, samples: Any) -> Any:
     for task in reader.tasks(samples, np.arange(len(samples)), out):
         task.run()
     return out.view(layout_dtype).reshape(len(samples), *geometry.sample_shape)
+
+
+def test_the_last_block_of_contiguous_data_ends_in_zeros(tmp_path: Path) -> None:
+    """What is kept of it on disk is not what was in memory before."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.full(200_003, 7, np.int64)
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        layout = read_layout(file["x"])
+    descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
+    dirty = RecentChunks(0, lambda nbytes: np.full(nbytes, 0xAB, np.uint8))
+    try:
+        reader = SampleReader(layout, 1, descriptor, _KeepsNothing(), dirty)
+        last = reader.decoded(1).view(np.int64)
+    finally:
+        os.close(descriptor)
+    assert last.tolist() == [7] * (200_003 - len(last)) + [0] * (2 * len(last) - 200_003)
+
+
+class _KeepsNothing:
+    memory, descriptor = None, -1
+
+    def places(self, numbers: Any) -> Any:
+        return np.full(len(numbers), -1)
+
+    def keep(self, number: int, data: Any) -> None:
+        """Nowhere."""
 
 
 def content(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:

@@ -191,6 +191,7 @@ def test_it_can_be_differentiated() -> None:
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64), "median", "'mean', 'max', 'vote'; got 'median'"),
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64), "vote", r"got torch.float32 of shape \(3,\)"),
         (torch.zeros(3, 2, 2), torch.zeros(3, dtype=torch.int64), "vote", "scores"),
+        (torch.zeros(2, 0), torch.zeros(2, dtype=torch.int64), "vote", "at least one class"),
         (torch.tensor([1, -1]), torch.zeros(2, dtype=torch.int64), "vote", "from 0, got -1"),
         (torch.zeros(3), torch.zeros(3), "mean", "groups of integers, got torch.float32"),
         (torch.zeros(2), torch.tensor([True, False]), "mean", "groups of integers, got torch.bool"),

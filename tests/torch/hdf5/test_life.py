@@ -34,6 +34,13 @@ def labels(loader: Any) -> list[int]:
     return [number for batch in loader for number in batch[-1].tolist()]
 
 
+def test_paths_of_every_kind(file: Path) -> None:
+    for path in (str(file), file, os.fsencode(file), [os.fsencode(file)]):
+        assert FastHDF5Dataset(path, KEYS).sample_dims == 1  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not int"):
+        FastHDF5Dataset([0], KEYS)  # type: ignore[list-item]
+
+
 def test_pickled_before_and_after_use(file: Path, same: Any) -> None:
     dataset = FastHDF5Dataset(
         file, KEYS, seed=3, cache="ram", bad_samples="skip", threads=2, transform=np.negative
