@@ -98,7 +98,8 @@ class Driver:
         try:
             contender = make()
         except ContenderError as error:
-            self.miss(info.key, info.label, str(error))
+            label = info.label if info.section is None else f"{info.section}: {info.label}"
+            self.miss(info.key, label, str(error))
             return None
         stack.callback(contender.close)
         self.infos[info.key] = info

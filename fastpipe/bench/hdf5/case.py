@@ -194,7 +194,7 @@ class _Bench(Driver):
             return None
         info, python = row_info(peer, table), interpreter(peer)
         if python is None:
-            self.miss(peer.key, f"{peer.label}, {table.label}", f"not installed: {peer.install}")
+            self.miss(peer.key, f"{table.key}: {peer.label}", f"not installed: {peer.install}")
             return None
         self.progress.now(f"starting {peer.label}")
         size = min(self.args.batch_size, table.samples)

@@ -80,6 +80,7 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
         return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
     if table.chunk is not None:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
+        note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
         specs.append(
             TableSpec(
                 f"{key}-ordered", "chunk by chunk + DataLoader", "peer", "ordered", batch_size, note=note
