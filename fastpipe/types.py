@@ -289,8 +289,8 @@ class Shuffle:
             ``shuffle=True`` does.  ``"group"`` shuffles the groups of samples that are cheap to read
             together, such as the chunks of an HDF5 file, and then the samples of each ``window``
             groups: each group is read once, while it is in memory.  **Changes the order's statistics**:
-            two samples of a batch are of the same group with probability 1 / ``window``, instead of
-            1 / groups.
+            two samples of a batch are of the same group with probability up to 1 / ``window``,
+            instead of 1 / groups.
 
     >>> Shuffle(window=64, unit="group")
     Shuffle(window=64, unit='group')

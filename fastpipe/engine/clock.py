@@ -10,8 +10,9 @@ __all__ = ["StageClock"]
 class StageClock:
     """Time spent in each stage, summed over the threads that worked in it.
 
-    ``"read"`` reads files, ``"decode"`` makes pixels, ``"transform"`` resamples and
-    converts, ``"wait"`` is the time that the consumer waited for a batch.
+    ``"read"`` reads files, ``"decode"`` makes pixels or chunks, ``"transform"`` resamples and
+    converts, ``"copy"`` takes samples from decoded chunks, ``"wait"`` is the time that the consumer
+    waited for a batch.
 
     >>> clock = StageClock()
     >>> clock.add("read", 1_500_000_000)

@@ -56,7 +56,7 @@ class Arrangement:
         window = min(self.window, self.count)
         return (
             f"groups, {window} of {self.count} at a time (two samples of a batch share theirs with "
-            f"probability 1/{window}, not 1/{self.count})"
+            f"probability up to 1/{window}, not 1/{self.count})"
         )
 
 

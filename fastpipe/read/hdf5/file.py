@@ -23,7 +23,7 @@ from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import ChunkTables, Layout, in_blocks, read_layout
 from fastpipe.read.hdf5.reader import ReadTask, SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.types import KeptChunks
+from fastpipe.types import KeptChunks, Stopwatch
 
 __all__ = ["Keep", "OpenFile", "SampleFile", "opened"]
 
@@ -86,18 +86,21 @@ class SampleFile:
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
-    def open(self, keep: Keep | None = None, recent: RecentChunks | None = None) -> OpenFile:
+    def open(
+        self, keep: Keep | None = None, recent: RecentChunks | None = None, clock: Stopwatch | None = None
+    ) -> OpenFile:
         """Open the file in this process.
 
         Args:
             keep: for the descriptor and a dataset's layout, where its decoded chunks are kept, or None.
             recent: decoded chunks that other batches will want soon.
+            clock: hears how long was read, decoded and copied.
 
         Raises:
             OSError: as ``open`` raises them.
             HDF5Error: it is not the file that it was.
         """
-        return OpenFile(self, keep, recent)
+        return OpenFile(self, keep, recent, clock)
 
     def check_unchanged(self, where: int | str) -> None:
         """Raise an error if the file is not as it was when it was laid out.
@@ -125,7 +128,9 @@ class OpenFile:
         descriptor: of the file.
     """
 
-    def __init__(self, file: SampleFile, keep: Keep | None, recent: RecentChunks | None) -> None:
+    def __init__(
+        self, file: SampleFile, keep: Keep | None, recent: RecentChunks | None, clock: Stopwatch | None
+    ) -> None:
         self.file = file
         self.descriptor = os.open(file.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self.descriptor).atexit = False
@@ -134,7 +139,12 @@ class OpenFile:
             None
             if layout.kind == "h5py"
             else SampleReader(
-                layout, file.sample_dims, self.descriptor, keep and keep(self.descriptor, layout), recent
+                layout,
+                file.sample_dims,
+                self.descriptor,
+                keep and keep(self.descriptor, layout),
+                recent,
+                clock,
             )
             for layout in file.layouts
         ]

@@ -17,6 +17,7 @@ from fastpipe.read.hdf5.file import Keep, OpenFile, SampleFile
 from fastpipe.read.hdf5.layout import ChunkTables, Layout
 from fastpipe.read.hdf5.reader import ReadTask
 from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.types import Stopwatch
 
 __all__ = ["OpenFiles", "SampleFiles"]
 
@@ -95,10 +96,12 @@ class SampleFiles:
         """The file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path
 
-    def open(self, keep: Keep | None = None, recent: RecentChunks | None = None) -> OpenFiles:
+    def open(
+        self, keep: Keep | None = None, recent: RecentChunks | None = None, clock: Stopwatch | None = None
+    ) -> OpenFiles:
         """The files in this process; each is opened when it is first read.  Arguments as of
         ``SampleFile.open``."""
-        return OpenFiles(self, keep, recent)
+        return OpenFiles(self, keep, recent, clock)
 
     def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:
         first = self.files[0]
@@ -114,8 +117,10 @@ class SampleFiles:
 class OpenFiles:
     """Files in one process.  For threads at once; made by ``SampleFiles.open``."""
 
-    def __init__(self, files: SampleFiles, keep: Keep | None, recent: RecentChunks | None) -> None:
-        self._files, self._keep, self._recent = files, keep, recent
+    def __init__(
+        self, files: SampleFiles, keep: Keep | None, recent: RecentChunks | None, clock: Stopwatch | None
+    ) -> None:
+        self._files, self._keep, self._recent, self._clock = files, keep, recent, clock
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         is_opened_twice = any(layout.kind == "h5py" for file in files.files for layout in file.layouts)
@@ -145,7 +150,9 @@ class OpenFiles:
         with self._lock:
             file = self._open.get(number)
             if file is None:
-                file = self._open[number] = self._files.files[number].open(self._keep, self._recent)
+                file = self._open[number] = self._files.files[number].open(
+                    self._keep, self._recent, self._clock
+                )
                 if len(self._open) > self._most:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)

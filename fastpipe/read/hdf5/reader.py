@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.read.hdf5.scratch import STORED, scratch
-from fastpipe.types import KeptChunks
+from fastpipe.types import KeptChunks, Stopwatch
 
 __all__ = ["ReadTask", "SampleReader"]
 
@@ -49,6 +50,7 @@ class SampleReader:
         descriptor: of the file, open for reading; it stays the caller's.
         kept: where decoded chunks are kept, or None.
         recent: decoded chunks that other batches will want soon.
+        clock: hears how long was read (``"read"``), decoded (``"decode"``) and copied (``"copy"``).
 
     Attributes:
         geometry: of the samples and chunks.
@@ -63,6 +65,7 @@ class SampleReader:
         descriptor: int,
         kept: KeptChunks | None = None,
         recent: RecentChunks | None = None,
+        clock: Stopwatch | None = None,
     ) -> None:
         self.reads_rows = not layout.filters and layout.kind != "compact" and kept is None
         if kept is not None:
@@ -70,6 +73,7 @@ class SampleReader:
         self.geometry = Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
         self._layout, self._descriptor = layout, descriptor
         self._kept, self._recent = kept, recent or RecentChunks(0)
+        self._clock = clock or _NoClock()
         self._fill = np.frombuffer(layout.fill, np.uint8)
         self._token = object()  # which chunks among the recent ones are this dataset's
 
@@ -133,8 +137,10 @@ class SampleReader:
             return
         samples = self.geometry.samples_in(group.number)
         data = self._recent.get((self._token, number), partial(self._made, number), len(group.rows), samples)
+        begun = perf_counter_ns()
         if not kernels.copy_runs(data, group.at, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
             raise AssertionError(f"{self._where(number)}: rows outside of the chunk or of the batch")
+        self._clock.add("copy", perf_counter_ns() - begun)
 
     def _made(self, number: int) -> UInt8Array:
         """A chunk, decoded, and kept if that is wanted."""
@@ -161,12 +167,15 @@ class SampleReader:
             self._read_run(offset, made[:size], number)
             made[size:] = 0  # behind the dataset's end, for it may be kept in a file
             return made
-        stored = scratch(STORED, size)
+        stored, begun = scratch(STORED, size), perf_counter_ns()
         self._read_run(offset, stored, number)
+        read = perf_counter_ns()
         try:
             decode_chunk(stored, layout.filters, int(layout.masks[number]), made)
         except ChunkError as error:
             raise ChunkError(f"{self._where(number)}: {error}") from None
+        self._clock.add("read", read - begun)
+        self._clock.add("decode", perf_counter_ns() - read)
         return made
 
     # ---- samples that are kept --------------------------------------------------------------------
@@ -188,6 +197,7 @@ class SampleReader:
         out: UInt8Array,
     ) -> None:  # fmt: skip
         assert self._kept is not None
+        begun = perf_counter_ns()
         runs, to = self.geometry.runs(part), rows * self.geometry.sample_nbytes
         first, memory = begins + at, self._kept.memory
         if memory is not None:
@@ -197,6 +207,7 @@ class SampleReader:
             places = np.add.outer(to, runs.in_sample).ravel()
             count = kernels.read_runs(self._kept.descriptor, offsets, out, places, runs.nbytes)
             is_done = count == len(offsets)
+        self._clock.add("copy", perf_counter_ns() - begun)
         if not is_done:  # whatever became of what was kept, the dataset's file has it
             self._decode_some(self.geometry.grouped(groups, at, rows), part, out)
 
@@ -209,6 +220,7 @@ class SampleReader:
 
     def _from_file(self, groups: Int64Array, at: Int64Array, rows: Int64Array, out: UInt8Array) -> None:
         """Read some samples."""
+        begun = perf_counter_ns()
         geometry = self.geometry
         to = rows * geometry.sample_nbytes
         for part in range(geometry.parts):
@@ -231,6 +243,7 @@ class SampleReader:
                     run = out[places[done] : places[done] + runs.nbytes]
                     self._read_run(int(begins[done]), run, int(numbers[sample]))
                     done += 1
+        self._clock.add("read", perf_counter_ns() - begun)
 
     def _read_run(self, offset: int, out: UInt8Array, number: int) -> None:
         view: Any = out.data
@@ -250,6 +263,11 @@ class SampleReader:
             for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
         )
         return f"{layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
+
+
+class _NoClock:
+    def add(self, stage: str, nanoseconds: int) -> None:
+        """Nobody wants to know."""
 
 
 def _rows_of(groups: Sequence[Group]) -> Int64Array:

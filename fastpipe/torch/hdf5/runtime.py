@@ -70,7 +70,7 @@ class Runtime:
         self.recent = RecentChunks(room, _ChunkMemory())
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent)
-        self.open = files.open(self.keeper.of, self.recent)
+        self.open = files.open(self.keeper.of, self.recent, self.clock)
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,
             lambda sample: Item(sample, files.path_of(sample)),
