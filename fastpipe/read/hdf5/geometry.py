@@ -92,6 +92,9 @@ class Geometry:
         Returns:
             int64 (N,): their groups; and where they begin in a chunk, in bytes.
         """
+        if len(self._lead) == 1:  # as a rule, and several times as fast
+            groups, inside_1 = np.divmod(samples, self._lead_chunk[0])
+            return groups, inside_1 * self._row_nbytes
         index = np.unravel_index(samples, self._lead)
         sides = self._lead_chunk
         grid = tuple(at // side for at, side in zip(index, sides, strict=True))

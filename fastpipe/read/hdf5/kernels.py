@@ -15,6 +15,7 @@ from fastpipe._jit import compiled
 
 __all__ = [
     "copy_back",
+    "copy_from_addresses",
     "copy_literals",
     "copy_runs",
     "fletcher32",
@@ -235,6 +236,32 @@ def copy_runs(
                 _memcpy(dst[to : to + 1].ctypes, src[first : first + 1].ctypes, nbytes)
             else:
                 dst[to : to + nbytes] = src[first : first + nbytes]
+    return True
+
+
+_memcpy_at = _t.ExternalFunction("memcpy", _t.voidptr(_t.uintp, _t.uintp, _t.uintp))
+
+
+@compiled(_t.boolean(_t.Array(_t.uint64, 1, "C", readonly=True), _u8, _in64, _in64, _in64, _int))
+def copy_from_addresses(
+    src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int
+) -> bool:
+    """As ``copy_runs``, from several memories, for whose bounds the caller answers.
+
+    Args:
+        src_rows: uint64 (rows,), the addresses at which rows begin.
+        Others: as of ``copy_runs``.
+    """
+    if not (dst_rows.size and dst_runs.size):
+        return True
+    last = dst_rows.max() + dst_runs.max() + nbytes
+    if dst_rows.min() < 0 or dst_runs.min() < 0 or last > dst.size:
+        return False
+    base = np.uint64(dst.ctypes.data)
+    for row in range(src_rows.size):
+        for run in range(src_runs.size):
+            to = base + np.uint64(dst_rows[row] + dst_runs[run])
+            _memcpy_at(to, src_rows[row] + np.uint64(src_runs[run]), np.uint64(nbytes))
     return True
 
 

@@ -75,6 +75,10 @@ class SampleReader:
         self._kept, self._recent = kept, recent or RecentChunks(0)
         self._clock = clock or _NoClock()
         self._fill = np.frombuffer(layout.fill, np.uint8)
+        every = [self.geometry.runs(part) for part in range(self.geometry.parts)]
+        # Bytes behind a sample's beginning in a chunk that belong to it; and how many of them.
+        self._reach = [int(runs.in_chunk.max(initial=0)) + runs.nbytes for runs in every]
+        self._part_nbytes = max((len(runs.in_chunk) * runs.nbytes for runs in every), default=0)
         self._token = object()  # which chunks among the recent ones are this dataset's
 
     def tasks(self, samples: Int64Array, rows: Int64Array, out: UInt8Array) -> list[ReadTask]:
@@ -115,31 +119,65 @@ class SampleReader:
     ) -> list[ReadTask]:
         """Tasks for samples whose chunks are to be decoded."""
         grouped = self.geometry.grouped(groups, at, rows)
-        # First those that are there, perhaps wanted for the last time: then there is room for the others.
         chunk, recent, token = self.geometry.chunk, self._recent, self._token
-        grouped.sort(key=lambda group: (token, chunk(group.number, part)) not in recent)
-        step = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
-        return [
-            ReadTask(_rows_of(some), partial(self._decode_some, some, part, out))
-            for some in (grouped[first : first + step] for first in range(0, len(grouped), step))
-        ]
+        there: list[Group] = []
+        missing: list[Group] = []
+        for group in grouped:
+            (there if recent.is_expected((token, chunk(group.number, part))) else missing).append(group)
+        # First those that are there, perhaps wanted for the last time: then there is room for the others.
+        found = self._in_tasks(
+            there, _TASK_NBYTES, lambda one: one.rows.nbytes // 8 * self._part_nbytes, part, out
+        )
+        return found + self._in_tasks(
+            missing, _CHUNKS_NBYTES, lambda one: self.geometry.chunk_nbytes, part, out
+        )
 
-    def _decode_some(self, groups: Sequence[Group], part: int, out: UInt8Array) -> None:
+    def _in_tasks(
+        self, groups: Sequence[Group], nbytes: int, weight: Callable[[Group], int], part: int, out: UInt8Array
+    ) -> list[ReadTask]:
+        """Tasks for some groups, each for about so many bytes."""
+        found: list[ReadTask] = []
+        some: list[Group] = []
+        total = 0
         for group in groups:
-            self._from_chunk(group, part, out)
+            some.append(group)
+            total += weight(group)
+            if total >= nbytes:
+                found.append(ReadTask(_rows_of(some), partial(self._from_groups, some, part, out)))
+                some, total = [], 0
+        if some:
+            found.append(ReadTask(_rows_of(some), partial(self._from_groups, some, part, out)))
+        return found
 
-    def _from_chunk(self, group: Group, part: int, out: UInt8Array) -> None:
-        """Copy one part of a group's samples from its chunk."""
-        number, runs = self.geometry.chunk(group.number, part), self.geometry.runs(part)
-        to = group.rows * self.geometry.sample_nbytes
-        if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
-            _fill(out, to, runs, self._fill)
+    def _from_groups(self, groups: Sequence[Group], part: int, out: UInt8Array) -> None:
+        """Copy one part of some groups' samples from their chunks, by one call: after each a thread may
+        have to wait for the others."""
+        runs, nbytes = self.geometry.runs(part), self.geometry.sample_nbytes
+        chunks: list[UInt8Array] = []  # alive until they are copied
+        addresses: list[npt.NDArray[np.uint64]] = []
+        rows: list[Int64Array] = []
+        for group in groups:
+            number = self.geometry.chunk(group.number, part)
+            if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
+                _fill(out, group.rows * nbytes, runs, self._fill)
+                continue
+            samples = self.geometry.samples_in(group.number)
+            data = self._recent.get(
+                (self._token, number), partial(self._made, number), len(group.rows), samples
+            )
+            if len(data) < int(group.at.max()) + self._reach[part]:
+                raise AssertionError(f"{self._where(number)}: rows outside of the chunk")
+            chunks.append(data)
+            addresses.append(group.at.astype(np.uint64) + np.uint64(data.ctypes.data))
+            rows.append(group.rows)
+        if not chunks:
             return
-        samples = self.geometry.samples_in(group.number)
-        data = self._recent.get((self._token, number), partial(self._made, number), len(group.rows), samples)
         begun = perf_counter_ns()
-        if not kernels.copy_runs(data, group.at, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
-            raise AssertionError(f"{self._where(number)}: rows outside of the chunk or of the batch")
+        to = np.concatenate(rows) * nbytes
+        where = np.concatenate(addresses)
+        if not kernels.copy_from_addresses(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
+            raise AssertionError(f"{self._where(0)}: rows outside of the batch")
+        del chunks
         self._clock.add("copy", perf_counter_ns() - begun)
 
     def _made(self, number: int) -> UInt8Array:
@@ -209,7 +247,7 @@ class SampleReader:
             is_done = count == len(offsets)
         self._clock.add("copy", perf_counter_ns() - begun)
         if not is_done:  # whatever became of what was kept, the dataset's file has it
-            self._decode_some(self.geometry.grouped(groups, at, rows), part, out)
+            self._from_groups(self.geometry.grouped(groups, at, rows), part, out)
 
     # ---- samples that lie in the file as they are ---------------------------------------------------
 

@@ -51,12 +51,16 @@ class RecentChunks:
         self.max_bytes, self.allocate = max_bytes, allocate
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Hashable, _Chunk] = OrderedDict()
+        self._expected: set[Hashable] = set()
         self._nbytes = 0
         self.decoded_nbytes, self.used_nbytes = 0, 0.0
 
-    def __contains__(self, key: Hashable) -> bool:
-        """Whether a chunk is there, or on its way."""
-        return key in self._chunks
+    def is_expected(self, key: Hashable) -> bool:
+        """Whether a chunk is there or on its way; from now on it is, as who asks is about to get it."""
+        if key in self._chunks or key in self._expected:
+            return True
+        self._expected.add(key)
+        return False
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +77,7 @@ class RecentChunks:
             samples: how many it has.
         """
         with self._lock:
+            self._expected.discard(key)
             chunk = self._chunks.get(key)
             if chunk is None:
                 if taken >= samples:

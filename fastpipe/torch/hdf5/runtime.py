@@ -30,8 +30,6 @@ __all__ = ["Options", "Runtime"]
 
 # Of decoded chunks for which the order has more samples to come: without a window there are few.
 _RECENT_NBYTES = 1 << 22
-# Memory of chunks that nobody needs, kept for the next.
-_FREE_CHUNKS, _FREE_NBYTES = 16, 1 << 22
 # Errors of the machine, or of the whole file, which is not there any more: not of samples.
 _OTHERS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOENT}
 
@@ -67,7 +65,7 @@ class Runtime:
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
         room = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
-        self.recent = RecentChunks(room, _ChunkMemory())
+        self.recent = RecentChunks(room, _ChunkMemory(room))
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent)
         self.open = files.open(self.keeper.of, self.recent, self.clock)
@@ -83,15 +81,21 @@ class Runtime:
 
 class _ChunkMemory:
     """Gives decoded chunks memory: that of ones which nobody needs any more, as new memory costs a fifth
-    of decoding."""
+    of decoding.
 
-    def __init__(self) -> None:
+    Args:
+        nbytes: the most to keep for that, of chunks of one size: at the end of a window all of its chunks
+            are free, and those of the next take their places.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
         self._pools: dict[int, SlotPool] = {}
 
     def __call__(self, nbytes: int) -> npt.NDArray[np.uint8]:
         pool = self._pools.get(nbytes)
         if pool is None:
-            pool = self._pools[nbytes] = SlotPool(max(1, min(_FREE_CHUNKS, _FREE_NBYTES // max(1, nbytes))))
+            pool = self._pools[nbytes] = SlotPool(max(1, self._nbytes // max(1, nbytes)))
         return pool.take((nbytes,), np.uint8)
 
 
