@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,10 +142,20 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1)
 
 
+_common: dict[str, str] = {}
+
+
+@pytest.fixture
+def common_cache_folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of all tests, and so of the fork server, which has the environment that it began with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", _common["XDG_CACHE_HOME"])
+
+
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder, which is each test's own."""
     folder = tmp_path / "user-cache"
+    _common.setdefault("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(places, "_failed", set())
     return folder

@@ -95,6 +95,7 @@ def test_the_disk_keeps_it_for_later(path: Path, tmp_path: Path, decoded: Any) -
         gc.collect()
 
 
+@pytest.mark.usefixtures("common_cache_folder")
 @pytest.mark.parametrize("where", ["ram", "disk"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_share_it(path: Path, tmp_path: Path, decoded: Any, where: str, method: str) -> None:
