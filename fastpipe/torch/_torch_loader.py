@@ -31,9 +31,10 @@ from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.due import DueError
-from fastpipe.torch.fetching import BatchSource, IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
+from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished
+from fastpipe.torch.source import Source
 from fastpipe.torch.workers import WorkerInit
 from fastpipe.transform.keys import sample_seed
 
@@ -208,9 +209,7 @@ class ThreadedIterator(_Counting):
         refill: batch size to fill up to when samples were left out, or None.
     """
 
-    def __init__(
-        self, view: LoaderView, source: BatchSource, depth: int, spare: int, refill: int | None
-    ) -> None:
+    def __init__(self, view: LoaderView, source: Source, depth: int, spare: int, refill: int | None) -> None:
         super().__init__(view)
         if self._timeout != 0:  # as torch's iterator without workers has it
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
@@ -336,7 +335,7 @@ class ThreadedIterator(_Counting):
             self._begin_batch()
 
 
-def _cancel_all(source: BatchSource, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:
+def _cancel_all(source: Source, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:
     while pending:
         _, batch = pending.popleft()
         if batch is not _ERROR:

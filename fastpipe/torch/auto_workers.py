@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fastpipe.engine.cpus import default_threads
-from fastpipe.torch.fetching import Source
+from fastpipe.torch.source import Source
 from fastpipe.types import Key
 
 __all__ = ["choose_workers"]

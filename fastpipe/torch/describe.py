@@ -7,10 +7,10 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
-from fastpipe.torch.fetching import Source
 from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
+from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
 from fastpipe.types import Shard
 

@@ -8,102 +8,33 @@ its kind rebuild plain indices), and errors gain the sample's index and path.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, Subset, get_worker_info
+from torch.utils.data import Subset, get_worker_info
 
-from fastpipe.engine.clock import StageClock
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder, Progress
+from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
+from fastpipe.torch.views import integers, located
 from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = [
-    "BatchSource",
     "IndexBatches",
     "KeyedCollate",
     "KeyedDataset",
     "KeyedIndices",
-    "Source",
     "SourceDataset",
     "UsersDataset",
 ]
 
 _COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
-
-
-class BatchSource(Protocol):
-    """A dataset that makes batches ahead of their use."""
-
-    def start(self, indices: Sequence[int], key: Key) -> Any:
-        """Begin a batch."""
-
-    def finish(self, batch: Any) -> Sequence[Any]:
-        """Wait for a batch and return its samples."""
-
-    def kept(self, batch: Any) -> Sequence[int]:
-        """Which of the samples asked for a finished batch has, as their numbers in it."""
-
-    def is_done(self, batch: Any) -> bool:
-        """Whether ``finish`` would not have to wait."""
-
-    def wait_for_either(self, batch: Any, last: Any) -> bool:
-        """Wait until a batch is made, or nothing of the one begun last is left to begin; whether it is
-        the first."""
-
-    def nbytes(self, batch: Any) -> int:
-        """Bytes of a batch's memory; 0 if they are not known before it is made."""
-
-    def why_empty(self, batch: Any) -> Exception | None:
-        """The error that says why a finished batch has no sample; None where none was asked for."""
-
-    def cancel(self, batch: Any) -> None:
-        """Give a batch up."""
-
-    def waited(self, nanoseconds: int) -> None:
-        """Hear how long the consumer waited for a batch."""
-
-
-class Source(BatchSource, Protocol):
-    """What a loader makes batches with, and says of it."""
-
-    def send_bytes(self) -> None:
-        """Leave out the end of a transform that can be made up for on the device."""
-
-    def expect_ahead(self, batches: int) -> None:
-        """Keep memory for so many batches that are begun ahead."""
-
-    def describe(self) -> list[str]:
-        """What is done how, in lines."""
-
-    def tensors(self, batch_size: int) -> int:
-        """Large tensors in a batch."""
-
-    @property
-    def bases(self) -> Sequence[Any]:
-        """The datasets of fastpipe's that it is made of."""
-
-    @property
-    def clock(self) -> StageClock:
-        """Time by stage."""
-
-    @property
-    def threads(self) -> int:
-        """Threads at work."""
-
-    @property
-    def skips(self) -> bool:
-        """Whether bad samples are left out."""
-
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether functions of the script's are called on the way, other than in threads."""
 
 
 class KeyedIndices:
@@ -304,7 +235,7 @@ class KeyedDataset(UsersDataset):
 class SourceDataset(KeyedDataset):
     """Asks a source for batches, and the user's dataset for single samples."""
 
-    def __init__(self, dataset: Any, source: BatchSource) -> None:
+    def __init__(self, dataset: Any, source: Source) -> None:
         super().__init__(dataset)
         self._source = source
 
@@ -380,14 +311,8 @@ def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
 
 def _path_of(dataset: Any, index: Any) -> str | None:
     try:
-        while type(dataset) in (Subset, ConcatDataset):
-            if type(dataset) is Subset:
-                dataset, index = dataset.dataset, dataset.indices[index]
-                continue
-            number = next(n for n, end in enumerate(dataset.cumulative_sizes) if index < end)
-            index -= dataset.cumulative_sizes[number - 1] if number else 0
-            dataset = dataset.datasets[number]
-        path = dataset.samples[index][0]
+        ((end, _, (local,)),) = located(dataset, integers([index]))
+        path = end.samples[local][0]
     except Exception:  # whatever it is, the error at hand is the one to be seen
         return None
     return path if isinstance(path, str) else None

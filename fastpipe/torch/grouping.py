@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import ConcatDataset, Sampler, Subset
+from torch.utils.data import Sampler
 
 from fastpipe.errors import OptionError
 from fastpipe.index.order import epoch_order, grouped_order
+from fastpipe.torch.views import ends_of, numbers_of
 from fastpipe.types import Shuffle
 
-__all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "numbers_of", "order_of"]
+__all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "order_of"]
 
 _WINDOW_NBYTES = 1 << 25
 
@@ -120,40 +121,13 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
     """
     if shuffle.unit == "sample":
         return None
-    groups, bases = numbers_of(dataset, _groups_of)
+    groups, bases = numbers_of(dataset, _groups_of), dict.fromkeys(ends_of(dataset))
     window = shuffle.window
     if window is None:
         window = min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
     for base in bases:
         base._expect_window(window)
     return Arrangement(groups, window)
-
-
-def numbers_of(
-    dataset: Any, of: Callable[[Any], npt.NDArray[np.int64]]
-) -> tuple[npt.NDArray[np.int64], list[Any]]:
-    """A number for each sample of a dataset, also through ``Subset`` and ``ConcatDataset``.
-
-    Args:
-        dataset: the dataset.
-        of: the numbers of the samples of a dataset at the end of these, from 0.
-
-    Returns:
-        int64 (N,), in which the numbers of one dataset of a ``ConcatDataset`` follow those of another;
-        and the datasets at the end.
-    """
-    if type(dataset) is Subset:
-        numbers, bases = numbers_of(dataset.dataset, of)
-        return numbers[np.asarray(dataset.indices, np.int64)], bases
-    if type(dataset) is ConcatDataset:
-        first, found, all_bases = 0, [], []
-        for one in dataset.datasets:
-            numbers, bases = numbers_of(one, of)
-            found.append(numbers + first)
-            first += int(numbers.max(initial=-1)) + 1
-            all_bases += bases
-        return np.concatenate(found), all_bases
-    return np.asarray(of(dataset), np.int64), [dataset]
 
 
 def _groups_of(base: Any) -> npt.NDArray[np.int64]:

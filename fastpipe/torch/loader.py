@@ -25,12 +25,13 @@ from fastpipe.torch._torch_loader import (
 from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
-from fastpipe.torch.fetching import IndexBatches, KeyedDataset, Source, SourceDataset, UsersDataset
+from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
+from fastpipe.torch.source import Source
 from fastpipe.torch.sources import source_of
 from fastpipe.torch.state import (
     check_stateful,

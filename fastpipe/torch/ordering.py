@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import ConcatDataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from fastpipe.errors import OptionError
-from fastpipe.torch.fetching import Source
 from fastpipe.torch.grouping import Arrangement, arrangement_of
 from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import ShardSampler
+from fastpipe.torch.source import Source
+from fastpipe.torch.views import ends_of
 from fastpipe.types import Shard, Shuffle
 
 __all__ = ["SeedOf", "arranged", "shard_sampler"]
@@ -83,8 +84,5 @@ class SeedOf:
     def __call__(self) -> int | None:
         if self._seed is not None:
             return self._seed
-        dataset = self._dataset
-        while type(dataset) in (Subset, ConcatDataset):
-            dataset = dataset.dataset if type(dataset) is Subset else dataset.datasets[0]
-        seed = getattr(dataset, "seed", None)
-        return seed if isinstance(dataset, (FastImageFolder, FastHDF5Dataset)) else None
+        first = ends_of(self._dataset)[0]
+        return first.seed if isinstance(first, (FastImageFolder, FastHDF5Dataset)) else None

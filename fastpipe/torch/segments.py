@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from fastpipe.errors import OptionError
-from fastpipe.torch.grouping import numbers_of
 from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.loader import FastLoader
+from fastpipe.torch.views import numbers_of
 
 __all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
 
@@ -66,7 +66,7 @@ class GroupBatches:
         self.k = operator.index(k)
         if self.k < 1:
             raise OptionError(f"group_batches(k=…) must be a number from 1, got {k}")
-        ids = _ids_of(dataset) if groups is None else np.asarray(groups)
+        ids = numbers_of(dataset, _own_ids) if groups is None else np.asarray(groups)
         if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu":
             raise OptionError(
                 f"groups must be one integer for each of the {len(dataset)} samples, got {ids.dtype} of "
@@ -170,10 +170,6 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
     counts = torch.zeros((groups, classes), dtype=torch.int64, device=values.device)
     counts.view(-1).index_add_(0, places * classes + votes, torch.ones_like(votes))
     return counts.argmax(1)  # the first of equal ones
-
-
-def _ids_of(dataset: Any) -> npt.NDArray[np.int64]:
-    return numbers_of(dataset, _own_ids)[0]
 
 
 def _own_ids(base: Any) -> npt.NDArray[np.int64]:

@@ -30,10 +30,11 @@ from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.noting import note
 from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.views import integers
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import BadSamples, Cache, Key, Shard, Shuffle
 
-__all__ = ["FastHDF5Dataset", "integers"]
+__all__ = ["FastHDF5Dataset"]
 
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 # Samples tried in a bad one's place.
@@ -359,15 +360,3 @@ class FastHDF5Dataset(Dataset[Any]):
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, self._files)
         return runtime
-
-
-def integers(indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Indices as int64 (N,).
-
-    Raises:
-        TypeError: one is no integer.
-    """
-    asked = np.asarray(indices)
-    if asked.size and asked.dtype.kind not in "iu":
-        asked = np.array([operator.index(index) for index in indices])
-    return asked.astype(np.int64).reshape(-1)

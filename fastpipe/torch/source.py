@@ -1,0 +1,161 @@
+"""What a loader makes batches with: the same for image folders and HDF5 files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.engine.bad import why_nothing_is_left
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Job
+from fastpipe.errors import BadSampleError
+from fastpipe.types import Key
+
+__all__ = ["MixedBatch", "Source", "StartedBatch"]
+
+
+class StartedBatch(Protocol):
+    """A batch that is being made."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory; 0 if they are not known before it is made."""
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Which of the samples asked for it has, as their numbers in it, once it is finished."""
+
+    def jobs(self) -> list[Job]:
+        """What its threads are doing."""
+
+    def finish(self) -> Sequence[Any]:
+        """Wait for it, and return its samples."""
+
+    def why_empty(self) -> BadSampleError | None:
+        """Why it has no sample once it is finished; None if none was asked for."""
+
+    def cancel(self) -> None:
+        """Give it up."""
+
+
+class Source(ABC):
+    """Makes batches of one dataset of fastpipe's, or of several behind ``Subset`` and ``ConcatDataset``.
+
+    Attributes:
+        bases: these datasets, in the order of the samples.
+    """
+
+    bases: Sequence[Any]
+
+    @abstractmethod
+    def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
+        """Begin a batch."""
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """What is done how, in lines."""
+
+    @abstractmethod
+    def tensors(self, batch_size: int) -> int:
+        """Large tensors in a batch."""
+
+    @property
+    @abstractmethod
+    def runs_user_code(self) -> bool:
+        """Whether functions of the script's are called on the way, other than in threads."""
+
+    def send_bytes(self) -> None:
+        """Leave out the end of a transform that can be made up for on the device, where there is one."""
+        return
+
+    def finish(self, batch: StartedBatch) -> Sequence[Any]:
+        """Wait for a batch and return its samples."""
+        return batch.finish()
+
+    def kept(self, batch: StartedBatch) -> Sequence[int]:
+        """The numbers of the samples that a finished batch has."""
+        return batch.kept
+
+    def is_done(self, batch: StartedBatch) -> bool:
+        """Whether ``finish`` would not have to wait."""
+        return all(job.done() for job in batch.jobs())
+
+    def wait_for_either(self, batch: StartedBatch, last: StartedBatch) -> bool:
+        """Wait until a batch is made, or nothing of the one begun last is left to begin."""
+        job = next((job for job in batch.jobs() if not job.done()), None)
+        if job is None:
+            return True
+        job.wait_for_either(last.jobs()[-1])
+        return self.is_done(batch)
+
+    def nbytes(self, batch: StartedBatch) -> int:
+        """Bytes of a batch's memory; 0 if they are not known before it is made."""
+        return batch.nbytes
+
+    def why_empty(self, batch: StartedBatch) -> BadSampleError | None:
+        """Why a finished batch has no sample; None if none was asked for."""
+        return batch.why_empty()
+
+    def cancel(self, batch: StartedBatch) -> None:
+        """Give a batch up."""
+        batch.cancel()
+
+    def waited(self, nanoseconds: int) -> None:
+        """Hear how long the consumer waited for a batch."""
+        self.clock.add("wait", nanoseconds)
+
+    def expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that are begun ahead."""
+        for base in self.bases:
+            base._expect_ahead(batches)
+
+    @property
+    def clock(self) -> StageClock:
+        """Time by stage."""
+        clock: StageClock = self.bases[0].clock
+        return clock
+
+    @property
+    def threads(self) -> int:
+        """Threads at work."""
+        return int(self.bases[0]._thread_count())
+
+    @property
+    def skips(self) -> bool:
+        """Whether bad samples are left out."""
+        return any(base.bad_samples.policy == "skip" for base in self.bases)
+
+
+class MixedBatch:
+    """What batches of several datasets have in common.
+
+    Attributes:
+        parts: the datasets, the places of their samples in the batch, and their parts of it.
+        kept: as of ``StartedBatch``.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Any, npt.NDArray[np.int64], Any]] = []
+        self.kept: Sequence[int] = ()
+
+    def jobs(self) -> list[Job]:
+        """What the threads are doing."""
+        return [batch.pending.job for _, _, batch in self.parts]
+
+    def why_empty(self) -> BadSampleError | None:
+        """Why it has no sample once it is finished; None if none was asked for."""
+        left_out = {
+            int(rows[number]): error
+            for _, rows, batch in self.parts
+            for number, error in batch.pending.left_out.items()
+        }
+        return why_nothing_is_left(left_out, sum(len(rows) for _, rows, _ in self.parts))
+
+    def cancel(self) -> None:
+        """Give it up."""
+        for _, _, batch in self.parts:
+            batch.pending.cancel()

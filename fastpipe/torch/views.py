@@ -1,0 +1,100 @@
+"""What is behind torch's ``Subset`` and ``ConcatDataset``: which datasets, and whose a sample is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset, Subset
+
+__all__ = ["ends_of", "integers", "located", "numbers_of"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def ends_of(dataset: Any) -> list[Any]:
+    """The datasets at the end, in the order of the samples; one that comes twice is there twice."""
+    if type(dataset) is Subset:
+        return ends_of(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [end for one in dataset.datasets for end in ends_of(one)]
+    return [dataset]
+
+
+def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
+    """Indices as int64 (N,).
+
+    Raises:
+        TypeError: one is no integer.
+    """
+    asked = np.asarray(indices)
+    if asked.size and asked.dtype.kind not in "iu":
+        asked = np.array([operator.index(index) for index in indices])
+    return asked.astype(np.int64).reshape(-1)
+
+
+def located(dataset: Any, indices: Int64Array) -> list[tuple[Any, Int64Array, Int64Array]]:
+    """Where samples are.
+
+    Args:
+        dataset: the dataset.
+        indices: int64 (N,), into it.
+
+    Returns:
+        For each dataset at the end that has some of them: it, their places among the indices, and their
+        indices in it.
+
+    Raises:
+        IndexError, ValueError: as ``Subset`` and ``ConcatDataset`` raise them.
+    """
+    if type(dataset) is Subset:
+        chosen = dataset.indices
+        # A list may be changed at any time: to make an array of all of it for each batch would cost more.
+        return located(dataset.dataset, integers([chosen[index] for index in indices.tolist()]))
+    if type(dataset) is not ConcatDataset:
+        return [(dataset, np.arange(len(indices)), indices)] if len(indices) else []
+    ends = np.array(dataset.cumulative_sizes)
+    if (indices < -ends[-1]).any():  # as ConcatDataset has it
+        raise ValueError("absolute value of index should not exceed dataset length")
+    indices = np.where(indices < 0, indices + ends[-1], indices)
+    if (indices >= ends[-1]).any():
+        raise IndexError(f"sample {indices.max()} of a dataset of {ends[-1]}")
+    owners, firsts = np.searchsorted(ends, indices, side="right"), np.concatenate([[0], ends])
+    found: dict[int, tuple[Any, list[Int64Array], list[Int64Array]]] = {}
+    for owner in np.unique(owners).tolist():
+        rows = np.flatnonzero(owners == owner)
+        for end, inner, local in located(dataset.datasets[owner], indices[rows] - firsts[owner]):
+            entry = found.setdefault(id(end), (end, [], []))
+            entry[1].append(rows[inner])
+            entry[2].append(local)
+    made = []
+    for end, parts, locals_ in found.values():
+        places, inside = np.concatenate(parts), np.concatenate(locals_)
+        order = np.argsort(places)
+        made.append((end, places[order], inside[order]))
+    return made
+
+
+def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
+    """A number for each sample.
+
+    Args:
+        dataset: the dataset.
+        of: the numbers of the samples of a dataset at the end, from 0.
+
+    Returns:
+        int64 (N,), in which the numbers of one dataset of a ``ConcatDataset`` follow those of another.
+    """
+    if type(dataset) is Subset:
+        return numbers_of(dataset.dataset, of)[np.asarray(dataset.indices, np.int64)]
+    if type(dataset) is ConcatDataset:
+        first, found = 0, []
+        for one in dataset.datasets:
+            numbers = numbers_of(one, of)
+            found.append(numbers + first)
+            first += int(numbers.max(initial=-1)) + 1
+        return np.concatenate(found)
+    return np.asarray(of(dataset), np.int64)
