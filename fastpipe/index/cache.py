@@ -7,11 +7,7 @@ it.  Whatever is wrong with a file, or with the folder it is in, costs a scan an
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import json
-import logging
 import os
 import sys
 import time
@@ -23,20 +19,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._private_folder import PrivateFolder, user_cache_folder
+from fastpipe.index.kept import KeptFiles, default_folder, member
 from fastpipe.index.storage import Packed
 from fastpipe.index.tables import SampleTable
 from fastpipe.index.walk import Folder
 
-__all__ = ["CacheKey", "IndexCache", "default_index_cache", "left_out", "member", "remove_unused"]
-
-_log = logging.getLogger("fastpipe.index")
+__all__ = ["CacheKey", "IndexCache", "default_index_cache", "left_out"]
 
 _KEEP_FROM_S = 0.25
 _VERSION = 1
-_SUFFIX = ".npz"
-_UNUSED_S = 90 * 86400.0
-_warned: set[Path] = set()
 
 
 class CacheKey(NamedTuple):
@@ -55,10 +46,6 @@ class CacheKey(NamedTuple):
         """As JSON has it; with what decides how the system's names become strings."""
         decoding = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), os.sep]
         return [_VERSION, self.device, self.inode, list(self.endings), decoding]
-
-    def file_name(self) -> str:
-        """The file that holds what was found."""
-        return hashlib.sha256(json.dumps(self.fields()).encode()).hexdigest()[:32] + _SUFFIX
 
 
 class IndexCache:
@@ -82,46 +69,21 @@ class IndexCache:
         self.path = Path(path)
         self.keep_from_s = keep_from_s
         self.now = now
+        self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
     def load(self, key: CacheKey) -> dict[str, Folder[Packed]]:
         """The folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
-        if not os.path.lexists(self.path):
-            return {}
-        try:
-            with PrivateFolder(self.path) as folder:
-                descriptor = folder.open(key.file_name(), os.O_RDONLY)
-                with os.fdopen(descriptor, "rb") as file:
-                    with contextlib.suppress(OSError):
-                        os.utime(file.fileno())  # in use: not to be removed
-                    return _read(file, key)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            self._warn(error)
-            return {}
+        return self._files.load(key.fields(), lambda members: _read(members, key)) or {}
 
     def save(self, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
         """Keep folders, all of which have stamps, in the place of what was kept before."""
-        try:
-            with PrivateFolder(self.path) as folder:
-                folder.write(key.file_name(), lambda file: _write(file, key, folders))
-                remove_unused(folder)
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if self.path not in _warned:
-            _warned.add(self.path)
-            _log.warning("The index of the dataset is not kept, so it is scanned each time: %s", error)
+        self._files.save(key.fields(), lambda file: _write(file, key, folders))
 
 
 def default_index_cache() -> IndexCache | None:
-    """The cache in the user's own cache folder; None for a user without a home, and on systems whose
-    folders cannot be closed to others."""
-    if not hasattr(os, "geteuid"):
-        return None
-    path = user_cache_folder() / "index"
-    return IndexCache(path) if path.is_absolute() else None
+    """The cache in the user's own cache folder; None where there is none."""
+    folder = default_folder()
+    return None if folder is None else IndexCache(folder)
 
 
 def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> None:
@@ -136,27 +98,13 @@ def _write(file: BinaryIO, key: CacheKey, folders: Sequence[Folder[Packed]]) -> 
     )
 
 
-def _read(file: BinaryIO, key: CacheKey) -> dict[str, Folder[Packed]]:
-    try:
-        with zipfile.ZipFile(file) as members:
-            text = json.loads(member(members, "folders", np.uint8).tobytes())
-            if text["key"] != key.fields():
-                return {}
-            arena = member(members, "arena", np.uint8).tobytes()
-            lengths = member(members, "lengths", np.int32).astype(np.int64)
-        return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
-    except Exception:  # a damaged file can fail in any of the ways of zipfile, json and NumPy
-        _log.debug("A kept index cannot be read, and is made anew", exc_info=True)
-        return {}
-
-
-def member(members: zipfile.ZipFile, name: str, dtype: Any) -> npt.NDArray[Any]:
-    """One array of the file.  Reading all of its bytes first is what makes zip check them."""
-    content = io.BytesIO(members.read(f"{name}.npy"))
-    array: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
-    if array.dtype != dtype or array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}")
-    return array
+def _read(members: zipfile.ZipFile, key: CacheKey) -> dict[str, Folder[Packed]] | None:
+    text = json.loads(member(members, "folders", np.uint8).tobytes())
+    if text["key"] != key.fields():
+        return None
+    arena = member(members, "arena", np.uint8).tobytes()
+    lengths = member(members, "lengths", np.int32).astype(np.int64)
+    return {folder.path: folder for folder in _folders(text["folders"], arena, lengths)}
 
 
 def _folders(
@@ -186,18 +134,6 @@ def _folders(
 
 def _all_are(kind: type, values: Iterable[Any]) -> bool:
     return all(type(value) is kind for value in values)
-
-
-def remove_unused(folder: PrivateFolder) -> None:
-    """Remove the files of datasets that nobody has opened for long."""
-    for name in folder.names():
-        if not name.endswith(_SUFFIX):
-            continue
-        with contextlib.suppress(OSError):
-            with os.fdopen(folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                unused = time.time() - os.fstat(file.fileno()).st_mtime
-            if unused > _UNUSED_S:
-                folder.remove(name)
 
 
 def left_out(

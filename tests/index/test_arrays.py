@@ -14,6 +14,7 @@ import pytest
 
 from fastpipe import FastHDF5Dataset
 from fastpipe.index import arrays as module
+from fastpipe.index import kept as kept_module
 from fastpipe.index.arrays import FileArrays, default_file_arrays
 from fastpipe.read.hdf5 import layout
 
@@ -34,7 +35,7 @@ def kept(tmp_path: Path) -> FileArrays:
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_warned", set())
+    monkeypatch.setattr(kept_module, "_warned", set())
 
 
 def same(found: Any, expected: Any = ARRAYS) -> bool:

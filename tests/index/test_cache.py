@@ -23,7 +23,7 @@ from torchvision.datasets import folder as reference
 
 from fastpipe import FastImageFolder
 from fastpipe._private_folder import PrivateFolder
-from fastpipe.index import cache as cache_module
+from fastpipe.index import kept
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.file_systems import FileSystems
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
@@ -38,7 +38,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary folders may be on any file system."""
     monkeypatch.setattr(FileSystems, "is_local", lambda *_: True)
     monkeypatch.setattr(FileSystems, "is_remote", lambda *_: False)
-    monkeypatch.setattr(cache_module, "_warned", set())
+    monkeypatch.setattr(kept, "_warned", set())
 
 
 @pytest.fixture(autouse=True)
@@ -592,7 +592,7 @@ def test_the_dataset_keeps_its_scan(
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "user_cache_folder", lambda: Path("~/.cache/fastpipe"))
+    monkeypatch.setattr(kept, "user_cache_folder", lambda: Path("~/.cache/fastpipe"))
     assert default_index_cache() is None
 
 
