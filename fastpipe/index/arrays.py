@@ -13,13 +13,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.index.file_systems import is_settled
 from fastpipe.index.kept import KeptFiles, default_folder, member
 
 __all__ = ["FileArrays", "default_file_arrays"]
 
 _VERSION = 1
-# A file that changes twice within a tick of the file system's clock may look as after the first time.
-_SETTLED_NS = 2_100_000_000
 
 
 class FileArrays:
@@ -54,7 +53,7 @@ class FileArrays:
             about: what they are.
             arrays: the arrays.
         """
-        if self.now() - max(status.st_mtime_ns, status.st_ctime_ns) < _SETTLED_NS:
+        if not is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
             return
         key = _key(status, about)
         self._files.save(_named(status, about), lambda file: _write(file, key, arrays))

@@ -1,11 +1,11 @@
-"""Which file systems stamp a folder's every change with a time that can be relied on."""
+"""Which file systems stamp a folder's every change with a time that can be relied on, and how fine it is."""
 
 from __future__ import annotations
 
 import os
 import re
 
-__all__ = ["FileSystems"]
+__all__ = ["FileSystems", "is_settled"]
 
 # File systems of this machine alone.  A network's (nfs, cifs, 9p, virtiofs, lustre, …) may show
 # times that are old, or its server's clock; what is behind a FUSE mount may not keep times at all.
@@ -16,6 +16,8 @@ _LOCAL = frozenset(
     )
 )  # fmt: skip
 _MOUNTS = "/proc/self/mountinfo"
+# The coarsest, of FAT, has two seconds; the kernel's clock is up to a hundredth behind the one that is asked.
+_RESOLUTION_NS = 2_100_000_000
 
 
 class FileSystems:
@@ -69,6 +71,16 @@ class FileSystems:
                 return None
             folder = above
         return self._of_folder[folder]
+
+
+def is_settled(changed: int, now: int) -> bool:
+    """Whether another change would have another time: within a file system's resolution it may not.
+
+    Args:
+        changed: the time of the last change, in nanoseconds.
+        now: the time, on the same clock.
+    """
+    return now - changed > _RESOLUTION_NS
 
 
 def _read_mounts() -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from fastpipe.index.file_systems import FileSystems
+from fastpipe.index.file_systems import FileSystems, is_settled
 
 __all__ = ["Folder", "Stamp", "Waiting", "Walker"]
 
@@ -21,9 +21,6 @@ Stamp = tuple[int, int, int, int]
 
 # Listing waits for the disk or the network, so there may be many more threads than cores.
 THREADS = 32
-# A change may leave the times as they are when it comes within a file system's resolution of the
-# one before: a second on old ones.
-_RESOLUTION_NS = 2_000_000_000
 _TELL_EVERY_S = 0.25
 
 
@@ -212,7 +209,7 @@ class Walker(Generic[T]):
         stamp = None
         if lasting and status is not None and self._file_systems.is_local(status.st_dev, path):
             stamp = _stamp(status)
-            is_old = max(stamp[2:]) < before - _RESOLUTION_NS
+            is_old = is_settled(max(stamp[2:]), before)
             after = _status(path)  # else another folder may have taken its name before it was listed
             if not is_old or after is None or _stamp(after) != stamp:
                 stamp = None

@@ -213,8 +213,8 @@ def test_a_stamp_is_given_where_the_times_will_tell_of_a_change(tmp_path: Path) 
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
     assert stamp_of(tmp_path) == stamp
-    assert stamp_of(tmp_path, now=lambda: changed + 2_000_000_001) == stamp
-    assert stamp_of(tmp_path, now=lambda: changed + 2_000_000_000) is None
+    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_001) == stamp
+    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_000) is None
     assert stamp_of(tmp_path, now=lambda: changed - 10**15) is None  # a clock that was set back
     assert stamp_of(tmp_path, file_systems=Systems(local=False)) is None
     os.utime(tmp_path / "cat", (0, 0))  # the other time still tells when it was
