@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,9 +14,11 @@ from typing import Any
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
 from fastpipe.types import BadSamples
 
-__all__ = ["BadSampleLog", "Item", "bad_sample_error", "why_nothing_is_left"]
+__all__ = ["BadSampleLog", "Item", "bad_sample_error", "is_of_machine", "why_nothing_is_left"]
 
 _log = logging.getLogger("fastpipe.bad_samples")
+
+_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class Item:
     index: int
     path: str
     target: Any = None
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an error says nothing of a file: with it the next one could not be read either, and this one
+    could at another time."""
+    return isinstance(error, (MemoryError, ImportError, NameError)) or (
+        isinstance(error, OSError) and error.errno in _OF_MACHINE
+    )
 
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
+from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error, is_of_machine
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
 from fastpipe.types import Box, EncodedImage, ReducedImage, SamplePlan, Size, Stopwatch, UInt8Array
@@ -257,18 +256,9 @@ class _WatchedRows:
             self._watched.nanoseconds += perf_counter_ns() - start
 
 
-# Errors of the machine, not of the file: the next file would fail too, or this one would not
-# the next time.
-_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
-
-
 def _judged(error: Exception) -> Exception:
     """What to raise for an error of reading or decoding: that the file is bad, or the error."""
-    if isinstance(error, (MemoryError, ImportError, NameError)):
-        return error
-    if isinstance(error, OSError) and error.errno in _RESOURCES:
-        return error
-    return _UnreadableError()
+    return error if is_of_machine(error) else _UnreadableError()
 
 
 def say_where(error: BaseException, item: Item) -> None:

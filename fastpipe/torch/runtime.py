@@ -23,7 +23,7 @@ from fastpipe.torch.noting import note
 from fastpipe.transform.short_side import ShortSide
 from fastpipe.types import BadSamples, Cache, Decode
 
-__all__ = ["KEPT_SLOTS", "Options", "Runtime"]
+__all__ = ["KEPT_SLOTS", "Options", "Runtime", "new_pool"]
 
 # Batches in the user's hands, on their way there and, under a FastLoader, begun ahead.
 KEPT_SLOTS = 3
@@ -48,16 +48,7 @@ class Runtime:
 
     def __init__(self, options: Options, count: int) -> None:
         self.pid, self.options = os.getpid(), options
-        worker = get_worker_info()
-        threads = options.threads
-        if threads == "auto":
-            threads = default_threads(worker.num_workers if worker else 1)
-        # One thread beside an idle worker process would only add a hand-over.
-        self.pool = (
-            None
-            if worker and threads == 1
-            else ThreadPool(int(threads), "fastpipe-decode", do_without_helpers)
-        )
+        self.pool = new_pool(options.threads, "fastpipe-decode")
         self.slots = SlotPool(KEPT_SLOTS)
         self.clock = StageClock()
         self.likeness = Likeness()
@@ -75,7 +66,7 @@ class Runtime:
         self.decoders = "\n  ".join(lines)  # what a plan begins with
         source = ImageSource(read_file, reader, short_side, self.cache)
         self.maker = BatchMaker(
-            _Noted(source) if worker else source.read,
+            _Noted(source) if get_worker_info() else source.read,
             source.open,
             options.bad_samples.policy,
             BadSampleLog(options.bad_samples),
@@ -85,6 +76,21 @@ class Runtime:
     def fits(self, options: Options) -> bool:
         """Whether this is the runtime of these options in this process."""
         return self.pid == os.getpid() and self.options == options
+
+
+def new_pool(threads: int | str, name: str) -> ThreadPool | None:
+    """The threads of a dataset in this process; None in a worker process that would have one.
+
+    Args:
+        threads: how many, or ``"auto"``.
+        name: what they are called.
+    """
+    worker = get_worker_info()
+    if threads == "auto":
+        threads = default_threads(worker.num_workers if worker else 1)
+    if worker and threads == 1:  # beside the idle process it would only add a hand-over
+        return None
+    return ThreadPool(int(threads), name, do_without_helpers)
 
 
 class _Noted:

@@ -38,7 +38,7 @@ def inflate(data: UInt8Array, out: UInt8Array) -> None:
     if library is not None:
         count = ctypes.c_size_t(0)
         failed = library.libdeflate_zlib_decompress(
-            _threads.decompressor(library), data.ctypes.data, len(data), out.ctypes.data, len(out),
+            _decompressor(library), data.ctypes.data, len(data), out.ctypes.data, len(out),
             ctypes.byref(count),
         )  # fmt: skip
         if not failed and count.value == len(out):
@@ -91,28 +91,22 @@ def _library() -> Any:
     return library
 
 
-class _Threads(threading.local):
-    """Each thread's decompressor, which serves one call at a time."""
+class _Decompressor:
+    """libdeflate's, which serves one call at a time; freed with this object."""
 
-    _own: int | None = None
-
-    def decompressor(self, library: Any) -> int:
-        if self._own is None:
-            own = library.libdeflate_alloc_decompressor()
-            if not own:
-                raise MemoryError("no memory for a decompressor")
-            self._own = int(own)
-            # With the thread's dictionary, which goes when the thread does.
-            weakref.finalize(self._token(), library.libdeflate_free_decompressor, self._own).atexit = False
-        return self._own
-
-    def _token(self) -> Any:
-        self._lives = _Token()
-        return self._lives
+    def __init__(self, library: Any) -> None:
+        self.address = library.libdeflate_alloc_decompressor()
+        if not self.address:
+            raise MemoryError("no memory for a decompressor")
+        weakref.finalize(self, library.libdeflate_free_decompressor, self.address).atexit = False
 
 
-class _Token:
-    pass
+_of_thread = threading.local()  # what is in it goes with its thread
 
 
-_threads = _Threads()
+def _decompressor(library: Any) -> int:
+    own = getattr(_of_thread, "decompressor", None)
+    if own is None:
+        own = _of_thread.decompressor = _Decompressor(library)
+    address: int = own.address
+    return address

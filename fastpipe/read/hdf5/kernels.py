@@ -15,7 +15,6 @@ from fastpipe._jit import compiled
 
 __all__ = [
     "copy_back",
-    "copy_from_addresses",
     "copy_literals",
     "copy_runs",
     "fletcher32",
@@ -201,56 +200,24 @@ def lzf(src: Any, dst: Any) -> Any:
     return np.int64(o)
 
 
-# An array assigned to a slice becomes a loop that copies some bytes at a time; the C library knows the
-# processor, and is more than twice as fast from a few cache lines on.
-_memcpy = _t.ExternalFunction("memcpy", _t.voidptr(_t.voidptr, _t.voidptr, _t.uintp))
-_LONG = 64
+# The C library knows the processor: a loop that copies some bytes at a time takes twice as long from a few
+# cache lines on.
+_memcpy = _t.ExternalFunction("memcpy", _t.voidptr(_t.uintp, _t.uintp, _t.uintp))
 
 
-@compiled(_t.boolean(_in8, _in64, _u8, _in64, _in64, _in64, _int))
-def copy_runs(
-    src: Any, src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int
-) -> bool:
-    """Copy rows, each of which lies in both memories as runs of bytes.
+@compiled(_t.boolean(_t.Array(_t.uint64, 1, "C", readonly=True), _u8, _in64, _in64, _in64, _int))
+def copy_runs(src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int) -> bool:
+    """Copy rows, each of which lies as runs of bytes in one of several memories and in another one.
 
     Args:
-        src: uint8 (N,), a chunk.
-        src_rows: int64 (rows,), where rows begin in it.
+        src_rows: uint64 (rows,), the addresses at which they begin, for whose bounds the caller answers.
         dst: uint8 (M,), a batch.
         dst_rows: int64 (rows,), where they begin there.
         src_runs, dst_runs: int64 (runs,), where runs begin behind the beginnings of their rows.
         nbytes: length of a run.
 
     Returns:
-        False, and nothing is copied, where that would be outside of the memories.
-    """
-    for rows, runs, size in ((src_rows, src_runs, src.size), (dst_rows, dst_runs, dst.size)):
-        if not (rows.size and runs.size):
-            return True
-        if rows.min() < 0 or runs.min() < 0 or rows.max() + runs.max() + nbytes > size:
-            return False
-    for row in range(src_rows.size):
-        for run in range(src_runs.size):
-            first, to = src_rows[row] + src_runs[run], dst_rows[row] + dst_runs[run]
-            if nbytes >= _LONG:
-                _memcpy(dst[to : to + 1].ctypes, src[first : first + 1].ctypes, nbytes)
-            else:
-                dst[to : to + nbytes] = src[first : first + nbytes]
-    return True
-
-
-_memcpy_at = _t.ExternalFunction("memcpy", _t.voidptr(_t.uintp, _t.uintp, _t.uintp))
-
-
-@compiled(_t.boolean(_t.Array(_t.uint64, 1, "C", readonly=True), _u8, _in64, _in64, _in64, _int))
-def copy_from_addresses(
-    src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: Any, nbytes: int
-) -> bool:
-    """As ``copy_runs``, from several memories, for whose bounds the caller answers.
-
-    Args:
-        src_rows: uint64 (rows,), the addresses at which rows begin.
-        Others: as of ``copy_runs``.
+        False, and nothing is copied, where that would be outside of the batch.
     """
     if not (dst_rows.size and dst_runs.size):
         return True
@@ -261,7 +228,7 @@ def copy_from_addresses(
     for row in range(src_rows.size):
         for run in range(src_runs.size):
             to = base + np.uint64(dst_rows[row] + dst_runs[run])
-            _memcpy_at(to, src_rows[row] + np.uint64(src_runs[run]), np.uint64(nbytes))
+            _memcpy(to, src_rows[row] + np.uint64(src_runs[run]), np.uint64(nbytes))
     return True
 
 

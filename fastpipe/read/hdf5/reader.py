@@ -103,7 +103,7 @@ class SampleReader:
         found: list[ReadTask] = []
         for part in range(self.geometry.parts):
             left: Any = slice(None)
-            if self._layout.kind != "compact" and self._kept is not None:
+            if self._kept is not None:
                 begins = self._kept.places(self.geometry.chunk(groups, part))
                 is_kept = begins >= 0
                 if is_kept.any():
@@ -123,11 +123,9 @@ class SampleReader:
         there: list[Group] = []
         missing: list[Group] = []
         for group in grouped:
-            (there if recent.is_expected((token, chunk(group.number, part))) else missing).append(group)
+            (there if recent.expect((token, chunk(group.number, part))) else missing).append(group)
         # First those that are there, perhaps wanted for the last time: then there is room for the others.
-        found = self._in_tasks(
-            there, _TASK_NBYTES, lambda one: one.rows.nbytes // 8 * self._part_nbytes, part, out
-        )
+        found = self._in_tasks(there, _TASK_NBYTES, lambda one: len(one.rows) * self._part_nbytes, part, out)
         return found + self._in_tasks(
             missing, _CHUNKS_NBYTES, lambda one: self.geometry.chunk_nbytes, part, out
         )
@@ -175,7 +173,7 @@ class SampleReader:
         begun = perf_counter_ns()
         to = np.concatenate(rows) * nbytes
         where = np.concatenate(addresses)
-        if not kernels.copy_from_addresses(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
+        if not kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
             raise AssertionError(f"{self._where(0)}: rows outside of the batch")
         del chunks
         self._clock.add("copy", perf_counter_ns() - begun)
@@ -183,7 +181,7 @@ class SampleReader:
     def _made(self, number: int) -> UInt8Array:
         """A chunk, decoded, and kept if that is wanted."""
         data = self.decoded(number)
-        if self._kept is not None and self._layout.kind != "compact":
+        if self._kept is not None:
             self._kept.keep(number, data)
         return data
 
@@ -239,7 +237,10 @@ class SampleReader:
         runs, to = self.geometry.runs(part), rows * self.geometry.sample_nbytes
         first, memory = begins + at, self._kept.memory
         if memory is not None:
-            is_done = kernels.copy_runs(memory, first, out, to, runs.in_chunk, runs.in_sample, runs.nbytes)
+            is_done = first.min() >= 0 and first.max() + self._reach[part] <= len(memory)
+            if is_done:
+                where = first.astype(np.uint64) + np.uint64(memory.ctypes.data)
+                is_done = kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes)
         else:
             offsets = np.add.outer(first, runs.in_chunk).ravel()
             places = np.add.outer(to, runs.in_sample).ravel()

@@ -55,8 +55,8 @@ class RecentChunks:
         self._nbytes = 0
         self.decoded_nbytes, self.used_nbytes = 0, 0.0
 
-    def is_expected(self, key: Hashable) -> bool:
-        """Whether a chunk is there or on its way; from now on it is, as who asks is about to get it."""
+    def expect(self, key: Hashable) -> bool:
+        """Hear that a chunk is about to be asked for; whether it is there, or was on its way already."""
         if key in self._chunks or key in self._expected:
             return True
         self._expected.add(key)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
-from fastpipe.engine.bad import BadSampleLog, Item
+from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.cpus import default_threads
-from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.reads import ReadPolicy
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import HDF5Error
@@ -22,16 +18,13 @@ from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.torch.hdf5.keeping import ChunkKeeper, chunk_nbytes
 from fastpipe.torch.hdf5.watch import AmplificationWatch
-from fastpipe.torch.intraop import do_without_helpers
-from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
 from fastpipe.types import BadSamples, Cache
 
 __all__ = ["Options", "Runtime"]
 
 # Of decoded chunks for which the order has more samples to come: without a window there are few.
 _RECENT_NBYTES = 1 << 22
-# Errors of the machine, or of the whole file, which is not there any more: not of samples.
-_OTHERS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOENT}
 
 
 class Options(NamedTuple):
@@ -53,14 +46,7 @@ class Runtime:
 
     def __init__(self, options: Options, files: SampleFiles) -> None:
         self.pid, self.options = os.getpid(), options
-        worker = get_worker_info()
-        threads = options.threads
-        if threads == "auto":
-            threads = default_threads(worker.num_workers if worker else 1)
-        # One thread beside an idle worker process would only add a hand-over.
-        self.pool = (
-            None if worker and threads == 1 else ThreadPool(int(threads), "fastpipe-hdf5", do_without_helpers)
-        )
+        self.pool = new_pool(options.threads, "fastpipe-hdf5")
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
@@ -103,4 +89,7 @@ def _is_bad(error: BaseException) -> bool:
     """Whether an error is about samples."""
     if isinstance(error, HDF5Error):
         return isinstance(error, DamagedError)
-    return isinstance(error, OSError) and error.errno not in _OTHERS
+    # Where the file itself is gone, it is not about some of its samples.
+    return (
+        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
+    )
