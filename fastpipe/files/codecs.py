@@ -16,13 +16,11 @@ from fastpipe.files.filters import (
     LZF,
     SHUFFLE,
     ZSTD,
-    filters_of,
     in_words,
-    load_plugins,
     may_lose,
-    missing,
 )
 from fastpipe.files.rows import is_plain
+from fastpipe.read.hdf5.library import filters_of, load_plugins, missing
 
 __all__ = ["CODECS", "Codec", "parse_codec", "set_filters"]
 

@@ -1,16 +1,12 @@
-"""HDF5's filters in words, whether they are there, and what they do to values."""
+"""HDF5's filters in words, and what they do to values."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
-from typing import Any
 
-from fastpipe._extras import require
-from fastpipe.errors import MissingDependencyError
 from fastpipe.read.hdf5.filters import FilterStep
 
-__all__ = ["filters_of", "in_words", "load_plugins", "may_lose", "missing"]
+__all__ = ["in_words", "may_lose"]
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALE_OFFSET, LZF = 1, 2, 3, 4, 5, 6, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD = 32001, 32004, 32008, 32015
@@ -26,15 +22,6 @@ _BLOSC_SHUFFLES = ("", ", its shuffle", ", its bitshuffle")
 _BITSHUFFLE_CODECS = {2: " with lz4", 3: " with zstd"}
 _LOSSY = {32013, 32017, 32018, 32024, 32028, 32030}
 _FLOAT_CLASSES = (1,)  # of HDF5's classes of types
-
-
-def filters_of(properties: Any) -> tuple[FilterStep, ...]:
-    """The filters in a dataset's creation properties, in the order of writing."""
-    found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
-    return tuple(
-        FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
-        for code, _, values, name in found
-    )
 
 
 def in_words(step: FilterStep) -> str:
@@ -55,32 +42,6 @@ def in_words(step: FilterStep) -> str:
     if step.code == BITSHUFFLE:
         return name + _BITSHUFFLE_CODECS.get(values[4] if len(values) > 4 else 0, "")
     return name
-
-
-def missing(steps: Iterable[FilterStep]) -> list[FilterStep]:
-    """Those that the HDF5 library of this process does not have."""
-    h5z = require("h5py.h5z", extra="hdf5")
-    return [step for step in steps if not h5z.filter_avail(step.code)]
-
-
-def plugins_are_installed() -> bool:
-    """Whether the package that brings most filters is there, imported or not."""
-    return importlib.util.find_spec("hdf5plugin") is not None
-
-
-def load_plugins() -> Any:
-    """The package hdf5plugin, whose import gives the HDF5 library its filters.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        return require("hdf5plugin", extra="hdf5")
-    except MissingDependencyError as error:
-        raise MissingDependencyError(
-            "the package 'hdf5plugin' brings this filter to the HDF5 library and is not installed. "
-            "Install it with:  pip install hdf5plugin"
-        ) from error
 
 
 def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:

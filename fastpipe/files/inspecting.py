@@ -10,12 +10,13 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.files.epochs import uniform_decodes
-from fastpipe.files.filters import filters_of, in_words, load_plugins, missing, plugins_are_installed
+from fastpipe.files.filters import in_words
 from fastpipe.files.rows import dtype_of
 from fastpipe.read.hdf5.file import opened
 from fastpipe.read.hdf5.filters import FilterStep
 from fastpipe.read.hdf5.geometry import Geometry, grid_of
 from fastpipe.read.hdf5.layout import Layout, read_layout
+from fastpipe.read.hdf5.library import filters_of, load_filters
 
 __all__ = ["DatasetFacts", "Epoch", "inspect_file", "storage_of"]
 
@@ -153,9 +154,7 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
 def _unreadable(steps: Sequence[FilterStep], layout: Layout | None) -> list[FilterStep]:
     if layout is not None and layout.kind != "h5py":
         return []
-    if missing(steps) and plugins_are_installed():
-        load_plugins()  # as reading does
-    return missing(steps)
+    return load_filters(steps)
 
 
 def _samples_per_chunk(shape: Sequence[int] | None, chunk: Sequence[int], sample_dims: int) -> int:

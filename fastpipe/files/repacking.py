@@ -22,12 +22,12 @@ from fastpipe.files.advice import in_bytes
 from fastpipe.files.checking import check_rows, check_structure
 from fastpipe.files.codecs import parse_codec, set_filters
 from fastpipe.files.copying import copy_references, copy_structure
-from fastpipe.files.filters import filters_of, load_plugins, missing, plugins_are_installed
 from fastpipe.files.pace import Pace
 from fastpipe.files.partial import Partial, clear, exists_already, identity, left_behind
 from fastpipe.files.planning import MEMORY_NBYTES, Options, Target, make_plan
 from fastpipe.files.rows import RowSource, read_rows, write_rows
 from fastpipe.read.hdf5.file import opened
+from fastpipe.read.hdf5.library import filters_of, load_filters, missing
 
 __all__ = ["repack"]
 
@@ -108,9 +108,7 @@ def _load_missing(file: Any) -> None:
     h5py = require("h5py", extra="hdf5")
     found: list[Any] = []
     file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-    steps = [step for item in found for step in filters_of(item.id.get_create_plist())]
-    if missing(steps) and plugins_are_installed():
-        load_plugins()
+    load_filters([step for item in found for step in filters_of(item.id.get_create_plist())])
 
 
 def _summary(out: Path, source: str, rows: int, datasets: int, seconds: float) -> str:

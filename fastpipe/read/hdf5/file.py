@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -17,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
+from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.read.hdf5.errors import ChunkError, DamagedError
 from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import ChunkTables, Layout, in_blocks, read_layout
+from fastpipe.read.hdf5.library import require_filters
 from fastpipe.read.hdf5.reader import ReadTask, SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.types import KeptChunks, Stopwatch
@@ -73,7 +73,7 @@ class SampleFile:
             self.layouts: list[Layout] = [read_layout(dataset, tables, status) for dataset in datasets]
             for dataset, layout in zip(datasets, self.layouts, strict=True):
                 if layout.kind == "h5py":
-                    _bring_filters(dataset)
+                    require_filters(dataset)
         self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
@@ -216,29 +216,8 @@ class OpenFile:
                 self.file.check_unchanged(self.file.path)  # by now another may be at the path
                 self._library = library
             dataset = self._library[self.file.layouts[number].name]
-            _bring_filters(dataset)
+            require_filters(dataset)
         return dataset
-
-
-def _bring_filters(dataset: Any) -> None:
-    """Have the library know a dataset's filters.
-
-    Raises:
-        MissingDependencyError: nobody knows one of them.
-    """
-    h5z = require("h5py.h5z", extra="hdf5")
-    properties = dataset.id.get_create_plist()
-    for number in range(properties.get_nfilters()):
-        code, _, _, name = properties.get_filter(number)
-        if not h5z.filter_avail(code):
-            with contextlib.suppress(MissingDependencyError):
-                require("hdf5plugin", extra="hdf5")  # whose import tells the library of its filters
-        if not h5z.filter_avail(code):
-            raise MissingDependencyError(
-                f"{dataset.file.filename}: the dataset {dataset.name!r} has the filter "
-                f"{name.decode('utf-8', 'replace') or code} (number {code}), which the HDF5 library does "
-                "not know: pip install hdf5plugin, or import the package that brings it"
-            )
 
 
 def _state(status: os.stat_result) -> _State:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.read.hdf5.filters import FilterStep, why_not
 from fastpipe.read.hdf5.geometry import grid_of
+from fastpipe.read.hdf5.library import filters_of
 
 __all__ = ["ChunkTables", "Layout", "in_blocks", "read_layout"]
 
@@ -90,7 +91,7 @@ def read_layout(
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     why = _why_only_h5py(dataset, properties)
     chunk = tuple(map(int, dataset.chunks)) if dataset.chunks and not why else shape
-    filters = () if why else _filters(properties)
+    filters = () if why else filters_of(properties)
     why = why or why_not(filters)
     if why:
         none = np.empty(0, np.int64)
@@ -132,14 +133,6 @@ def _why_only_h5py(dataset: Any, properties: Any) -> str:
     if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
         return "its elements are stored in another form than NumPy's"
     return ""
-
-
-def _filters(properties: Any) -> tuple[FilterStep, ...]:
-    found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
-    return tuple(
-        FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
-        for code, _, values, name in found
-    )
 
 
 def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
