@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastpipe.cache.places import open_store
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import OptionError
@@ -22,6 +21,7 @@ from fastpipe.index.arrays import default_file_arrays
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.torch.batch_sampler import DatasetBatches
 from fastpipe.torch.hdf5.batch import HDF5Batch, UserCode
+from fastpipe.torch.hdf5.keeping import ChunkKeeper
 from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
@@ -131,8 +131,8 @@ class FastHDF5Dataset(Dataset[Any]):
         self._torch_dtypes = [torch_dtype(layout.dtype) for layout in self._files.layouts]
         self._window_nbytes = 0
         self._runtime: Runtime | None = None
-        if self.cache.where in ("ram", "disk"):
-            open_store(self.cache)  # in this process, so that forked workers share it
+        # Opens the store in this process, which outlives its workers: they share it.
+        ChunkKeeper(self.cache, self._files)
 
     def __len__(self) -> int:
         return self._files.count
@@ -143,10 +143,9 @@ class FastHDF5Dataset(Dataset[Any]):
         samples = batch.finish()
         if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
             raise batch.why_empty() or AssertionError("one sample was asked for")
-        sample = samples[0]
-        if isinstance(samples, SampleRows):
+        if isinstance(samples, SampleRows):  # whose own samples are of types that collate without a copy
             return self._form.sample([part.array[0] for part in batch.parts])
-        return sample
+        return samples[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """Several samples, read side by side; what ``DataLoader`` calls for a batch.
@@ -234,7 +233,7 @@ class FastHDF5Dataset(Dataset[Any]):
         # Threads and open files stay here; the copy has its own when it needs them.
         return {**self.__dict__, "_runtime": None}
 
-    # ---- how a batch is made; FastLoader calls the first two --------------------------------
+    # ---- how a batch is made ------------------------------------------------------------------
 
     def _start_batch(
         self,
@@ -275,7 +274,7 @@ class FastHDF5Dataset(Dataset[Any]):
 
     def _through_h5py(self) -> H5pyDataset:
         """The same samples without fastpipe."""
-        return H5pyDataset(self._files, self._form, self.transform, self.target_transform)
+        return H5pyDataset(self._files, self._form, self._code())
 
     def _expect_window(self, groups: int) -> None:
         """Hear that samples of so many groups will come mixed."""

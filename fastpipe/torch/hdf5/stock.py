@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.torch.hdf5.batch import UserCode
 from fastpipe.torch.hdf5.samples import Form
 
 __all__ = ["H5pyDataset"]
@@ -22,42 +22,27 @@ class H5pyDataset(Dataset[Any]):
     Args:
         files: where they are.
         form: what a sample is made of.
-        transform, target_transform: as of the fast one.
+        code: what the script does to samples.
     """
 
-    def __init__(
-        self,
-        files: SampleFiles,
-        form: Form,
-        transform: Callable[[Any], Any] | None,
-        target_transform: Callable[[Any], Any] | None,
-    ) -> None:
-        self._paths, self._firsts = [file.path for file in files.files], files.firsts
-        self._leads = [file.layouts[0].shape[: file.sample_dims] for file in files.files]
-        self._form = form
-        self.transform, self.target_transform = transform, target_transform
+    def __init__(self, files: SampleFiles, form: Form, code: UserCode) -> None:
+        self._files, self._form, self._code = files, form, code
         self._open: tuple[int, dict[int, Any]] = os.getpid(), {}
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return self._files.count
 
     def __getitem__(self, index: int) -> Any:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of a dataset of {length}")
         position = index + length if index < 0 else index
-        number = int(np.searchsorted(self._firsts, position, side="right")) - 1
-        place = np.unravel_index(position - int(self._firsts[number]), self._leads[number])
+        ((number, _),) = self._files.located(np.array([position]))
+        one, first = self._files.files[number], int(self._files.firsts[number])
+        place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
         file = self._file(number)
         values = [file[name][tuple(map(int, place))] for name in self._form.names]
-        if self._form.kind == "dict":
-            sample = self._form.sample(values)
-            return sample if self.transform is None else self.transform(sample)
-        if self.transform is not None:
-            values[0] = self.transform(values[0])
-        if self.target_transform is not None:
-            values[1] = self.target_transform(values[1])
-        return self._form.sample(values)
+        return self._code.sample(self._code.transformed(values, None))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}
@@ -67,5 +52,5 @@ class H5pyDataset(Dataset[Any]):
             self._open = os.getpid(), {}
         files = self._open[1]
         if number not in files:
-            files[number] = require("h5py", extra="hdf5").File(self._paths[number], "r")
+            files[number] = require("h5py", extra="hdf5").File(self._files.files[number].path, "r")
         return files[number]

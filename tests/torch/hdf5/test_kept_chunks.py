@@ -96,11 +96,12 @@ def test_the_disk_keeps_it_for_later(path: Path, tmp_path: Path, decoded: Any) -
 
 
 @pytest.mark.usefixtures("common_cache_folder")
-@pytest.mark.parametrize("where", ["ram", "disk"])
+@pytest.mark.parametrize("where", ["ram", "disk", "auto"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_share_it(path: Path, tmp_path: Path, decoded: Any, where: str, method: str) -> None:
     dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
-    assert torch.equal(epoch(dataset, num_workers=1, multiprocessing_context=method), expected())
+    for _ in range(2 if where == "auto" else 1):  # whose workers are gone after each
+        assert torch.equal(epoch(dataset, num_workers=1, multiprocessing_context=method), expected())
     here = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
     assert torch.equal(epoch(here), expected())
     assert decoded(here) == 0
