@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fastpipe._sizes import in_bytes
 from fastpipe.files.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD
 from fastpipe.files.inspecting import DatasetFacts
 
-__all__ = ["SMALL_NBYTES", "Advice", "advise", "in_bytes"]
+__all__ = ["SMALL_NBYTES", "Advice", "advise"]
 
 # Below this a dataset is read in no time, however it is stored.
 SMALL_NBYTES = 1 << 20
@@ -67,20 +67,6 @@ def advise(
     """
     place = _Place(path, batch_size, free_memory)
     return [advice for facts in datasets for rule in _RULES for advice in rule(facts, place)]
-
-
-def in_bytes(nbytes: float) -> str:
-    """A size for people.
-
-    >>> in_bytes(999), in_bytes(524288), in_bytes(1.5 * 2**30)
-    ('999 B', '512 KiB', '1.5 GiB')
-    """
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    units = ("KiB", "MiB", "GiB", "TiB")
-    power = min(int(math.log2(nbytes)) // 10, len(units))
-    nbytes, unit = nbytes / 1024**power, units[power - 1]
-    return f"{nbytes:.0f} {unit}" if nbytes >= 99.5 else f"{nbytes:.3g} {unit}"
 
 
 def _is_small(facts: DatasetFacts) -> bool:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
 from fastpipe.cache.budget import free_memory
-from fastpipe.files.advice import SMALL_NBYTES, Advice, advise, in_bytes
+from fastpipe.files.advice import SMALL_NBYTES, Advice, advise
 from fastpipe.files.inspecting import DatasetFacts, inspect_file
 
 __all__ = ["inspect"]

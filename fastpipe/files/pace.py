@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
-from fastpipe.files.advice import in_bytes
 
 __all__ = ["Pace"]
 
