@@ -44,8 +44,8 @@ def small_net(seed: int = 0) -> Any:
     return net.eval()
 
 
-class FileByFile:
-    """A `Contender`: each file's segments are read with h5py, judged, and vote.
+class _Votes:
+    """Files that a small net judges.
 
     Args:
         table: (files, long, short, bands, frames).
@@ -55,12 +55,17 @@ class FileByFile:
     """
 
     workers = 0
-    key = "files-replaced"
 
     def __init__(self, table: Table) -> None:
         self.chunk = table.shape[0]
         self.votes: npt.NDArray[np.int64] = np.full(table.shape[0], -1)
         self._table, self._net = table, small_net()
+
+
+class FileByFile(_Votes):
+    """A `Contender`: each file's segments are read with h5py, judged, and vote."""
+
+    key = "files-replaced"
 
     def measure(self, count: int) -> float:
         """Judge so many files; return the seconds it took."""
@@ -80,23 +85,13 @@ class FileByFile:
         """Nothing is open between measurements."""
 
 
-class Grouped:
-    """A `Contender`: the same, some files at a time.
+class Grouped(_Votes):
+    """A `Contender`: the same, some files at a time."""
 
-    Args:
-        table: (files, long, short, bands, frames).
-
-    Attributes:
-        votes: what the last measurement found for each file.
-    """
-
-    workers = 0
     key = "files-grouped"
 
     def __init__(self, table: Table) -> None:
-        self.chunk = table.shape[0]
-        self.votes: npt.NDArray[np.int64] = np.full(table.shape[0], -1)
-        self._net = small_net()
+        super().__init__(table)
         self._batches: Any = fastpipe.group_batches(table_dataset(table, "off"), FILES_AT_ONCE)
 
     def measure(self, count: int) -> float:
