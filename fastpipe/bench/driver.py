@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
+from fastpipe.bench.command import positive
 from fastpipe.bench.plot import draw
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 
-__all__ = ["Driver", "add_run_arguments", "finish", "positive"]
+__all__ = ["Driver", "add_run_arguments", "finish"]
 
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
@@ -201,18 +202,3 @@ class Driver:
         line += ["--quick"] if args.quick else []
         line += [f"--{name} {path.name}" for name in ("json", "plot") if (path := getattr(args, name))]
         return " ".join(line)
-
-
-def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An argparse type: a number above zero."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-        return value
-
-    return parse

@@ -13,7 +13,8 @@ from rich.console import Console
 from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
 from fastpipe.bench.data import Photos, folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments, finish, positive
+from fastpipe.bench.command import positive
+from fastpipe.bench.driver import Driver, add_run_arguments, finish
 from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec
 from fastpipe.bench.peers import PEERS, PeerRow, interpreter

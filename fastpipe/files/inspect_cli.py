@@ -7,8 +7,8 @@ import argparse
 from rich.console import Console
 
 from fastpipe import files
+from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
-from fastpipe.files.numbers import positive
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
@@ -30,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
     add("file", metavar="FILE.h5", help="HDF5 file")
-    add("--sample-dims", type=positive, default=1, metavar="N",
+    add("--sample-dims", type=positive(int), default=1, metavar="N",
         help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
-    add("--batch-size", type=positive, default=256, metavar="N", help="samples of a batch (default: 256)")
+    add("--batch-size", type=positive(int), default=256, metavar="N",
+        help="samples of a batch (default: 256)")  # fmt: skip
     add("--json", action="store_true", help="print JSON instead of tables")
 
 

@@ -7,8 +7,8 @@ import argparse
 from rich.console import Console
 
 from fastpipe import files
+from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
-from fastpipe.files.numbers import positive
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bytes)")  # fmt: skip
     add("--dataset", action="append", default=[], metavar="PATH",
         help="pack this dataset anew, of any size, and no other; may be given several times")  # fmt: skip
-    add("--sample-dims", type=positive, default=1, metavar="N",
+    add("--sample-dims", type=positive(int), default=1, metavar="N",
         help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT if it exists")
-    add("--threads", type=positive, default=None, metavar="N", help="for reading (default: all cores)")
+    add("--threads", type=positive(int), default=None, metavar="N", help="for reading (default: all cores)")
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -64,4 +64,4 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 def _rows(text: str) -> int | None:
     """An argparse type: samples of a chunk; ``None`` to choose."""
-    return None if text == "auto" else positive(text)
+    return None if text == "auto" else positive(int)(text)

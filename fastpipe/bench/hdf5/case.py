@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from fastpipe.bench import machine
-from fastpipe.bench.driver import Driver, add_run_arguments, finish, positive
+from fastpipe.bench.command import positive
+from fastpipe.bench.driver import Driver, add_run_arguments, finish
 from fastpipe.bench.hdf5.check import RowCheck, check_rows
 from fastpipe.bench.hdf5.data import Sizes, Table, described, look, made_cells, made_chunks, made_tables
 from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped, evaluation_infos
