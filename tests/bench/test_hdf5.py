@@ -297,7 +297,7 @@ def test_every_peer_has_a_source_and_a_key_of_its_section(tables: list[Table]) -
 
 @pytest.mark.parametrize("name", ["pyfive", "hidefix"])
 def test_a_peer_reads_where_it_is_installed(name: str, tables: list[Table]) -> None:
-    pytest.importorskip(name)
+    pytest.importorskip(name, reason=f"needs {name}: make peers")
     peer = next(peer for peer in peers_of(tables[0]) if peer.source == name)
     row = TablePeerRow(peer, sys.executable, tables[0], 8, 2)
     assert row.versions[name]
@@ -306,7 +306,7 @@ def test_a_peer_reads_where_it_is_installed(name: str, tables: list[Table]) -> N
 
 
 def test_a_peer_that_cannot_read_a_file_says_so(tmp_path: Path, tables: list[Table]) -> None:
-    pytest.importorskip("pyfive")
+    pytest.importorskip("pyfive", reason="needs pyfive: make peers")
     (tmp_path / "none.h5").write_bytes(b"no HDF5")
     with pytest.raises(ContenderError, match="cannot read the file"):
         TablePeerRow(TABLE_PEERS[0], sys.executable, replace(tables[0], path=tmp_path / "none.h5"), 8, 2)
