@@ -22,6 +22,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
+from fastpipe.cache.identity import identify
 from fastpipe.testing import photo_tree as make_photo_tree
 
 pytest_plugins = ["pytester"]
@@ -154,6 +155,20 @@ def _forked(work: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return pid
+
+
+@pytest.fixture(scope="session")
+def settled() -> Callable[[Path], Path]:
+    """Waits until the file system's clock has gone on since a file, or those in a folder, changed: only then
+    are they kept.  Returns what it is given."""
+    return _settled
+
+
+def _settled(path: Path) -> Path:
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        while file.is_file() and not identify(str(file), b"").is_settled:
+            pass
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from torchvision import transforms as v1
 
 from fastpipe import Cache, FastImageFolder, FastLoader
 from fastpipe.cache import store as store_module
-from fastpipe.cache.identity import identify
 from fastpipe.cache.places import open_store
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import photo_tree
@@ -38,12 +37,9 @@ COUNT, MIB = 24, 1 << 20
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=COUNT // 2, sizes=(20, 40))
-    for path in root.rglob("*.jpg"):
-        while not identify(str(path), b"").is_settled:
-            pass
-    return root
+def tree(tmp_path_factory: pytest.TempPathFactory, settled: Callable[[Path], Path]) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    return settled(photo_tree(root, classes=2, per_class=COUNT // 2, sizes=(20, 40)))
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from torchvision.transforms import v2
 
 from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
 from fastpipe.cache import identity, places
-from fastpipe.cache.identity import identify
 from fastpipe.cache.places import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.read.images import ImageReader
@@ -33,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where files have locks: not on Windows"),
 ]
 
+Settled = Callable[[Path], Path]
 MIB = 1 << 20
 COUNT = 12
 
@@ -70,16 +70,8 @@ TRANSFORMS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _settled(photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=4, sizes=(52, 64)))
-
-
-def _settled(root: Path) -> Path:
-    """Wait until the clock of the file system has gone on since files changed: only then are they kept."""
-    for path in (path for path in root.rglob("*") if path.is_file()):
-        while not identify(str(path), b"").is_settled:
-            pass
-    return root
+def tree(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> Path:
+    return settled(photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=4, sizes=(52, 64)))
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +169,7 @@ def test_batches_are_those_without_a_cache(tree: Path, tmp_path: Path, name: str
 @pytest.mark.parametrize("with_info", [True, False])
 @pytest.mark.parametrize("transform", [None, Info()], ids=["none", "user code"])
 def test_images_have_the_info_that_pillow_gives(
-    tmp_path: Path, format: str, with_info: bool, transform: Any
+    tmp_path: Path, format: str, with_info: bool, transform: Any, settled: Settled
 ) -> None:
     (tmp_path / "tree" / "a").mkdir(parents=True)
     image, options = Image.new("RGB", (30, 20), (1, 200, 3)), {}
@@ -186,7 +178,7 @@ def test_images_have_the_info_that_pillow_gives(
         exif[0x0112], exif[0x010F] = 6, "maker"
         options = {"exif": exif, "icc_profile": b"profile", "dpi": (72, 100)}
     image.save(tmp_path / "tree" / "a" / f"x.{format.lower()}", format, **options)
-    _settled(tmp_path / "tree")
+    settled(tmp_path / "tree")
     expected = ImageFolder(tmp_path / "tree", transform)[0]
     dataset = FastImageFolder(tmp_path / "tree", transform, cache="ram")
     for _ in range(3):
@@ -195,10 +187,10 @@ def test_images_have_the_info_that_pillow_gives(
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, OddImage]]:
+def odd(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> tuple[Path, dict[str, OddImage]]:
     root = tmp_path_factory.mktemp("odd")
     cases = {str(case.path): case for case in odd_images(root / "all")}
-    return _settled(root), cases
+    return settled(root), cases
 
 
 @pytest.mark.parametrize("exif", [False, True])
@@ -399,7 +391,7 @@ def _with_old_times(path: Path, change: Callable[[], object]) -> None:
 @pytest.mark.parametrize("where", ["ram", "disk"])
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_file_that_is_replaced_is_decoded_anew(
-    tmp_path: Path, where: str, restore: bool, decoded: Decoded
+    tmp_path: Path, where: str, restore: bool, decoded: Decoded, settled: Settled
 ) -> None:
     path = _single(tmp_path, (10, 20, 30), "bmp")
     option = _caches(tmp_path)[where]
@@ -408,7 +400,7 @@ def test_a_file_that_is_replaced_is_decoded_anew(
         change = lambda red=red: _single(tmp_path, (red, 20, 30), "bmp")  # noqa: E731
         _with_old_times(path, change) if restore else change()
         assert dataset[0][0][:, 3, 3].tolist() == [red, 20, 30]
-        _settled(tmp_path / "tree")
+        settled(tmp_path / "tree")
         for _ in range(3):
             assert dataset[0][0][:, 3, 3].tolist() == [red, 20, 30]
         decoded.new()
@@ -448,8 +440,8 @@ def test_a_file_that_changes_all_the_time_is_never_stale(
         assert image.getpixel((39, 0)) == (value,) * 3
 
 
-def test_a_file_that_is_deleted_is_the_usual_error(tmp_path: Path) -> None:
-    path = _settled_parent(_single(tmp_path, (1, 2, 3)))
+def test_a_file_that_is_deleted_is_the_usual_error(tmp_path: Path, settled: Settled) -> None:
+    path = settled(_single(tmp_path, (1, 2, 3)))
     plain = FastImageFolder(tmp_path / "tree", cache="off")
     dataset = FastImageFolder(tmp_path / "tree", cache="ram")
     assert _equal(dataset[0], plain[0])
@@ -461,11 +453,6 @@ def test_a_file_that_is_deleted_is_the_usual_error(tmp_path: Path) -> None:
         texts.append((str(raised.value), type(raised.value.__cause__)))
     assert texts[0] == texts[1]
     assert texts[0][1] is FileNotFoundError
-
-
-def _settled_parent(path: Path) -> Path:
-    _settled(path.parent)
-    return path
 
 
 def test_a_kept_image_that_cannot_be_read_is_decoded(
@@ -480,10 +467,10 @@ def test_a_kept_image_that_cannot_be_read_is_decoded(
 
 
 def test_a_file_replaced_just_when_its_kept_image_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled
 ) -> None:
     """Its rows must not be taken for those of another size: that would be memory out of bounds."""
-    path = _settled_parent(_single(tmp_path, (1, 2, 3)))
+    path = settled(_single(tmp_path, (1, 2, 3)))
     dataset = FastImageFolder(tmp_path / "tree", TRANSFORMS["usual"], cache=Cache("disk", dir=tmp_path))
     assert len([*dataset, *dataset]) == 2  # kept, and found to be right
     os.truncate(tmp_path / "fastpipe-decoded" / "000000.data", 100)
@@ -504,9 +491,9 @@ def test_a_file_replaced_just_when_its_kept_image_is_lost(
 
 
 def test_a_lower_limit_of_pixels_holds_for_kept_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled
 ) -> None:
-    _settled_parent(_single(tmp_path, (1, 2, 3)))
+    settled(_single(tmp_path, (1, 2, 3)))
     for decode in (Decode(), Decode(short_side=10)):
         dataset = FastImageFolder(tmp_path / "tree", TRANSFORMS["usual"], cache="ram", decode=decode)
         expected = dataset[0]
@@ -525,11 +512,13 @@ def test_a_lower_limit_of_pixels_holds_for_kept_images(
         FastImageFolder(tmp_path / "tree", cache=option, decode=Decode(max_pixels=1199))[0]
 
 
-def test_a_file_that_is_cut_off_is_an_error_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_off_is_an_error_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled
+) -> None:
     path = _single(tmp_path, (1, 2, 3))
     Image.effect_noise((90, 90), 90).convert("RGB").save(path)
     path.write_bytes(path.read_bytes()[:9000])
-    _settled(path.parent)
+    settled(path.parent)
     option = Cache("disk", dir=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -554,7 +543,7 @@ class FirstResized:
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shapes(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> Path:
     """Images of all shapes around a limit of 64, as JPEG and PNG."""
     root, random = tmp_path_factory.mktemp("shapes"), np.random.default_rng(5)
     (root / "a").mkdir()
@@ -573,7 +562,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, size in enumerate([*sizes, (500, 375), (128, 999)]):
         image = Image.fromarray(random.integers(0, 256, (*size[::-1], 3), np.uint8))
         image.save(root / "a" / f"{number:02}.{'png' if number % 2 else 'jpg'}", dpi=(72, 72))
-    return _settled(root)
+    return settled(root)
 
 
 @pytest.mark.parametrize("where", ["off", "ram", "disk", "auto"])
@@ -616,14 +605,16 @@ def _key() -> Any:
 
 @pytest.mark.parametrize("where", ["off", "ram"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_short_side_after_the_exif_turn(tmp_path: Path, orientation: int, where: Any) -> None:
+def test_short_side_after_the_exif_turn(
+    tmp_path: Path, orientation: int, where: Any, settled: Settled
+) -> None:
     (tmp_path / "tree" / "a").mkdir(parents=True)
     exif = Image.Exif()
     exif[0x0112] = orientation
     noise = np.random.default_rng(orientation).integers(0, 256, (90, 200, 3), np.uint8)
     path = tmp_path / "tree" / "a" / "x.jpg"
     Image.fromarray(noise).save(path, exif=exif)
-    _settled(path.parent)
+    settled(path.parent)
     expected = v1.Resize(64)(ImageOps.exif_transpose(Image.open(path).convert("RGB")))
     dataset = FastImageFolder(tmp_path / "tree", cache=where, decode=Decode(exif=True, short_side=64))
     for _ in range(2):

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from fastpipe import FastHDF5Dataset
 from fastpipe.cache import places
-from fastpipe.cache.identity import identify
 
 ROWS = 53
 
@@ -94,18 +93,6 @@ def naive() -> type[Naive]:
     return Naive
 
 
-def _settle(path: Path) -> Path:
-    while not identify(str(path), b"").is_settled:
-        pass
-    return path
-
-
-@pytest.fixture(scope="session")
-def settled() -> Callable[[Path], Path]:
-    """Waits until the file system's clock has gone on since a file changed: only then is it kept."""
-    return _settle
-
-
 def _write(path: Path, rows: int = ROWS, seed: int = 0) -> Path:
     random = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
@@ -121,25 +108,25 @@ def _write(path: Path, rows: int = ROWS, seed: int = 0) -> Path:
         file.create_dataset(
             "grid", data=random.standard_normal((rows, 3, 5)), chunks=(8, 2, 5), compression="gzip"
         )
-    return _settle(path)
+    return path
 
 
 @pytest.fixture(scope="session")
-def write() -> Callable[..., Path]:
+def write(settled: Callable[[Path], Path]) -> Callable[..., Path]:
     """Writes a file with a dataset of each usual kind: ``write(path, rows, seed)``."""
-    return _write
+    return lambda *arguments: settled(_write(*arguments))
 
 
 @pytest.fixture(scope="session")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) -> Path:
     """Such a file, made once; not to be changed."""
-    return _write(tmp_path_factory.mktemp("hdf5") / "x.h5")
+    return write(tmp_path_factory.mktemp("hdf5") / "x.h5")
 
 
 @pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) -> Path:
     """Another one, with other values and another number of samples."""
-    return _write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1)
+    return write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1)
 
 
 _common: dict[str, str] = {}
