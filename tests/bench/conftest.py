@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
 from fastpipe.bench.runner import Sample, Session
+from fastpipe.testing import photo_tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six small photographs in two classes; a module that needs others has a ``tree`` of its own."""
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
 
 
 @pytest.fixture

@@ -25,15 +25,13 @@ from fastpipe.bench.peer_children import ffcv, litdata, pillow_simd, protocol, s
 from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
 from fastpipe.bench.peers import PEERS, Peer, PeerRow, interpreter
 from fastpipe.bench.runner import ContenderError
-from fastpipe.testing import photo_tree
 
 OWN = Peer("own", "Own", "own", "make peers-own", environment="two-words", note="a note")
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
-    folder = photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
-    return scan(folder, "photos")
+def photos(tree: Path) -> Photos:
+    return scan(tree, "photos")
 
 
 @pytest.fixture

@@ -16,12 +16,6 @@ from fastpipe.bench.images import loader_specs, worker_counts
 from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
 from fastpipe.bench.runner import ContenderError
-from fastpipe.testing import photo_tree
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
 
 
 def test_draws_use_every_photo_equally_and_in_changing_order() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,3 @@ def repack(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
         return code, *captured
 
     return run
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path

@@ -123,8 +123,8 @@ def test_any_dataset(data: st.DataObject) -> None:
         assert [path.name for path in sorted(Path(folder).iterdir())] == ["in.h5", "out.h5"]
 
 
-def test_everything_around_the_rows(folder: Path, repack: Repack) -> None:
-    source, out = folder / "in.h5", folder / "out.h5"
+def test_everything_around_the_rows(tmp_path: Path, repack: Repack) -> None:
+    source, out = tmp_path / "in.h5", tmp_path / "out.h5"
     with h5py.File(source, "w", userblock_size=1024, track_order=True) as file:
         file.attrs["title"], file.attrs["nothing"] = "a file", h5py.Empty("f4")
         rows = file.create_dataset("z rows", data=np.arange(3000).reshape(1000, 3), chunks=(100, 3))
@@ -175,17 +175,17 @@ def test_everything_around_the_rows(folder: Path, repack: Repack) -> None:
             assert raw(new[name]) == raw(old[name])
 
 
-def test_virtual_and_external_data_come_into_the_copy(folder: Path, repack: Repack) -> None:
-    source, out = folder / "in.h5", folder / "elsewhere" / "out.h5"
+def test_virtual_and_external_data_come_into_the_copy(tmp_path: Path, repack: Repack) -> None:
+    source, out = tmp_path / "in.h5", tmp_path / "elsewhere" / "out.h5"
     out.parent.mkdir()
-    with h5py.File(folder / "part.h5", "w") as file:
+    with h5py.File(tmp_path / "part.h5", "w") as file:
         file["x"] = np.arange(40).reshape(10, 4)
-    (folder / "bytes.bin").write_bytes(np.arange(20, dtype="<i2").tobytes())
+    (tmp_path / "bytes.bin").write_bytes(np.arange(20, dtype="<i2").tobytes())
     with h5py.File(source, "w") as file:
         layout = h5py.VirtualLayout((12, 4), "<i8")
-        layout[:10] = h5py.VirtualSource(str(folder / "part.h5"), "x", (10, 4))
+        layout[:10] = h5py.VirtualSource(str(tmp_path / "part.h5"), "x", (10, 4))
         file.create_virtual_dataset("virtual", layout, fillvalue=-3)
-        file.create_dataset("external", (10, 2), "<i2", external=[(str(folder / "bytes.bin"), 0, 40)])
+        file.create_dataset("external", (10, 2), "<i2", external=[(str(tmp_path / "bytes.bin"), 0, 40)])
     assert repack(source, out, "--codec", "lzf")[0] == 0
     with h5py.File(out) as new:
         assert not new["virtual"].is_virtual and new["external"].external is None
@@ -195,8 +195,8 @@ def test_virtual_and_external_data_come_into_the_copy(folder: Path, repack: Repa
         np.testing.assert_array_equal(new["external"][()], np.arange(20).reshape(10, 2))
 
 
-def test_what_is_small_or_not_named_stays_as_it_is(folder: Path, repack: Repack) -> None:
-    source, out, named = folder / "in.h5", folder / "out.h5", folder / "named.h5"
+def test_what_is_small_or_not_named_stays_as_it_is(tmp_path: Path, repack: Repack) -> None:
+    source, out, named = tmp_path / "in.h5", tmp_path / "out.h5", tmp_path / "named.h5"
     with h5py.File(source, "w") as file:
         file.create_dataset("large", data=np.zeros((600, 512)), chunks=(10, 512), compression="gzip")
         file.create_dataset("small", data=np.zeros((600, 5)), chunks=(10, 5), compression="gzip")
@@ -214,27 +214,27 @@ def test_what_is_small_or_not_named_stays_as_it_is(folder: Path, repack: Repack)
     ("shape", "wanted"), [((100, 300), (28, 300)), ((100, 20000), (1, 20000)), ((5, 3), (5, 3))]
 )
 def test_rows_that_are_chosen_make_64_kib(
-    folder: Path, repack: Repack, shape: tuple[int, int], wanted: tuple[int, int]
+    tmp_path: Path, repack: Repack, shape: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    with h5py.File(folder / "in.h5", "w") as file:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
         file["x"] = np.zeros(shape)
-    assert repack(folder / "in.h5", folder / "out.h5", "--codec", "lzf", "--dataset", "x")[0] == 0
-    with h5py.File(folder / "out.h5") as new:
+    assert repack(tmp_path / "in.h5", tmp_path / "out.h5", "--codec", "lzf", "--dataset", "x")[0] == 0
+    with h5py.File(tmp_path / "out.h5") as new:
         assert new["x"].chunks == wanted
 
 
-def test_one_of_several_filters_is_kept_with_a_new_codec(folder: Path, repack: Repack) -> None:
-    with h5py.File(folder / "in.h5", "w") as file:
+def test_one_of_several_filters_is_kept_with_a_new_codec(tmp_path: Path, repack: Repack) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
         file.create_dataset("x", data=np.zeros((9, 9)), chunks=(3, 9), compression="gzip", fletcher32=True)
-    assert repack(folder / "in.h5", folder / "out.h5", "--codec", "zstd:5", "--dataset", "x")[0] == 0
-    with h5py.File(folder / "out.h5") as new:
+    assert repack(tmp_path / "in.h5", tmp_path / "out.h5", "--codec", "zstd:5", "--dataset", "x")[0] == 0
+    with h5py.File(tmp_path / "out.h5") as new:
         properties = new["x"].id.get_create_plist()
         filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
         assert filters == [2, 32015, 3]  # shuffle, zstd, fletcher32
 
 
-def test_types_that_numpy_has_not(folder: Path, repack: Repack) -> None:
-    source, out, stamp = folder / "in.h5", folder / "out.h5", h5py.h5t.UNIX_D32LE
+def test_types_that_numpy_has_not(tmp_path: Path, repack: Repack) -> None:
+    source, out, stamp = tmp_path / "in.h5", tmp_path / "out.h5", h5py.h5t.UNIX_D32LE
     values = np.arange(15, dtype="<i4").reshape(5, 3).view("V4")
     with h5py.File(source, "w") as file:
         made = h5py.h5d.create(file.id, b"when", stamp, h5py.h5s.create_simple(values.shape))
@@ -249,8 +249,8 @@ def test_types_that_numpy_has_not(folder: Path, repack: Repack) -> None:
         assert read.tobytes() == values.tobytes()
 
 
-def test_a_reference_to_what_is_gone_is_empty(folder: Path, repack: Repack) -> None:
-    source, out = folder / "in.h5", folder / "out.h5"
+def test_a_reference_to_what_is_gone_is_empty(tmp_path: Path, repack: Repack) -> None:
+    source, out = tmp_path / "in.h5", tmp_path / "out.h5"
     with h5py.File(source, "w") as file:
         file["kept"], file["gone"] = np.arange(3), np.arange(4)
         references = file.create_dataset("references", (2,), h5py.ref_dtype)
