@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from fastpipe.read.hdf5 import filters
 from fastpipe.read.hdf5.blosc2 import blosc2
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import read_layout
-from fastpipe.read.hdf5.reader import SampleReader
 
 FILTERS: dict[str, Callable[[], Any]] = {
     "blosc lz4": lambda: hdf5plugin.Blosc(cname="lz4", shuffle=1),
@@ -49,22 +47,6 @@ def _content(count: int, size: int, kind: str, seed: int) -> Any:
     return raw.view(f"V{size}") if size not in (1, 2, 4, 8) else raw.view(f"u{size}")
 
 
-def _read(path: Path) -> tuple[Any, SampleReader, int]:
-    with h5py.File(path, "r") as file:
-        layout, expected = read_layout(file["x"]), file["x"][...]
-    assert layout.kind == "chunked", layout.why
-    descriptor = os.open(path, os.O_RDONLY)
-    return expected, SampleReader(layout, 1, descriptor), descriptor
-
-
-def _all(reader: SampleReader) -> bytes:
-    out = np.empty(reader.geometry.count * reader.geometry.sample_nbytes, np.uint8)
-    every = np.arange(reader.geometry.count)
-    for task in reader.tasks(every, every, out):
-        task.run()
-    return out.tobytes()
-
-
 @settings(max_examples=150)
 @given(
     name=st.sampled_from(list(FILTERS)), shape=st.tuples(st.integers(1, 40), st.integers(1, 90)),
@@ -72,7 +54,15 @@ def _all(reader: SampleReader) -> bytes:
     kind=st.sampled_from(["noise", "zeros", "few", "repeated"]), seed=st.integers(0, 99), fletcher=st.booleans(),
 )  # fmt: skip
 def test_samples_are_those_of_h5py(
-    name: str, shape: tuple[int, int], rows: int, size: int, kind: str, seed: int, fletcher: bool
+    name: str,
+    shape: tuple[int, int],
+    rows: int,
+    size: int,
+    kind: str,
+    seed: int,
+    fletcher: bool,
+    reader_of: Any,
+    read: Any,
 ) -> None:
     data = _content(math.prod(shape), size, kind, seed).reshape(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,24 +71,19 @@ def test_samples_are_those_of_h5py(
             file.create_dataset(
                 "x", data=data, chunks=(min(rows, shape[0]), shape[1]), fletcher32=fletcher, **FILTERS[name]()
             )
-        expected, reader, descriptor = _read(path)
-        try:
-            assert expected.tobytes() == data.tobytes()
-            assert _all(reader) == data.tobytes()
-        finally:
-            os.close(descriptor)
+        with h5py.File(path, "r") as file:
+            assert file["x"][...].tobytes() == data.tobytes()
+        with reader_of(path) as reader:
+            assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
 
 
 @pytest.mark.parametrize("name", list(FILTERS))
-def test_large_chunks_of_many_blocks(name: str, tmp_path: Path) -> None:
+def test_large_chunks_of_many_blocks(name: str, tmp_path: Path, reader_of: Any, read: Any) -> None:
     data = _content(100_003, 4, "few", 1)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(60_001,), **FILTERS[name]())
-    _, reader, descriptor = _read(tmp_path / "x.h5")
-    try:
-        assert _all(reader) == data.tobytes()
-    finally:
-        os.close(descriptor)
+    with reader_of(tmp_path / "x.h5") as reader:
+        assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
 
 
 @settings(max_examples=150)
@@ -106,7 +91,9 @@ def test_large_chunks_of_many_blocks(name: str, tmp_path: Path) -> None:
     name=st.sampled_from(list(FILTERS)), places=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
     cut=st.integers(0, 400), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_damage_is_an_error_or_other_values(name: str, places: list[int], cut: int, seed: int) -> None:
+def test_damage_is_an_error_or_other_values(
+    name: str, places: list[int], cut: int, seed: int, reader_of: Any, read: Any
+) -> None:
     """Never a crash, memory that was not written, or an error of another kind."""
     data = _content(500, 4, "few", seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -118,19 +105,13 @@ def test_damage_is_an_error_or_other_values(name: str, places: list[int], cut: i
             for place in places:
                 damaged[place % len(raw)] ^= 1 + place % 255
             dataset.id.write_direct_chunk((0,), bytes(damaged[: max(1, len(damaged) - cut)]), mask)
-        with h5py.File(path, "r") as file:
-            layout = read_layout(file["x"])
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            reader = SampleReader(layout, 1, descriptor)
+        with reader_of(path) as reader:
             try:
-                first = _all(reader)
+                first = read(reader, data.dtype, range(500))
             except ChunkError as error:
                 assert "dataset /x, chunk 0 at [0:500]" in str(error)
             else:
-                assert _all(reader) == first
-        finally:
-            os.close(descriptor)
+                assert np.array_equal(read(reader, data.dtype, range(500), 0x54), first)
 
 
 def test_blosc2_without_its_library_is_left_to_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

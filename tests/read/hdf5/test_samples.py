@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +24,6 @@ DTYPES: list[Any] = [
     np.dtype([("a", "i1"), ("b", ">f8")]), np.dtype([("a", "i1"), ("b", "<f8")], align=True),
     np.dtype([("v", "<f4", (3,))]), h5py.enum_dtype({"A": 1, "B": 2}, basetype="<i2"),
 ]  # fmt: skip
-
-
-@contextmanager
-def reader_of(path: Path, name: str, sample_dims: int = 1) -> Iterator[SampleReader]:
-    """What is under test, as a dataset would make it."""
-    with h5py.File(path, "r") as file:
-        layout = read_layout(file[name])
-    assert layout.kind != "h5py", layout.why
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield SampleReader(layout, sample_dims, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read(reader: SampleReader, layout_dtype: Any, samples: Any) -> Any:
-    """Samples as an array."""
-    geometry, samples = reader.geometry, np.asarray(samples, np.int64)
-    out = np.full(len(samples) * geometry.sample_nbytes, 0xAB, np.uint8)
-    for task in reader.tasks(samples, np.arange(len(samples)), out):
-        task.run()
-    return out.view(layout_dtype).reshape(len(samples), *geometry.sample_shape)
 
 
 def test_the_last_block_of_contiguous_data_ends_in_zeros(tmp_path: Path) -> None:
@@ -143,7 +119,7 @@ def same_bits(found: Any, expected: Any) -> bool:
 
 @settings(max_examples=250)
 @given(case=files())
-def test_samples_are_those_of_h5py(case: dict[str, Any]) -> None:
+def test_samples_are_those_of_h5py(case: dict[str, Any], reader_of: Any, read: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
         write(path, case)
@@ -152,7 +128,7 @@ def test_samples_are_those_of_h5py(case: dict[str, Any]) -> None:
         dims = case["sample_dims"]
         flat = expected.reshape(math.prod(case["shape"][:dims]), *case["shape"][dims:])
         samples = indices(case["pattern"], len(flat), case["seed"])
-        with reader_of(path, "x", dims) as reader:
+        with reader_of(path, dims) as reader:
             event("rows" if reader.reads_rows else "chunks")
             found = read(reader, expected.dtype, samples)
         assert same_bits(found, flat[np.asarray(samples, int)])
@@ -160,11 +136,11 @@ def test_samples_are_those_of_h5py(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 16])
 @pytest.mark.parametrize("length", [0, 1, 5, 31, 32, 1000, 70_001])
-def test_shuffle_of_every_size(tmp_path: Path, size: int, length: int) -> None:
+def test_shuffle_of_every_size(tmp_path: Path, size: int, length: int, reader_of: Any, read: Any) -> None:
     data = np.random.default_rng(1).integers(0, 256, (max(length, 1), size), np.uint8).view(f"V{size}")[:, 0]
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=data.shape, shuffle=True)
-    with reader_of(tmp_path / "x.h5", "x") as reader:
+    with reader_of(tmp_path / "x.h5") as reader:
         assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
 
 
@@ -175,18 +151,20 @@ def test_shuffle_of_every_size(tmp_path: Path, size: int, length: int) -> None:
     ),
     fletcher=st.booleans(),
 )
-def test_lzf_and_fletcher32_of_any_bytes(runs: list[tuple[bytes, int]], fletcher: bool) -> None:
+def test_lzf_and_fletcher32_of_any_bytes(
+    runs: list[tuple[bytes, int]], fletcher: bool, reader_of: Any, read: Any
+) -> None:
     """Repetitions of short pieces: back references of every distance, overlapping and not."""
     data = np.frombuffer(b"".join(piece * count for piece, count in runs), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
         with h5py.File(path, "w") as file:
             file.create_dataset("x", data=data, chunks=data.shape, compression="lzf", fletcher32=fletcher)
-        with reader_of(path, "x") as reader:
+        with reader_of(path) as reader:
             assert read(reader, np.uint8, range(len(data))).tobytes() == data.tobytes()
 
 
-def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path) -> None:
+def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path, reader_of: Any, read: Any) -> None:
     """HDF5 1.6.2 and before swapped the bytes of each half; the library still takes them."""
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", data=np.arange(99, dtype="u1"), chunks=(99,), fletcher32=True)
@@ -196,18 +174,18 @@ def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path) -> None:
         dataset.id.write_direct_chunk((0,), swapped)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         np.testing.assert_array_equal(file["x"][...], np.arange(99))
-    with reader_of(tmp_path / "x.h5", "x") as reader:
+    with reader_of(tmp_path / "x.h5") as reader:
         np.testing.assert_array_equal(read(reader, np.uint8, [98, 0]), [98, 0])
 
 
-def test_compact_data(tmp_path: Path) -> None:
+def test_compact_data(tmp_path: Path, reader_of: Any, read: Any) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_layout(h5py.h5d.COMPACT)
         space = h5py.h5s.create_simple((5, 3))
         h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, properties)
         file["x"][...] = np.arange(15).reshape(5, 3)
-    with reader_of(tmp_path / "x.h5", "x") as reader:
+    with reader_of(tmp_path / "x.h5") as reader:
         assert not reader.reads_rows
         np.testing.assert_array_equal(read(reader, np.float32, [4, 0]), [[12, 13, 14], [0, 1, 2]])
 
@@ -268,14 +246,6 @@ def _damaged(tmp_path: Path, change: Any, **options: Any) -> tuple[Path, Layout]
     return path, layout
 
 
-def _read_with(path: Path, layout: Layout, samples: Any) -> Any:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return read(SampleReader(layout, 1, descriptor), layout.dtype, samples)
-    finally:
-        os.close(descriptor)
-
-
 def _flipped(raw: bytes) -> bytes:
     middle = len(raw) // 2
     return raw[:middle] + bytes([raw[middle] ^ 0x55]) + raw[middle + 1 :]
@@ -292,53 +262,61 @@ def _flipped(raw: bytes) -> bytes:
         ({"compression": "lzf"}, lambda raw: b"\x00" * len(raw), "lzf: "),
     ],
 )
-def test_a_damaged_chunk_is_named(tmp_path: Path, options: Any, change: Any, reason: str) -> None:
+def test_a_damaged_chunk_is_named(
+    tmp_path: Path, options: Any, change: Any, reason: str, reader_of: Any, read: Any
+) -> None:
     path, layout = _damaged(tmp_path, change, **options)
-    with pytest.raises(ChunkError, match=rf"x\.h5, dataset /x, chunk 1 at \[8:16, 0:30, 0:40\]: {reason}"):
-        _read_with(path, layout, [9])
-    np.testing.assert_array_equal(_read_with(path, layout, [0, 19]), DATA[[0, 19]])
+    with reader_of(path, layout=layout) as reader:
+        with pytest.raises(
+            ChunkError, match=rf"x\.h5, dataset /x, chunk 1 at \[8:16, 0:30, 0:40\]: {reason}"
+        ):
+            read(reader, layout.dtype, [9])
+        np.testing.assert_array_equal(read(reader, layout.dtype, [0, 19]), DATA[[0, 19]])
 
 
 @pytest.mark.parametrize("more", [1, 1 << 20])
-def test_a_chunk_that_inflates_beyond_its_size(tmp_path: Path, more: int) -> None:
+def test_a_chunk_that_inflates_beyond_its_size(tmp_path: Path, more: int, reader_of: Any, read: Any) -> None:
     import zlib
 
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (64,), "u1", chunks=(64,), compression="gzip")
         dataset.id.write_direct_chunk((0,), zlib.compress(bytes(64 + more)))
     with (
-        reader_of(tmp_path / "x.h5", "x") as reader,
+        reader_of(tmp_path / "x.h5") as reader,
         pytest.raises(ChunkError, match="more than the 64 bytes"),
     ):
         read(reader, np.uint8, [0])
 
 
-def test_a_chunk_that_is_too_short(tmp_path: Path) -> None:
+def test_a_chunk_that_is_too_short(tmp_path: Path, reader_of: Any, read: Any) -> None:
     import zlib
 
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (64,), "u1", chunks=(64,), compression="gzip")
         dataset.id.write_direct_chunk((0,), zlib.compress(bytes(63)))
-    with reader_of(tmp_path / "x.h5", "x") as reader, pytest.raises(ChunkError, match="63 bytes"):
+    with reader_of(tmp_path / "x.h5") as reader, pytest.raises(ChunkError, match="63 bytes"):
         read(reader, np.uint8, [0])
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": None}])
-def test_a_file_that_is_cut_off(tmp_path: Path, options: Any) -> None:
+def test_a_file_that_is_cut_off(tmp_path: Path, options: Any, reader_of: Any, read: Any) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=DATA, **{"chunks": (8, 30, 40), **options})
     with h5py.File(path, "r") as file:
         layout = read_layout(file["x"])
     path.write_bytes(path.read_bytes()[: int(layout.offsets[-1]) + 100])
-    with pytest.raises(ChunkError, match=r"x\.h5, dataset /x.*: the file ends within it"):
-        _read_with(path, layout, [0, 19])
+    with (
+        reader_of(path, layout=layout) as reader,
+        pytest.raises(ChunkError, match=r"x\.h5, dataset /x.*: the file ends within it"),
+    ):
+        read(reader, layout.dtype, [0, 19])
 
 
-def test_a_descriptor_that_is_closed(tmp_path: Path) -> None:
+def test_a_descriptor_that_is_closed(tmp_path: Path, reader_of: Any, read: Any) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = DATA
-    with reader_of(tmp_path / "x.h5", "x") as reader:
+    with reader_of(tmp_path / "x.h5") as reader:
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         read(reader, np.float32, [0])
