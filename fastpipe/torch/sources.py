@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,17 @@ class FolderSource(Source):
 
     def __init__(self, dataset: Any, ends: Sequence[Any], folders: Sequence[FastImageFolder]) -> None:
         self._dataset = dataset
-        # With the datasets themselves, so that no other comes to have the number of one of them.
-        self._folders = {id(end): (end, folder) for end, folder in zip(ends, folders, strict=True)}
+        self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._sends_bytes = False
+
+    @cached_property
+    def _folders(self) -> dict[int, FastImageFolder]:
+        """What makes batches of each dataset at the end, by its ``id`` in this process."""
+        return {id(end): folder for end, folder in self._pairs}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_folders"}
 
     def send_bytes(self) -> None:
         """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
@@ -51,7 +59,7 @@ class FolderSource(Source):
     def start(self, indices: Sequence[int], key: Key) -> _Mixed | _Simple:
         """Begin a batch."""
         parts = [
-            (self._folders[id(end)][1], rows, local)
+            (self._folders[id(end)], rows, local)
             for end, rows, local in located(self._dataset, integers(indices))
         ]
         if len(parts) > 1:
