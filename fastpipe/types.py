@@ -1,4 +1,4 @@
-"""What the layers of fastpipe agree on: option objects, parameter types and Protocols.
+"""What the layers of fastpipe agree on: option objects and parameter types; see also ``protocols``.
 
 ``index``, ``read``, ``transform`` and ``engine`` never import each other.  They meet here,
 and the adapters in ``fastpipe.torch`` (and, later, other frameworks) plug them together.
@@ -10,7 +10,7 @@ import operator
 import os
 import sys
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,10 @@ __all__ = [
     "Box",
     "Cache",
     "Decode",
-    "EncodedImage",
-    "KeptChunks",
     "Key",
-    "ReducedImage",
-    "SamplePlan",
     "Shard",
     "Shuffle",
     "Size",
-    "Stopwatch",
 ]
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -66,79 +61,6 @@ class Key(NamedTuple):
     seed: int
     epoch: int
     draws: npt.NDArray[np.int64]
-
-
-@runtime_checkable
-class EncodedImage(Protocol):
-    """One encoded image, opened: its size is known, its pixels are decoded on demand.
-
-    Implementations are used by one thread, for one sample, and then dropped.
-    """
-
-    @property
-    def size(self) -> Size:
-        """Size of the decoded image."""
-
-    def region(self, box: Box) -> UInt8Array:
-        """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
-
-    def rows(self, top: int, count: int) -> UInt8Array | None:
-        """Whole rows, where they are there already: C-contiguous (count, W, 3) RGB, not to be written
-        to; None where they would have to be decoded."""
-
-    def pil(self) -> Any:
-        """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
-
-    def info(self) -> dict[Any, Any]:
-        """The ``info`` of that image (EXIF data, colour profile …), without decoding it."""
-
-    def reduced(self, factor: int) -> ReducedImage | None:
-        """The image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None where that
-        is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
-
-
-class ReducedImage(Protocol):
-    """An image that is made smaller while it is decoded: each size is divided, and rounded up."""
-
-    @property
-    def size(self) -> Size:
-        """Its size."""
-
-    def rows(self, count: int) -> UInt8Array | None:
-        """At least so many rows from the top: C-contiguous (≥ count, W, 3) RGB; None where the decoder
-        cannot, upon which the image is decoded at its full size."""
-
-
-class SamplePlan(Protocol):
-    """What is done to one sample.  Used by any number of threads at once."""
-
-    def apply(self, image: EncodedImage, parameters: Any, out: Any = None) -> Any:
-        """Transform ``image``, into ``out`` where it is given, else into a returned value."""
-
-
-class KeptChunks(Protocol):
-    """Decoded chunks of one dataset that are kept.  May be called from any thread."""
-
-    @property
-    def memory(self) -> UInt8Array | None:
-        """Where they lie; None where they are read from ``descriptor``."""
-
-    @property
-    def descriptor(self) -> int:
-        """The file in which they lie."""
-
-    def places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where chunks of these numbers begin in the memory, or in the file; -1 for those not kept."""
-
-    def keep(self, number: int, data: UInt8Array) -> None:
-        """Keep a decoded chunk, if there is room."""
-
-
-class Stopwatch(Protocol):
-    """Collects how long each stage took.  May be called from any thread."""
-
-    def add(self, stage: str, nanoseconds: int) -> None:
-        """Add a duration to a stage."""
 
 
 @dataclass(frozen=True)

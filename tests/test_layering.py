@@ -15,7 +15,7 @@ from fastpipe import testing
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
-_BASE = {"errors", "types", "_extras", "_sizes"}
+_BASE = {"errors", "types", "protocols", "_extras", "_sizes"}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "read", "transform", "engine", "cache"}
@@ -23,6 +23,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "types"},
     "errors": set(),
     "types": {"errors"},
+    "protocols": {"types"},
     "_extras": {"errors"},
     "_sizes": set(),
     "_jit": {"_extras"},

@@ -15,7 +15,15 @@ try:
 except ImportError:  # on Windows, where nothing is kept
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FileLock", "FileLockedError", "lock_of", "locks_are_possible", "try_to_lock"]
+__all__ = [
+    "FileLock",
+    "FileLockedError",
+    "lock_of",
+    "locks_are_possible",
+    "try_to_lock",
+    "unlock",
+    "wait_for_lock",
+]
 
 _TRIES, _WAIT_S = 50, 0.001
 
@@ -67,7 +75,7 @@ class FileLock:
                 try:
                     yield
                 finally:
-                    fcntl.lockf(descriptor, fcntl.LOCK_UN)
+                    unlock(descriptor)
         finally:
             self._close_waiting()
 
@@ -88,8 +96,8 @@ class FileLock:
                 self.threads.release()
 
 
-def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one has it locked.
+def try_to_lock(descriptor: int, place: int | None = None) -> bool:
+    """Lock a file, or one of many places in it, for this process, unless another one has it locked.
 
     Unlike a lock of ``flock``, it is not passed on to children.
 
@@ -97,12 +105,33 @@ def try_to_lock(descriptor: int) -> bool:
         OSError: the file system has no locks.
     """
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, *_range(place))
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         return False
     return True
+
+
+def wait_for_lock(descriptor: int, place: int) -> bool:
+    """Lock a place as soon as no other process has it locked; False where they would wait for each other."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, *_range(place))
+    except OSError as error:
+        if error.errno != errno.EDEADLK:
+            raise
+        return False
+    return True
+
+
+def unlock(descriptor: int, place: int | None = None) -> None:
+    """Let go of a file, or of a place in it."""
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, *_range(place))
+
+
+def _range(place: int | None) -> tuple[int, int]:
+    """Length and start; a length of 0 is all that follows."""
+    return (0, 0) if place is None else (1, place)
 
 
 def lock_of(descriptor: int) -> FileLock:

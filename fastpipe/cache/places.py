@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ from fastpipe.cache.budget import free_disk, free_memory
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import is_stale
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
+from fastpipe.cache.shared_memory import anonymous_file, descriptor_of
 from fastpipe.cache.store import DamagedStoreError, EntryStore
 from fastpipe.errors import CacheError
 from fastpipe.types import Cache
@@ -36,7 +36,6 @@ _MARKS = 1 << 20
 _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun anew
 _LOOKED_AT = 1000  # entries, to know how stale it is
 _LOCK, _PATIENCE_S = "lock", 1.0
-_MEMORY_NAME = "fastpipe-cache"
 # Age of what was announced elsewhere, from where nobody here can ask whether it still is.
 _FORGOTTEN_S = 30 * 86400.0
 
@@ -123,10 +122,10 @@ def _new_ram(option: Cache) -> EntryStore:
         if free is None:
             raise CacheError("nobody says how much memory is free; give Cache(max_bytes=…)")
         limit = free // _SHARE
-    data = _anonymous_file()
+    data = anonymous_file()
     try:
         os.truncate(data, limit)  # takes no memory before something is written there
-        log = _anonymous_file()
+        log = anonymous_file()
     except BaseException:
         os.close(data)
         raise
@@ -141,14 +140,6 @@ def _ram_store(data: int, log: int, limit: int) -> EntryStore:
 def _memory_is_short() -> bool:
     free = free_memory()
     return free is not None and free < _LEFT
-
-
-def _anonymous_file() -> int:
-    """A file in memory without a name: it goes with the last process that has it open."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _meeting_point(option: Cache) -> tuple[str, str]:
@@ -202,7 +193,7 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
             told = json.loads(folder.read(file) or b"")
             limit = int(told["max_bytes"])
             for number, inode in zip(told["descriptors"], told["inodes"], strict=True):
-                opened.append(_descriptor_of(int(told["pid"]), int(number), int(inode)))
+                opened.append(descriptor_of(int(told["pid"]), int(number), int(inode)))
             data, log = opened
         except (OSError, ValueError, KeyError, TypeError):
             for descriptor in opened:
@@ -214,22 +205,6 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
         except OSError as error:  # whoever has its lock is stopped, perhaps
             _log.info("a cache in memory cannot be shared: %s", error)
     return None
-
-
-def _descriptor_of(pid: int, number: int, inode: int) -> int:
-    """Open the file in memory that another process has at a descriptor.
-
-    Raises:
-        OSError: there is none, or it is another one.
-    """
-    path = f"/proc/{pid}/fd/{number}"
-    if not os.readlink(path).startswith(f"/memfd:{_MEMORY_NAME}"):
-        raise FileNotFoundError(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    if os.fstat(descriptor).st_ino != inode:
-        os.close(descriptor)  # nobody's lock: what was announced has this inode
-        raise FileNotFoundError(path)
-    return descriptor
 
 
 # ---- on disk --------------------------------------------------------------------------------

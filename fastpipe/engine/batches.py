@@ -13,7 +13,8 @@ import numpy.typing as npt
 from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error, is_of_machine
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
-from fastpipe.types import Box, EncodedImage, ReducedImage, SamplePlan, Size, Stopwatch, UInt8Array
+from fastpipe.protocols import EncodedImage, ReducedImage, SamplePlan, Stopwatch
+from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["BatchMaker", "PendingBatch", "say_where"]
 

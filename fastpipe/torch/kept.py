@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
+from fastpipe.protocols import EncodedImage
 from fastpipe.read.images import ImageReader, PillowImage
 from fastpipe.read.whole import WholeImage
 from fastpipe.transform.short_side import ShortSide
-from fastpipe.types import Box, EncodedImage, Size, UInt8Array
+from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["ImageSource"]
 

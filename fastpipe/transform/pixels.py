@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.protocols import EncodedImage
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
 from fastpipe.transform.reduction import reduction
-from fastpipe.types import Box, EncodedImage, Size, UInt8Array
+from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["Conversion", "convert", "draw", "render"]
 

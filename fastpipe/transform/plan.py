@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.protocols import EncodedImage
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
@@ -38,7 +39,7 @@ from fastpipe.transform.ramp import (
     tensor_shaped,
 )
 from fastpipe.transform.steps import Domain, Step, recognise, resized_size, state_of
-from fastpipe.types import EncodedImage, FloatArray, Key, Size
+from fastpipe.types import FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state"]
 

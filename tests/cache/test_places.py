@@ -338,7 +338,7 @@ def test_where_memory_cannot_be_had_a_warning_says_so_once(
     monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     made: list[int] = []
-    real = places._anonymous_file
+    real = places.anonymous_file
 
     def one_only() -> int:
         if made:
@@ -346,7 +346,7 @@ def test_where_memory_cannot_be_had_a_warning_says_so_once(
         made.append(real())
         return made[0]
 
-    monkeypatch.setattr(places, "_anonymous_file", one_only)
+    monkeypatch.setattr(places, "anonymous_file", one_only)
     option, automatic = Cache("ram", 16 * MIB), Cache("auto", 16 * MIB)
     assert open_store(option) is None
     with pytest.raises(OSError, match="Bad file"):

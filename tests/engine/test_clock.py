@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from fastpipe.engine.clock import StageClock
-from fastpipe.types import Stopwatch
+from fastpipe.protocols import Stopwatch
 
 
 def test_durations_of_a_stage_add_up() -> None:

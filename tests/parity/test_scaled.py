@@ -12,13 +12,14 @@ from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
+from fastpipe.protocols import EncodedImage
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import photograph
 from fastpipe.transform.geometry import Crop, Flip, Operation, Resize, fold
 from fastpipe.transform.pillow import FILTERS, pillow_resize
 from fastpipe.transform.pixels import render
 from fastpipe.transform.reduction import reduction
-from fastpipe.types import Box, EncodedImage, Size
+from fastpipe.types import Box, Size
 
 SIZE = Size(777, 1001)
 

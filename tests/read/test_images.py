@@ -13,9 +13,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from fastpipe.errors import OptionError
+from fastpipe.protocols import EncodedImage
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import OddImage, odd_images, photograph
-from fastpipe.types import Box, Decode, EncodedImage, Size
+from fastpipe.types import Box, Decode, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

@@ -17,20 +17,20 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.protocols import ChunkTables
+from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import ChunkError, DamagedError
 from fastpipe.read.hdf5.geometry import Geometry
-from fastpipe.read.hdf5.layout import ChunkTables, Layout, in_blocks, read_layout
+from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.read.hdf5.library import require_filters
 from fastpipe.read.hdf5.reader import ReadTask, SampleReader
-from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.types import KeptChunks, Stopwatch
 
-__all__ = ["Keep", "OpenFile", "SampleFile", "opened"]
+__all__ = ["OpenFile", "SampleFile", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
-Keep = Callable[[int, Layout], "KeptChunks | None"]
+_ALONE = ReadContext()
 _State = tuple[int, int, int, int]
 
 
@@ -86,21 +86,18 @@ class SampleFile:
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
-    def open(
-        self, keep: Keep | None = None, recent: RecentChunks | None = None, clock: Stopwatch | None = None
-    ) -> OpenFile:
+    def open(self, context: ReadContext = _ALONE, number: int = 0) -> OpenFile:
         """Open the file in this process.
 
         Args:
-            keep: for the descriptor and a dataset's layout, where its decoded chunks are kept, or None.
-            recent: decoded chunks that other batches will want soon.
-            clock: hears how long was read, decoded and copied.
+            context: what its readers and those of other files have in common.
+            number: of the file among all.
 
         Raises:
             OSError: as ``open`` raises them.
             HDF5Error: it is not the file that it was.
         """
-        return OpenFile(self, keep, recent, clock)
+        return OpenFile(self, context, number)
 
     def check_unchanged(self, where: int | str) -> None:
         """Raise an error if the file is not as it was when it was laid out.
@@ -128,25 +125,17 @@ class OpenFile:
         descriptor: of the file.
     """
 
-    def __init__(
-        self, file: SampleFile, keep: Keep | None, recent: RecentChunks | None, clock: Stopwatch | None
-    ) -> None:
+    def __init__(self, file: SampleFile, context: ReadContext, number: int) -> None:
         self.file = file
         self.descriptor = os.open(file.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self.descriptor).atexit = False
         file.check_unchanged(self.descriptor)
+        first = number * len(file.layouts)
         self._readers = [
             None
             if layout.kind == "h5py"
-            else SampleReader(
-                layout,
-                file.sample_dims,
-                self.descriptor,
-                keep and keep(self.descriptor, layout),
-                recent,
-                clock,
-            )
-            for layout in file.layouts
+            else SampleReader(layout, file.sample_dims, self.descriptor, context, first + place)
+            for place, layout in enumerate(file.layouts)
         ]
         self._lock = threading.Lock()
         self._library: Any = None

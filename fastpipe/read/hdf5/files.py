@@ -13,17 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.errors import OptionError
-from fastpipe.read.hdf5.file import Keep, OpenFile, SampleFile
-from fastpipe.read.hdf5.layout import ChunkTables, Layout
+from fastpipe.protocols import ChunkTables
+from fastpipe.read.hdf5.context import ReadContext
+from fastpipe.read.hdf5.file import OpenFile, SampleFile
+from fastpipe.read.hdf5.layout import Layout
 from fastpipe.read.hdf5.reader import ReadTask
-from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.types import Stopwatch
 
 __all__ = ["OpenFiles", "SampleFiles"]
 
 Int64Array = npt.NDArray[np.int64]
 
 _MOST_OPEN = 128  # descriptors, of those that a process may have: often 1,024, and 256 by default on macOS
+_ALONE = ReadContext()
 _MANY = 16  # files of a batch that are all open while its tasks wait
 
 
@@ -96,12 +97,13 @@ class SampleFiles:
         """The file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path
 
-    def open(
-        self, keep: Keep | None = None, recent: RecentChunks | None = None, clock: Stopwatch | None = None
-    ) -> OpenFiles:
-        """The files in this process; each is opened when it is first read.  Arguments as of
-        ``SampleFile.open``."""
-        return OpenFiles(self, keep, recent, clock)
+    def open(self, context: ReadContext = _ALONE) -> OpenFiles:
+        """The files in this process; each is opened when it is first read.
+
+        Args:
+            context: what their readers have in common.
+        """
+        return OpenFiles(self, context)
 
     def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:
         first = self.files[0]
@@ -117,10 +119,8 @@ class SampleFiles:
 class OpenFiles:
     """Files in one process.  For threads at once; made by ``SampleFiles.open``."""
 
-    def __init__(
-        self, files: SampleFiles, keep: Keep | None, recent: RecentChunks | None, clock: Stopwatch | None
-    ) -> None:
-        self._files, self._keep, self._recent, self._clock = files, keep, recent, clock
+    def __init__(self, files: SampleFiles, context: ReadContext) -> None:
+        self._files, self._context = files, context
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         is_opened_twice = any(layout.kind == "h5py" for file in files.files for layout in file.layouts)
@@ -150,9 +150,7 @@ class OpenFiles:
         with self._lock:
             file = self._open.get(number)
             if file is None:
-                file = self._open[number] = self._files.files[number].open(
-                    self._keep, self._recent, self._clock
-                )
+                file = self._open[number] = self._files.files[number].open(self._context, number)
                 if len(self._open) > self._most:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)

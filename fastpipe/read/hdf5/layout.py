@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.protocols import ChunkTables
 from fastpipe.read.hdf5.filters import FilterStep, why_not
 from fastpipe.read.hdf5.geometry import grid_of
 from fastpipe.read.hdf5.library import filters_of
 
-__all__ = ["ChunkTables", "Layout", "in_blocks", "read_layout"]
+__all__ = ["Layout", "in_blocks", "read_layout"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -64,16 +64,6 @@ class Layout(NamedTuple):
     masks: npt.NDArray[np.uint32]
     inside: bytes = b""
     library_chunk: int = 0
-
-
-class ChunkTables(Protocol):
-    """Keeps where chunks are, from one time that a file is opened to the next."""
-
-    def load(self, status: os.stat_result, about: str) -> Sequence[npt.NDArray[Any]] | None:
-        """The arrays that were kept of a file in this state; None where there are none."""
-
-    def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep arrays."""
 
 
 def read_layout(

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
+from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.filters import decode_chunk
 from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.read.hdf5.scratch import STORED, scratch
-from fastpipe.types import KeptChunks, Stopwatch
 
 __all__ = ["ReadTask", "SampleReader"]
 
@@ -27,6 +28,8 @@ Int64Array = npt.NDArray[np.int64]
 
 _TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to hand it to a thread
 _CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
+_CHUNK_BITS = 40  # of a chunk's number among those of all datasets; above them is the dataset's
+_ALONE = ReadContext()
 
 
 class ReadTask(NamedTuple):
@@ -48,9 +51,8 @@ class SampleReader:
         layout: of the dataset.
         sample_dims: how many of its dimensions count samples.
         descriptor: of the file, open for reading; it stays the caller's.
-        kept: where decoded chunks are kept, or None.
-        recent: decoded chunks that other batches will want soon.
-        clock: hears how long was read (``"read"``), decoded (``"decode"``) and copied (``"copy"``).
+        context: what this reader and others have in common.
+        number: of the dataset among those of all files.
 
     Attributes:
         geometry: of the samples and chunks.
@@ -63,17 +65,18 @@ class SampleReader:
         layout: Layout,
         sample_dims: int,
         descriptor: int,
-        kept: KeptChunks | None = None,
-        recent: RecentChunks | None = None,
-        clock: Stopwatch | None = None,
+        context: ReadContext = _ALONE,
+        number: int = 0,
     ) -> None:
+        kept = None if context.keep is None else context.keep(descriptor, layout)
         self.reads_rows = not layout.filters and layout.kind != "compact" and kept is None
         if kept is not None:
             layout = in_blocks(layout)
         self.geometry = Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
         self._layout, self._descriptor = layout, descriptor
-        self._kept, self._recent = kept, recent or RecentChunks(0)
-        self._clock = clock or _NoClock()
+        self._kept, self._recent = kept, context.recent or RecentChunks(0)
+        self._shared, self._first_shared = context.shared, number << _CHUNK_BITS
+        self._clock = context.clock or _NoClock()
         self._fill = np.frombuffer(layout.fill, np.uint8)
         every = [self.geometry.runs(part) for part in range(self.geometry.parts)]
         # Bytes behind a sample's beginning in a chunk that belong to it; and how many of them.
@@ -119,11 +122,16 @@ class SampleReader:
     ) -> list[ReadTask]:
         """Tasks for samples whose chunks are to be decoded."""
         grouped = self.geometry.grouped(groups, at, rows)
-        chunk, recent, token = self.geometry.chunk, self._recent, self._token
+        chunk, recent, shared, token = self.geometry.chunk, self._recent, self._shared, self._token
         there: list[Group] = []
         missing: list[Group] = []
         for group in grouped:
-            (there if recent.expect((token, chunk(group.number, part))) else missing).append(group)
+            number = chunk(group.number, part)
+            is_there = recent.expect((token, number)) if shared is None else self._is_shared(shared, number)
+            (there if is_there else missing).append(group)
+        if shared is not None:  # each process begins with others
+            first = int(shared.turn * len(missing))
+            missing = missing[first:] + missing[:first]
         # First those that are there, perhaps wanted for the last time: then there is room for the others.
         found = self._in_tasks(there, _TASK_NBYTES, lambda one: len(one.rows) * self._part_nbytes, part, out)
         return found + self._in_tasks(
@@ -148,34 +156,47 @@ class SampleReader:
         return found
 
     def _from_groups(self, groups: Sequence[Group], part: int, out: UInt8Array) -> None:
-        """Copy one part of some groups' samples from their chunks, by one call: after each a thread may
-        have to wait for the others."""
-        runs, nbytes = self.geometry.runs(part), self.geometry.sample_nbytes
-        chunks: list[UInt8Array] = []  # alive until they are copied
-        addresses: list[npt.NDArray[np.uint64]] = []
-        rows: list[Int64Array] = []
+        """Copy one part of some groups' samples from their chunks."""
+        if self._shared is not None:
+            groups = self._from_shared(self._shared, groups, part, out)
+        chunks: list[UInt8Array] = []
+        there: list[Group] = []
         for group in groups:
             number = self.geometry.chunk(group.number, part)
             if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
-                _fill(out, group.rows * nbytes, runs, self._fill)
+                to = group.rows * self.geometry.sample_nbytes
+                _fill(out, to, self.geometry.runs(part), self._fill)
                 continue
             samples = self.geometry.samples_in(group.number)
-            data = self._recent.get(
-                (self._token, number), partial(self._made, number), len(group.rows), samples
-            )
-            if len(data) < int(group.at.max()) + self._reach[part]:
-                raise AssertionError(f"{self._where(number)}: rows outside of the chunk")
-            chunks.append(data)
-            addresses.append(group.at.astype(np.uint64) + np.uint64(data.ctypes.data))
-            rows.append(group.rows)
-        if not chunks:
+            get = partial(self._recent.get, (self._token, number), partial(self._made, number))
+            chunks.append(get(len(group.rows), samples))
+            there.append(group)
+        self._copy(chunks, there, part, out)
+
+    def _copy(
+        self, chunks: Sequence[UInt8Array], groups: Sequence[Group], part: int, out: UInt8Array
+    ) -> None:
+        """Copy one part of some groups' samples, by one call: after each a thread may have to wait for
+        the others.
+
+        Args:
+            chunks: for each group its chunk.
+            groups, part, out: as above.
+        """
+        if not groups:
             return
         begun = perf_counter_ns()
-        to = np.concatenate(rows) * nbytes
-        where = np.concatenate(addresses)
+        for group, data in zip(groups, chunks, strict=True):
+            if len(data) < int(group.at.max()) + self._reach[part]:
+                raise AssertionError(f"{self._where(group.number)}: rows outside of the chunk")
+        where = np.concatenate([
+            group.at.astype(np.uint64) + np.uint64(data.ctypes.data)
+            for group, data in zip(groups, chunks, strict=True)
+        ])  # fmt: skip
+        to = np.concatenate([group.rows for group in groups]) * self.geometry.sample_nbytes
+        runs = self.geometry.runs(part)
         if not kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
             raise AssertionError(f"{self._where(0)}: rows outside of the batch")
-        del chunks
         self._clock.add("copy", perf_counter_ns() - begun)
 
     def _made(self, number: int) -> UInt8Array:
@@ -184,6 +205,61 @@ class SampleReader:
         if self._kept is not None:
             self._kept.keep(number, data)
         return data
+
+    # ---- chunks that processes share --------------------------------------------------------------
+
+    def _from_shared(
+        self, shared: SharedChunks, groups: Sequence[Group], part: int, out: UInt8Array
+    ) -> list[Group]:
+        """Copy from chunks that are shared, and share those that are not yet; the groups for which this
+        does not go are returned."""
+        left = []
+        for group in self._from_there(shared, groups, part, out, waits=False):
+            # First those that are there: meanwhile others may have made what this process would wait for.
+            is_left = self._from_there(shared, [group], part, out, waits=True)
+            if is_left and not self._is_put_there(shared, group, part, out):
+                left.append(group)
+        return left
+
+    def _from_there(
+        self, shared: SharedChunks, groups: Sequence[Group], part: int, out: UInt8Array, *, waits: bool
+    ) -> list[Group]:
+        found, left = [], []
+        for group in groups:
+            chunk = self._first_shared + self.geometry.chunk(group.number, part)
+            place, version = shared.find(chunk, waits=waits)
+            if place < 0:
+                left.append(group)
+            else:
+                found.append((group, place, version))
+        nbytes = self.geometry.chunk_nbytes
+        chunks = [shared.memory[place : place + nbytes] for _, place, _ in found]
+        self._copy(chunks, [group for group, _, _ in found], part, out)
+        for group, place, version in found:
+            if shared.took(place, version, len(group.rows)):
+                self._recent.count(0, nbytes * len(group.rows) / self.geometry.samples_in(group.number))
+            else:
+                left.append(group)
+        return left
+
+    def _is_put_there(self, shared: SharedChunks, group: Group, part: int, out: UInt8Array) -> bool:
+        number, nbytes = self.geometry.chunk(group.number, part), self.geometry.chunk_nbytes
+        samples, taken = self.geometry.samples_in(group.number), len(group.rows)
+        if self._layout.offsets[number] < 0 or taken >= samples:  # nobody else will want it
+            return False
+        claimed = shared.claim(self._first_shared + number, nbytes)
+        if claimed is None:
+            return False
+        with claimed:
+            self._decode_into(claimed.memory, number)
+            if self._kept is not None:
+                self._kept.keep(number, claimed.memory)
+            self._copy([claimed.memory], [group], part, out)
+            self._recent.count(nbytes, nbytes * taken / samples)
+            return claimed.publish(samples - taken)
+
+    def _is_shared(self, shared: SharedChunks, number: int) -> bool:
+        return shared.find(self._first_shared + number, waits=False)[0] >= 0
 
     def decoded(self, number: int) -> UInt8Array:
         """A chunk that was written, decoded: uint8 (chunk_nbytes,).
@@ -194,15 +270,19 @@ class SampleReader:
         Raises:
             ChunkError, OSError: as for ``tasks``.
         """
-        layout = self._layout
-        if layout.kind == "compact":
-            return np.frombuffer(layout.inside, np.uint8)
-        size, offset = int(layout.sizes[number]), int(layout.offsets[number])
+        if self._layout.kind == "compact":
+            return np.frombuffer(self._layout.inside, np.uint8)
         made = self._recent.allocate(self.geometry.chunk_nbytes)
+        self._decode_into(made, number)
+        return made
+
+    def _decode_into(self, made: UInt8Array, number: int) -> None:
+        layout = self._layout
+        size, offset = int(layout.sizes[number]), int(layout.offsets[number])
         if not layout.filters:
             self._read_run(offset, made[:size], number)
             made[size:] = 0  # behind the dataset's end, for it may be kept in a file
-            return made
+            return
         stored, begun = scratch(STORED, size), perf_counter_ns()
         self._read_run(offset, stored, number)
         read = perf_counter_ns()
@@ -212,7 +292,6 @@ class SampleReader:
             raise ChunkError(f"{self._where(number)}: {error}") from None
         self._clock.add("read", read - begun)
         self._clock.add("decode", perf_counter_ns() - read)
-        return made
 
     # ---- samples that are kept --------------------------------------------------------------------
 

@@ -62,6 +62,12 @@ class RecentChunks:
         self._expected.add(key)
         return False
 
+    def count(self, decoded: int, used: float) -> None:
+        """Count bytes of a chunk that is kept elsewhere."""
+        with self._lock:
+            self.decoded_nbytes += decoded
+            self.used_nbytes += used
+
     @property
     def nbytes(self) -> int:
         """Bytes of the chunks that are kept."""

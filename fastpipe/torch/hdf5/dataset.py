@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from fastpipe.cache.window import SharedWindow
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import OptionError
@@ -25,6 +26,7 @@ from fastpipe.torch.hdf5.keeping import ChunkKeeper
 from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
+from fastpipe.torch.hdf5.sharing import shared_window
 from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
@@ -130,6 +132,7 @@ class FastHDF5Dataset(Dataset[Any]):
         self._files = SampleFiles(paths, self._form.names, sample_dims, tables)
         self._torch_dtypes = [torch_dtype(layout.dtype) for layout in self._files.layouts]
         self._window_nbytes = 0
+        self._window: SharedWindow | None = None
         self._runtime: Runtime | None = None
         # Opens the store in this process, which outlives its workers: they share it.
         ChunkKeeper(self.cache, self._files)
@@ -280,7 +283,13 @@ class FastHDF5Dataset(Dataset[Any]):
         """Hear that samples of so many groups will come mixed."""
         # What is left of the window before, when the next begins, is used first; but not by every thread.
         more = min(groups, max(groups // 4, _SPARE_GROUPS))
-        self._window_nbytes = max(self._window_nbytes, (groups + more) * self.group_nbytes)
+        nbytes = (groups + more) * self.group_nbytes
+        if nbytes > self._window_nbytes:
+            self._window_nbytes = nbytes
+            # Worker processes are farther apart: one begins the next window when others are in this one.
+            more = min(groups, max(groups // 2, _SPARE_GROUPS))
+            samples = self._files.samples_in_group(self._leading)
+            self._window = shared_window(self._files, groups + more, samples)
 
     @property
     def _leading(self) -> int:
@@ -355,7 +364,7 @@ class FastHDF5Dataset(Dataset[Any]):
     def _running(self) -> Runtime:
         """Threads, open files and the cache of this process, made when first needed."""
         runtime = self._runtime
-        options = Options(self.bad_samples, self.threads, self.cache, self._window_nbytes)
+        options = Options(self.bad_samples, self.threads, self.cache, self._window_nbytes, self._window)
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, self._files)
         return runtime

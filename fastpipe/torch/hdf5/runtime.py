@@ -8,15 +8,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.cache.window import SharedWindow
 from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import ReadPolicy
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import HDF5Error
+from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.torch.hdf5.keeping import ChunkKeeper, chunk_nbytes
+from fastpipe.torch.hdf5.sharing import shared_chunks
 from fastpipe.torch.hdf5.watch import AmplificationWatch
 from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
 from fastpipe.types import BadSamples, Cache
@@ -34,6 +37,7 @@ class Options(NamedTuple):
     threads: int | str
     cache: Cache
     window_nbytes: int
+    window: SharedWindow | None
 
 
 class Runtime:
@@ -50,11 +54,13 @@ class Runtime:
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
-        room = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
+        remembered = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
+        shared = shared_chunks(options.window)
+        room = 0 if shared else remembered
         self.recent = RecentChunks(room, _ChunkMemory(room))
         self.keeper = ChunkKeeper(options.cache, files)
-        self.watch = AmplificationWatch(files, self.keeper, self.recent)
-        self.open = files.open(self.keeper.of, self.recent, self.clock)
+        self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered)
+        self.open = files.open(ReadContext(self.keeper.of, self.recent, shared, self.clock))
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,
             lambda sample: Item(sample, files.path_of(sample)),

@@ -26,10 +26,13 @@ class AmplificationWatch:
         files: the dataset's.
         keeper: where their decoded chunks are kept.
         recent: counts both.
+        remembered: bytes of decoded chunks that are, here or in memory that processes share.
     """
 
-    def __init__(self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks) -> None:
-        self._files, self._keeper, self._recent = files, keeper, recent
+    def __init__(
+        self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks, remembered: int
+    ) -> None:
+        self._files, self._keeper, self._recent, self._remembered = files, keeper, recent, remembered
         self._lock = threading.Lock()
         self._decoded, self._used = 0, 0.0
         is_packed = any(layout.filters for layout in files.layouts)
@@ -41,7 +44,7 @@ class AmplificationWatch:
             return
         with self._lock:
             decoded, used = self._recent.decoded_nbytes, self._recent.used_nbytes
-            if self._is_over or decoded - self._decoded < 2 * self._recent.max_bytes:
+            if self._is_over or decoded - self._decoded < 2 * self._remembered:
                 return
             times = (decoded - self._decoded) / max(1.0, used - self._used)
             self._decoded, self._used = decoded, used

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
@@ -35,7 +36,8 @@ def test_the_last_block_of_contiguous_data_ends_in_zeros(tmp_path: Path) -> None
     descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
     dirty = RecentChunks(0, lambda nbytes: np.full(nbytes, 0xAB, np.uint8))
     try:
-        reader = SampleReader(layout, 1, descriptor, _KeepsNothing(), dirty)
+        context = ReadContext(keep=lambda descriptor, layout: _KeepsNothing(), recent=dirty)
+        reader = SampleReader(layout, 1, descriptor, context)
         last = reader.decoded(1).view(np.int64)
     finally:
         os.close(descriptor)

@@ -1,0 +1,142 @@
+"""The Protocols by which the layers of fastpipe meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.types import Box, Size, UInt8Array
+
+__all__ = [
+    "ChunkTables",
+    "ClaimedChunk",
+    "EncodedImage",
+    "KeptChunks",
+    "ReducedImage",
+    "SamplePlan",
+    "SharedChunks",
+    "Stopwatch",
+]
+
+
+@runtime_checkable
+class EncodedImage(Protocol):
+    """One encoded image, opened: its size is known, its pixels are decoded on demand.
+
+    Implementations are used by one thread, for one sample, and then dropped.
+    """
+
+    @property
+    def size(self) -> Size:
+        """Size of the decoded image."""
+
+    def region(self, box: Box) -> UInt8Array:
+        """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
+
+    def rows(self, top: int, count: int) -> UInt8Array | None:
+        """Whole rows, where they are there already: C-contiguous (count, W, 3) RGB, not to be written
+        to; None where they would have to be decoded."""
+
+    def pil(self) -> Any:
+        """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
+
+    def info(self) -> dict[Any, Any]:
+        """The ``info`` of that image (EXIF data, colour profile …), without decoding it."""
+
+    def reduced(self, factor: int) -> ReducedImage | None:
+        """The image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None where that
+        is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
+
+
+class ReducedImage(Protocol):
+    """An image that is made smaller while it is decoded: each size is divided, and rounded up."""
+
+    @property
+    def size(self) -> Size:
+        """Its size."""
+
+    def rows(self, count: int) -> UInt8Array | None:
+        """At least so many rows from the top: C-contiguous (≥ count, W, 3) RGB; None where the decoder
+        cannot, upon which the image is decoded at its full size."""
+
+
+class SamplePlan(Protocol):
+    """What is done to one sample.  Used by any number of threads at once."""
+
+    def apply(self, image: EncodedImage, parameters: Any, out: Any = None) -> Any:
+        """Transform ``image``, into ``out`` where it is given, else into a returned value."""
+
+
+class ChunkTables(Protocol):
+    """Keeps where chunks are, from one time that a file is opened to the next."""
+
+    def load(self, status: os.stat_result, about: str) -> Sequence[npt.NDArray[Any]] | None:
+        """The arrays that were kept of a file in this state; None where there are none."""
+
+    def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Keep arrays."""
+
+
+class KeptChunks(Protocol):
+    """Decoded chunks of one dataset that are kept.  May be called from any thread."""
+
+    @property
+    def memory(self) -> UInt8Array | None:
+        """Where they lie; None where they are read from ``descriptor``."""
+
+    @property
+    def descriptor(self) -> int:
+        """The file in which they lie."""
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where chunks of these numbers begin in the memory, or in the file; -1 for those not kept."""
+
+    def keep(self, number: int, data: UInt8Array) -> None:
+        """Keep a decoded chunk, if there is room."""
+
+
+class ClaimedChunk(Protocol):
+    """Memory that a chunk is to be decoded into; empty again when it is left without ``publish``."""
+
+    @property
+    def memory(self) -> UInt8Array:
+        """The chunk's bytes."""
+
+    def publish(self, left: int) -> bool:
+        """Let other processes see it, who will take so many of its samples; False if others wrote there."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class SharedChunks(Protocol):
+    """Decoded chunks in memory that processes share.  May be called from any thread.
+
+    Attributes:
+        memory: where they lie.
+        turn: where this process begins among the chunks of a batch, from 0 to 1.
+    """
+
+    memory: UInt8Array
+    turn: float
+
+    def find(self, chunk: int, *, waits: bool) -> tuple[int, int]:
+        """Where a chunk begins in the memory, and its version; (-1, 0) where it is not there."""
+
+    def took(self, place: int, version: int, samples: int) -> bool:
+        """Say that samples were copied from there; whether it was of that version all the time."""
+
+    def claim(self, chunk: int, nbytes: int) -> ClaimedChunk | None:
+        """Memory to decode a chunk into, if there is some."""
+
+
+class Stopwatch(Protocol):
+    """Collects how long each stage took.  May be called from any thread."""
+
+    def add(self, stage: str, nanoseconds: int) -> None:
+        """Add a duration to a stage."""

@@ -1,0 +1,46 @@
+"""The chunks of a window, decoded once by the worker processes of a loader together."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.utils.data import get_worker_info
+
+from fastpipe.cache.window import SharedWindow, WindowSlots
+from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.torch.hdf5.keeping import chunk_nbytes
+
+__all__ = ["shared_chunks", "shared_window"]
+
+_log = logging.getLogger("fastpipe.cache")
+
+
+def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow | None:
+    """Memory for the chunks of so many groups; None where there is nothing to decode, or no such memory.
+
+    Args:
+        files: whose chunks.
+        groups: how many are used at a time.
+        samples: of a group.
+    """
+    slots = largest = 0
+    for number, layout in enumerate(files.layouts):
+        if layout.filters:
+            geometry = files.files[0].geometry(number)
+            slots += groups * geometry.parts * -(-samples // geometry.group_size)
+            largest = max(largest, *(chunk_nbytes(file.layouts[number]) for file in files.files))
+    if not slots:
+        return None
+    try:
+        return SharedWindow(slots, largest)
+    except OSError as error:
+        _log.info("worker processes decode their chunks each for itself: %s", error)
+        return None
+
+
+def shared_chunks(window: SharedWindow | None) -> WindowSlots | None:
+    """The chunks in this process, if it is a worker."""
+    worker = get_worker_info()
+    if worker is None or worker.num_workers == 1 or window is None:
+        return None
+    return WindowSlots(window, worker.id / worker.num_workers)

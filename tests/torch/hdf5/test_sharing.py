@@ -1,0 +1,152 @@
+"""Worker processes decode the chunks of a window together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
+from fastpipe.read.hdf5.reader import SampleReader
+from fastpipe.torch.hdf5 import sharing
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
+)
+
+ROWS, CHUNK, WINDOW = 480, 8, 6
+ORDER = Shuffle(WINDOW, "group")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sharing") / "x.h5"
+    with h5py.File(path, "w") as file:
+        data = np.random.default_rng(0).integers(0, 99, (ROWS, 50)).astype("f4")
+        file.create_dataset("x", data=data, chunks=(CHUNK, 50), compression="gzip")
+        file.create_dataset("y", data=np.arange(ROWS), chunks=(100,), compression="lzf")
+    return path
+
+
+def dataset_of(path: Path, keys: Any = ("x", "y")) -> FastHDF5Dataset:
+    return FastHDF5Dataset(path, keys, seed=5, cache="off")
+
+
+def batches(loader: Any) -> list[Any]:
+    return [[part.clone() for part in batch] for batch in loader]
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b)
+        for ours, theirs in zip(one, other, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_same_batches(path: Path, method: str) -> None:
+    wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
+    loader: Any = FastLoader(
+        dataset_of(path), 16, shuffle=ORDER, num_workers=2, multiprocessing_context=method
+    )
+    assert equal(batches(loader), wanted)
+
+
+def test_the_same_batches_of_a_stock_loader(path: Path) -> None:
+    dataset = dataset_of(path)
+    order = dataset.batch_sampler(16, shuffle=ORDER)
+    wanted = [batches(DataLoader(dataset, batch_sampler=order)) for _ in range(2)]
+    order.set_epoch(0)
+    loader: Any = DataLoader(dataset, batch_sampler=order, num_workers=3, persistent_workers=True)
+    assert all(equal(batches(loader), each) for each in wanted)
+
+
+def test_the_same_batches_through_views(path: Path) -> None:
+    both = ConcatDataset([Subset(dataset_of(path), range(5, 300)), dataset_of(path)])
+    wanted = batches(FastLoader(both, 16, shuffle=ORDER, generator=torch.Generator().manual_seed(1)))
+    loader: Any = FastLoader(
+        both, 16, shuffle=ORDER, num_workers=2, generator=torch.Generator().manual_seed(1)
+    )
+    assert equal(batches(loader), wanted)
+
+
+@pytest.fixture
+def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many chunks were decoded, in this process and those forked from it."""
+    log, into = tmp_path / "decoded", SampleReader._decode_into
+
+    def counted(self: Any, made: Any, number: int) -> None:
+        with open(log, "a") as file:
+            file.write(".")
+        into(self, made, number)
+
+    monkeypatch.setattr(SampleReader, "_decode_into", counted)
+    return lambda: log.stat().st_size
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_each_chunk_is_decoded_by_one_of_them(
+    path: Path, decoded: Callable[[], int], is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_shared:  # which shows that the count tells
+        monkeypatch.setattr(sharing, "SharedWindow", _fail)
+    dataset = dataset_of(path, "x")
+    for _ in FastLoader(dataset, 16, shuffle=ORDER, num_workers=4):
+        pass
+    chunks = ROWS // CHUNK
+    if is_shared:
+        # More than each once where one worker is in a window when another has gone on by far.
+        assert chunks <= decoded() <= 1.5 * chunks
+    else:
+        assert decoded() >= 2.5 * chunks
+
+
+def _fail(slots: int, nbytes: int) -> Any:
+    raise OSError("this system has none")
+
+
+def test_without_such_memory_each_decodes_for_itself(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
+    monkeypatch.setattr(sharing, "SharedWindow", _fail)
+    with caplog.at_level(logging.INFO, "fastpipe.cache"):
+        loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2)
+        assert equal(batches(loader), wanted)
+    assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
+
+
+def test_a_killed_worker_spoils_nothing(path: Path) -> None:
+    dataset = dataset_of(path)
+    wanted = batches(FastLoader(dataset, 16, shuffle=ORDER))
+    loader: Any = FastLoader(dataset, 16, shuffle=ORDER, num_workers=3)
+    loader.set_epoch(0)
+    found = iter(loader)
+    next(found)
+    os.kill(found._workers[1].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker"):
+        list(found)
+    del found
+    loader.set_epoch(0)
+    assert equal(batches(loader), wanted)
+
+
+def test_a_pickled_dataset_reads_the_same(path: Path) -> None:
+    dataset = dataset_of(path)
+    order = dataset.batch_sampler(16, shuffle=ORDER)
+    copy = pickle.loads(pickle.dumps(dataset))
+    wanted = batches(DataLoader(dataset, batch_sampler=order))
+    order.set_epoch(0)
+    loader: Any = DataLoader(copy, batch_sampler=order, num_workers=2)
+    assert equal(batches(loader), wanted)
