@@ -7,13 +7,19 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.cache.entries import aligned
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.store import EntryStore
 
-__all__ = ["ChunkCache"]
+__all__ = ["ChunkCache", "room_for"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
+
+
+def room_for(chunks: int, nbytes: int) -> int:
+    """Bytes of a store in memory that so many chunks of so many bytes take."""
+    return chunks * aligned(nbytes)
 
 
 class ChunkCache:

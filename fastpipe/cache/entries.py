@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RECORD", "Entry", "EntryTable", "pack_record"]
+__all__ = ["RECORD", "Entry", "EntryTable", "aligned", "pack_record"]
 
 RECORD = np.dtype([
     ("low", "<u8"), ("high", "<u8"), ("offset", "<u8"), ("nbytes", "<u8"), ("sum", "<u8"),
@@ -27,6 +27,12 @@ _FACTOR_LIST = _FACTORS.tolist()
 _DIGEST, _BODY, _CHECK = struct.Struct("<QQ"), struct.Struct("<3Q5I"), struct.Struct("<I")
 _WORD_LIST = struct.Struct(f"<{_WORDS - 1}I")
 _SMALLEST = 1 << 10
+_ALIGNMENT = 64
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes of a data file that an entry takes, its note included; and where the next one may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Entry(NamedTuple):

@@ -124,7 +124,7 @@ def _new_ram(option: Cache) -> EntryStore:
         limit = free // _SHARE
     data = anonymous_file()
     try:
-        os.truncate(data, limit)  # takes no memory before something is written there
+        os.truncate(data, _marks(limit) + limit)  # takes no memory before something is written there
         log = anonymous_file()
     except BaseException:
         os.close(data)
@@ -133,8 +133,12 @@ def _new_ram(option: Cache) -> EntryStore:
 
 
 def _ram_store(data: int, log: int, limit: int) -> EntryStore:
-    marks = min(_MARKS, max(64, limit // 16))  # all who share it have the same limit
-    return EntryStore(data, log, limit, marks=marks, is_in_memory=True, is_short=_memory_is_short)
+    return EntryStore(data, log, limit, marks=_marks(limit), is_in_memory=True, is_short=_memory_is_short)
+
+
+def _marks(limit: int) -> int:
+    """Bytes to mark digests; a multiple of what entries are aligned to."""
+    return min(_MARKS, max(64, limit // 1024 * 64))  # all who share it have the same limit
 
 
 def _memory_is_short() -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 
-__all__ = ["anonymous_file", "descriptor_of"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["anonymous_file", "descriptor_of", "mapped"]
 
 _NAME = "fastpipe-cache"
 
@@ -16,6 +20,14 @@ def anonymous_file() -> int:
         return os.memfd_create(_NAME, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> npt.NDArray[np.uint8] | None:
+    """A file as an array; None where there is no room for it among the process's addresses."""
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, protection), np.uint8)
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 def descriptor_of(pid: int, number: int, inode: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import os
 import struct
 import time
@@ -20,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.cache.entries import RECORD, Entry, EntryTable, pack_record
+from fastpipe.cache.entries import RECORD, Entry, EntryTable, aligned, pack_record
 from fastpipe.cache.locks import FileLockedError, lock_of
+from fastpipe.cache.shared_memory import mapped
 
 __all__ = ["DamagedStoreError", "EntryStore", "checksum"]
 
@@ -32,7 +32,6 @@ _log = logging.getLogger("fastpipe.cache")
 _MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")
 _ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in the data file
 _HEADER = 64
-_ALIGNMENT = 64
 _LOOK_AFTER = 1 << 24  # bytes between two looks at whether there still is memory or disk
 _PART = 1 << 23  # the most bytes of the data file that a process takes at a time
 _PAUSE_S = 2.0  # without keeping anything, after another process did not let go of the lock
@@ -55,10 +54,10 @@ class EntryStore:
 
     Args:
         data, log: descriptors of the two files, which are closed with the store.
-        max_bytes: the most that the data file may hold.
+        max_bytes: the most bytes of entries.
         verify: compare an entry's bytes with their checksum when this process first reads it:
             for files that may have been cut off or damaged since.
-        marks: bytes of the data file that ``mark`` uses; the same for all who share it.
+        marks: further bytes, in front of them, that ``mark`` uses; the same for all who share the file.
         is_in_memory: the data file is one without a name, of its full size, that nobody makes shorter:
             it is read through a map, without a copy.
         is_short: says now and then whether the machine has no room left, whatever
@@ -90,7 +89,8 @@ class EntryStore:
         self.max_bytes = max_bytes
         self._data, self._log = data, log
         self.is_in_memory = is_in_memory
-        self.mapped = _mapped(data, max_bytes) if is_in_memory else None
+        self._end = marks + max_bytes  # of the data file
+        self.mapped = mapped(data, self._end) if is_in_memory else None
         self._is_verified = bytearray() if verify else None
         self._marks, self._is_short = marks, is_short
         self._table = EntryTable()
@@ -183,7 +183,9 @@ class EntryStore:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether an entry of so many bytes could be kept."""
-        left = max(self.max_bytes - self._allocated, self._part.stop - self._part.start)
+        part = self._part
+        left = self._end - (part.start if part.stop == self._allocated else self._allocated)
+        left = max(left, part.stop - part.start)
         if self._why_closed:
             return False
         if nbytes > left:
@@ -282,7 +284,7 @@ class EntryStore:
 
     def _room_for(self, nbytes: int) -> int | None:
         """Where so many bytes may lie; None without room."""
-        needed = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        needed = aligned(nbytes)
         with self._lock.threads:
             part = self._part
             if part.pid == os.getpid() and part.start + needed <= part.stop:
@@ -290,14 +292,16 @@ class EntryStore:
                 return part.start
         with self._lock.alone(self._log):
             self._refresh_locked()
-            start = -(-self._allocated // _ALIGNMENT) * _ALIGNMENT
-            if start + nbytes > self.max_bytes:
+            start, part = aligned(self._allocated), self._part
+            if part.pid == os.getpid() and part.stop == start:  # nobody has taken what follows it
+                start = part.start
+            if start + nbytes > self._end:
                 return None
             # More than this one takes, so that the next need no lock: twice as much each time, as what
             # is left of it when the process ends is lost.
             size = max(needed, min(self._part_size, self.max_bytes // 64))
             self._part_size = min(2 * size, _PART)
-            stop = min(start + size, self.max_bytes)
+            stop = min(max(start + size, self._allocated), self._end)
             self._write_log(_ALLOCATED.pack(stop), len(_MAGIC))
             self._allocated = stop
             self._part = _Part(os.getpid(), start + needed, stop)
@@ -390,11 +394,3 @@ def checksum(array: UInt8Array) -> int:
     # Shifted, so that bytes moved to the end of the array count differently.
     total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
     return (total + (int(flat[whole:].sum(dtype=np.uint64)) << 8) + flat.size) % (1 << 64)
-
-
-def _mapped(data: int, nbytes: int) -> UInt8Array | None:
-    """A file as an array; None where there is no room for it among the process's addresses."""
-    try:
-        return np.frombuffer(mmap.mmap(data, nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
-    except (OSError, ValueError, OverflowError):
-        return None

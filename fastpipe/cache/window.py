@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.cache.locks import locks_are_possible, try_to_lock, unlock, wait_for_lock
-from fastpipe.cache.shared_memory import anonymous_file, descriptor_of
+from fastpipe.cache.shared_memory import anonymous_file, descriptor_of, mapped
 
 __all__ = ["SharedWindow", "WindowSlots"]
 
@@ -91,12 +91,18 @@ class WindowSlots:
     Attributes:
         turn: as given.
         memory: uint8: where slots lie at their offsets.
+
+    Raises:
+        OSError: there is no room for it among the process's addresses.
     """
 
     def __init__(self, window: SharedWindow, turn: float = 0.0) -> None:
         self._window, self.turn = window, turn
         size = window.table_nbytes + window.slots * window.slot_nbytes
-        self.memory: UInt8Array = np.frombuffer(mmap.mmap(window.descriptor, size), np.uint8)
+        memory = mapped(window.descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
+        if memory is None:
+            raise OSError("its memory cannot be mapped")
+        self.memory = memory
         table = self.memory[: _FIELDS * 8 * window.slots].view(np.int64).reshape(_FIELDS, window.slots)
         # Numbers of chunks are those plus 1, as what was never written is 0.  Left: samples to be taken yet.
         self._chunks, self._coming, self._versions, self._left, self._used = table

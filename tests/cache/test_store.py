@@ -640,7 +640,7 @@ def test_many_that_put_little_leave_most_of_the_room(tmp_path: Path) -> None:
 
 def test_what_is_in_memory_is_read_without_a_copy(tmp_path: Path) -> None:
     data, log = (os.memfd_create(name) for name in ("data", "log"))
-    os.truncate(data, 1 << 20)
+    os.truncate(data, 100 + (1 << 20))
     one = EntryStore(data, log, 1 << 20, marks=100, is_in_memory=True)
     assert all(_put(one, number) for number in range(50))
     for number in range(50):

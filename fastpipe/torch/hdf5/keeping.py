@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 
-from fastpipe.cache.chunks import ChunkCache
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.chunks import ChunkCache, room_for
 from fastpipe.cache.identity import identify
 from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
@@ -13,7 +14,7 @@ from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.types import Cache
 
-__all__ = ["ChunkKeeper", "chunk_nbytes", "decoded_nbytes", "gigabytes"]
+__all__ = ["ChunkKeeper", "chunk_nbytes", "decoded_nbytes"]
 
 
 class ChunkKeeper:
@@ -45,7 +46,7 @@ class ChunkKeeper:
                 self.note = "not kept, as a cache cannot be had here"
                 return
             self.keeps_all = nbytes <= store.max_bytes
-            whole, room = gigabytes(nbytes), gigabytes(store.max_bytes)
+            whole, room = in_bytes(nbytes), in_bytes(store.max_bytes)
             if self._is_auto and not self.keeps_all:
                 self.note = f"not kept, as all of them are {whole}, and there is room for {room}"
                 return
@@ -72,15 +73,10 @@ class ChunkKeeper:
 
 
 def decoded_nbytes(layouts: list[Layout]) -> int:
-    """Bytes of all chunks, decoded."""
-    return sum(len(layout.offsets) * chunk_nbytes(layout) for layout in layouts)
+    """Bytes of all chunks, decoded, where they are kept."""
+    return sum(room_for(len(layout.offsets), chunk_nbytes(layout)) for layout in layouts)
 
 
 def chunk_nbytes(layout: Layout) -> int:
     """Bytes of a chunk, decoded."""
     return layout.dtype.itemsize * math.prod(layout.chunk)
-
-
-def gigabytes(nbytes: int) -> str:
-    """A number of bytes, in words."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fastpipe._sizes import in_bytes
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.layout import Layout
 from fastpipe.torch.hdf5.samples import Form
@@ -49,5 +50,4 @@ def _direct(layout: Layout, sample_dims: int) -> str:
     samples = math.prod(layout.chunk[:sample_dims])
     nbytes = layout.dtype.itemsize * math.prod(layout.chunk)
     filters = " and ".join(step.name for step in layout.filters)
-    size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} kB"
-    return f"chunks of {samples} samples ({size}; {filters}), decoded in threads"
+    return f"chunks of {samples} samples ({in_bytes(nbytes)}; {filters}), decoded in threads"

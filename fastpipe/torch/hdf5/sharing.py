@@ -13,6 +13,7 @@ from fastpipe.torch.hdf5.keeping import chunk_nbytes
 __all__ = ["shared_chunks", "shared_window"]
 
 _log = logging.getLogger("fastpipe.cache")
+_WHY = "worker processes decode their chunks each for itself: %s"
 
 
 def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow | None:
@@ -34,7 +35,7 @@ def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow
     try:
         return SharedWindow(slots, largest)
     except OSError as error:
-        _log.info("worker processes decode their chunks each for itself: %s", error)
+        _log.info(_WHY, error)
         return None
 
 
@@ -43,4 +44,8 @@ def shared_chunks(window: SharedWindow | None) -> WindowSlots | None:
     worker = get_worker_info()
     if worker is None or worker.num_workers == 1 or window is None:
         return None
-    return WindowSlots(window, worker.id / worker.num_workers)
+    try:
+        return WindowSlots(window, worker.id / worker.num_workers)
+    except OSError as error:
+        _log.info(_WHY, error)
+        return None

@@ -7,9 +7,10 @@ import warnings
 
 from torch.utils.data import get_worker_info
 
+from fastpipe._sizes import in_bytes
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.torch.hdf5.keeping import ChunkKeeper, decoded_nbytes, gigabytes
+from fastpipe.torch.hdf5.keeping import ChunkKeeper, decoded_nbytes
 
 __all__ = ["AmplificationWatch"]
 
@@ -64,5 +65,5 @@ class AmplificationWatch:
             f"{first.path}: samples are compressed together, and the order takes them apart: {times:.0f} "
             f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
             "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
-            f"{gigabytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
+            f"{in_bytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"
         )

@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, Shuffle
+from fastpipe._sizes import in_bytes
 from fastpipe.torch.hdf5 import runtime
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -62,7 +63,7 @@ def test_once_and_with_the_right_figure(path: Path, decoded: Any, kind: Any, key
         str(path),
         "Shuffle(unit='group')",
         f"Cache('ram', max_bytes={whole})",
-        f"{whole / 1e6} MB",
+        in_bytes(whole),
         "not kept (cache='off')",
     ):
         assert words in texts[0]

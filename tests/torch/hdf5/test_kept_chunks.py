@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from fastpipe import Cache, FastHDF5Dataset, FastLoader
 from fastpipe.cache import store as store_module
 from fastpipe.errors import HDF5Error
+from fastpipe.torch.hdf5.keeping import decoded_nbytes
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="run it where files have locks: not on Windows"
@@ -137,20 +138,36 @@ def test_auto_keeps_all_or_nothing(path: Path, decoded: Any) -> None:
     for count in (1, 2, 3):
         epoch(dataset)
         assert decoded(dataset) == count * WHOLE
-    assert "not kept, as all of them are 0.0 MB, and there is room for 0.0 MB" in repr(dataset)
+    assert "not kept, as all of them are 15.6 KiB, and there is room for 15.6 KiB" in repr(dataset)
+
+
+@pytest.mark.parametrize(("columns", "chunk"), [(100, CHUNK), (3, 2), (1000, 7)])
+def test_what_the_plan_asks_for_is_enough(
+    tmp_path: Path, settled: Any, decoded: Any, columns: int, chunk: int
+) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((ROWS, columns)), chunks=(chunk, columns), compression="gzip")
+    settled(tmp_path / "x.h5")
+    layouts = FastHDF5Dataset(tmp_path / "x.h5", "x", cache="off")._files.layouts
+    dataset = FastHDF5Dataset(tmp_path / "x.h5", "x", cache=Cache("ram", decoded_nbytes(layouts)))
+    epoch(dataset)
+    first = decoded(dataset)
+    epoch(dataset)
+    assert decoded(dataset) == first
+    assert "as many as fit" not in repr(dataset)
 
 
 def test_what_the_plan_says(path: Path, tmp_path: Path) -> None:
     lines = {
-        "ram": "kept in memory, 0.0 MB", "disk": "kept in files, 0.0 MB",
-        "auto": "kept in memory, 0.0 MB, from their second use on",
+        "ram": "kept in memory, 15.6 KiB", "disk": "kept in files, 15.6 KiB",
+        "auto": "kept in memory, 15.6 KiB, from their second use on",
     }  # fmt: skip
     for where, line in lines.items():
         dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
         assert f"decoded chunks  →  {line}" in repr(dataset).splitlines()[-1]
         assert line in str(dataset.plan)
         assert line in str(FastLoader(dataset).plan)
-        assert "chunks of 8 samples (3.2 kB; deflate), decoded in threads" in str(dataset.plan)
+        assert "chunks of 8 samples (3.12 KiB; deflate), decoded in threads" in str(dataset.plan)
 
 
 @pytest.mark.parametrize("options", [{"compression": None, "chunks": None}, {"compression": None}])
