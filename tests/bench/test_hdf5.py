@@ -22,7 +22,7 @@ from rich.console import Console
 
 from fastpipe.bench.hdf5 import case, first, memory, rows
 from fastpipe.bench.hdf5.check import RowCheck, check_rows, digests_of
-from fastpipe.bench.hdf5.data import Sizes, Table, look, made_cells, made_chunks, made_tables, wav_rows
+from fastpipe.bench.hdf5.data import CELLS, Sizes, Table, look, made_cells, made_chunks, made_tables, wav_rows
 from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped
 from fastpipe.bench.hdf5.first import first_batches
 from fastpipe.bench.hdf5.memory import memory_of_trees
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> list[Table]:
-    return [*made_tables(_SIZES, folder), made_cells(_SIZES, folder)]
+    return [*made_tables(_SIZES, folder), made_cells(_SIZES.files, CELLS, "cells", folder)]
 
 
 def table_of(tables: list[Table], key: str) -> Table:
@@ -128,7 +128,7 @@ def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]
         order = InOrder(table, "order")
         assert order.measure(5 * table.shape[0] // 2) > 0
     assert len(keys) == len(set(keys)) == 2 * 6 + 3 + 2 + 2
-    assert {asked.row for asked in ASKED} - {"files-grouped"} <= set(keys)
+    assert {asked.row for asked in ASKED if not asked.row.startswith("files-")} <= set(keys)
 
 
 def test_nobody_else_has_the_file_open_while_a_row_is_measured(tables: list[Table]) -> None:
@@ -332,11 +332,11 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert result["verdict"] in printed
     for section in result["sections"].values():
         assert section["label"] in printed
-    assert printed.count("asked: ") == len(result["targets"]) == 12
-    assert set(result["best"]) == {"gzip", "lzf", "plain", "contiguous", "cells", "files"}
+    assert printed.count("asked: ") == len(result["targets"]) == 13
+    assert set(result["best"]) == {"gzip", "lzf", "plain", "contiguous", "cells", "files-12", "files-200"}
     by_key = {row["key"]: row for row in result["rows"]}
     assert by_key["gzip-window"]["samples_per_s"]["median"] > 0
-    assert by_key["files-grouped"]["files_per_s"]["median"] > 0
+    assert by_key["files-12-grouped"]["files_per_s"]["median"] > 0
     assert all(len(row["samples"]) == 1 for row in result["rows"])
     assert result["check"]["ok"] and result["check"]["epochs"] == 14
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
@@ -358,7 +358,7 @@ def test_a_result_is_printed_written_and_drawn(result: dict[str, Any], tmp_path:
         ]
     }
     text = markdown(result)
-    assert text.count("| samples/s, median") == 5 and text.count("| files/s, median") == 1
+    assert text.count("| samples/s, median") == 5 and text.count("| files/s, median") == 2
     assert "- memory with 1 workers, cache of 256 MB: 4 MB above" in text
     assert "- first batch of 20 chunks: kept: 0.200 s" in text
     for block in text.split("\n\n"):

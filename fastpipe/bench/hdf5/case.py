@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,18 @@ from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.driver import Driver, add_run_arguments, finish
 from fastpipe.bench.hdf5.check import RowCheck, check_rows
-from fastpipe.bench.hdf5.data import Sizes, Table, described, look, made_cells, made_chunks, made_tables
-from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped, evaluation_infos
+from fastpipe.bench.hdf5.data import (
+    CELLS,
+    FEW,
+    Sizes,
+    Table,
+    described,
+    look,
+    made_cells,
+    made_chunks,
+    made_tables,
+)
+from fastpipe.bench.hdf5.evaluate import FileByFile, Grouped, evaluation_infos, section_of
 from fastpipe.bench.hdf5.first import first_batches
 from fastpipe.bench.hdf5.memory import memory_of_trees
 from fastpipe.bench.hdf5.peers import TABLE_PEERS, TablePeerRow, peers_of, row_info
@@ -34,7 +45,7 @@ __all__ = ["WORKER_COUNTS", "add_arguments", "run"]
 WORKER_COUNTS = (0, 1, 2, 4)
 CELLS_BATCH = 5632
 MEMORY_BUDGET = 256 << 20
-_QUICK = Sizes(rows=256, files=8, chunks=2000)
+_QUICK = Sizes(rows=256, files=8, few=32, chunks=2000)
 _CHOICE_S = 1.0
 
 
@@ -62,7 +73,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     if (args.data is None) != (args.key is None):
         raise OptionError("--data and --key go together: a file and the dataset in it")
-    bench = _Bench(args, machine.cores_allowed(), progress, tables=_tables(args, progress))
+    tables, judged = _tables(args, progress)
+    bench = _Bench(args, machine.cores_allowed(), progress, tables=tables, judged=judged)
     result = bench.result()
     if result is None:
         return 1
@@ -75,13 +87,15 @@ def _sizes(args: argparse.Namespace) -> Sizes:
     return replace(sizes, rows=args.samples) if args.samples else sizes
 
 
-def _tables(args: argparse.Namespace, progress: Progress) -> list[Table]:
-    """What is read."""
+def _tables(args: argparse.Namespace, progress: Progress) -> tuple[list[Table], list[Table]]:
+    """What is read; and what is judged by file."""
     if args.data is not None:
-        return [look(args.data, args.key, "file")]
+        return [look(args.data, args.key, "file")], []
     sizes = _sizes(args)
     tables = made_tables(sizes, args.folder, progress.done, args.wav)
-    return [*tables, made_cells(sizes, args.folder, progress.done)]
+    cells = made_cells(sizes.files, CELLS, "cells", args.folder, progress.done)
+    few = made_cells(sizes.few, FEW, "few", args.folder, progress.done)
+    return [*tables, cells], [few, cells]
 
 
 @dataclass
@@ -90,11 +104,12 @@ class _Bench(Driver):
 
     quick_s: ClassVar[float] = 0.05
     tables: list[Table] = field(kw_only=True)
+    judged: list[Table] = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
         busy = self.begin()
-        for table in self.tables:
+        for table in (*self.tables, *self.judged):
             table.warm()
         specs = [(table, self._chosen(table, spec)) for table, spec in self._specs()]
         check = self._check(specs)
@@ -158,7 +173,7 @@ class _Bench(Driver):
         """Compare all rows of fastpipe's with h5py, and the two evaluations, and say so."""
         ours = [(table, spec) for table, spec in specs if spec.group in ("stock", "fastpipe")]
         check = check_rows(ours, self.progress.now)
-        for table in self._with_files():
+        for table in self.judged:
             one, grouped = FileByFile(table), Grouped(table)
             one.measure(table.shape[0])
             grouped.measure(table.shape[0])
@@ -177,8 +192,8 @@ class _Bench(Driver):
                 if spec.kind == "rows" and table.key != "cells":
                     found.append(self._in_order(table, stack))
                     found += [self._peer(table, peer, stack) for peer in peers_of(table)]
-        for table in self._with_files():
-            one, grouped = evaluation_infos()
+        for table in self.judged:
+            one, grouped = evaluation_infos(table)
             found.append(self.open(stack, one, lambda t=table: FileByFile(t)))  # type: ignore[misc]
             found.append(self.open(stack, grouped, lambda t=table: Grouped(t)))  # type: ignore[misc]
         return [contender for contender in found if contender is not None]
@@ -203,10 +218,6 @@ class _Bench(Driver):
         if isinstance(row, TablePeerRow):
             self.infos[info.key] = replace(info, versions=row.versions)
         return row
-
-    def _with_files(self) -> list[Table]:
-        """The tables that evaluation by file is measured on."""
-        return [table for table in self.tables if table.key == "cells"]
 
     def _first_batch(self) -> dict[str, Any] | None:
         """Time to the first batch; None where it is not measured."""
@@ -240,7 +251,10 @@ class _Bench(Driver):
         words += [f"--samples {args.samples}"] if args.samples else []
         words += [f"--batch-size {args.batch_size}"] if args.batch_size != 64 else []
         made = "made-up log-mels" if args.wav is None else f"log-mels of {args.wav.resolve().name}"
-        files = {"files": {"label": "evaluation by file, of the same segments"}} if self._with_files() else {}
+        files = {
+            section_of(table): {"label": f"evaluation by file, {math.prod(table.shape[1:3])} segments each"}
+            for table in self.judged
+        }
         shape = "×".join(map(str, first.shape[1:])) or "1"
         return self.facts("hdf5", words, busy) | {
             "data": {"name": args.data.name if args.data else made, **described(first)},

@@ -18,6 +18,7 @@ from fastpipe.testing import log_mels, mel_rows, read_wav, write_table
 
 __all__ = [
     "CELLS",
+    "FEW",
     "LAYOUTS",
     "Sizes",
     "Table",
@@ -31,8 +32,8 @@ __all__ = [
 
 SHAPE = (64, 128)
 ROWS_IN_CHUNK = 16
-# Segments of a file: (long, short, bands, frames), 1 KiB each.
-CELLS = (10, 20, 16, 16)
+# Segments of a file: (long, short, bands, frames), 1 KiB each; in another file fewer.
+CELLS, FEW = (10, 20, 16, 16), (3, 4, 16, 16)
 _AT_ONCE = 1024
 
 # Section → its name, how its chunks are compressed (None: not), whether there are chunks.
@@ -51,11 +52,13 @@ class Sizes:
     Attributes:
         rows: of each of the four layouts.
         files: in the file of cells.
+        few: in that of few cells each.
         chunks: of the file with many chunks.
     """
 
     rows: int = 16_384
     files: int = 704
+    few: int = 8192
     chunks: int = 100_000
 
 
@@ -194,26 +197,38 @@ def made_tables(
 
 
 def made_cells(
-    sizes: Sizes, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
+    files: int,
+    shape: tuple[int, int, int, int],
+    key: str,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Table:
-    """Segments of 1 KiB: (files, long, short, bands, frames), with a label each."""
+    """Segments of 1 KiB, with a label each, in chunks of those of the same file and long one.
+
+    Args:
+        files: how many.
+        shape: of a file's: (long, short, bands, frames).
+        key: the section of the result.
+        cache: where, if not in the user's cache folder.
+        say: told what takes long.
+    """
     rng = np.random.default_rng(0)
-    labels = np.repeat(rng.integers(0, 4, sizes.files), math.prod(CELLS[:2]))
+    labels = np.repeat(rng.integers(0, 4, files), math.prod(shape[:2]))
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
-        for _ in range(sizes.files):
-            yield mel_rows(rng, math.prod(CELLS[:2]), CELLS[2:]).reshape(1, *CELLS)
+        for _ in range(files):
+            yield mel_rows(rng, math.prod(shape[:2]), shape[2:]).reshape(1, *shape)
 
     def fill(folder: Path) -> None:
         folder.mkdir()
         write_table(
-            folder / "cells.h5", "segments", parts(), (sizes.files, *CELLS), chunk=(1, 1, *CELLS[1:]),
-            compression="gzip", labels=labels.reshape(sizes.files, *CELLS[:2]),
+            folder / "cells.h5", "segments", parts(), (files, *shape), chunk=(1, 1, *shape[1:]),
+            compression="gzip", labels=labels.reshape(files, *shape[:2]),
         )  # fmt: skip
 
-    folder = made_once(f"cells-1-{sizes.files}", fill, f"segments of {sizes.files:,} files", cache, say)
+    folder = made_once(f"{key}-1-{files}", fill, f"segments of {files:,} files", cache, say)
     label = "segments of 1 KiB, gzip(4) + shuffle"
-    return look(folder / "cells.h5", "segments", "cells", label, sample_dims=3, labels="labels")
+    return look(folder / "cells.h5", "segments", key, label, sample_dims=3, labels="labels")
 
 
 def made_chunks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -14,20 +15,27 @@ from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.hdf5.rows import table_dataset
 from fastpipe.bench.results import RowInfo
 
-__all__ = ["FILES_AT_ONCE", "FileByFile", "Grouped", "evaluation_infos", "small_net"]
+__all__ = ["FILES_AT_ONCE", "FileByFile", "Grouped", "evaluation_infos", "section_of", "small_net"]
 
 FILES_AT_ONCE = 16
 _CLASSES = 4
 
 
-def evaluation_infos() -> list[RowInfo]:
-    """The rows."""
+def evaluation_infos(table: Table) -> list[RowInfo]:
+    """The rows of a table."""
+    section = section_of(table)
     name = f"group_batches(k={FILES_AT_ONCE}) + segment_reduce"
-    told: dict[str, Any] = {"section": "files", "unit": "files"}
+    one, some = "h5py and the model", "reading and the model"
+    told: dict[str, Any] = {"section": section, "unit": "files"}
     return [
-        RowInfo("files-replaced", "one file at a time", "replaced", 0, "votes", "h5py and the model", **told),
-        RowInfo("files-grouped", name, "fastpipe", 0, "votes", "reading and the model", **told),
+        RowInfo(f"{section}-replaced", "one file at a time", "replaced", 0, "votes", one, **told),
+        RowInfo(f"{section}-grouped", name, "fastpipe", 0, "votes", some, **told),
     ]
+
+
+def section_of(table: Table) -> str:
+    """The section of the result in which a table's rows are."""
+    return f"files-{math.prod(table.shape[1:3])}"
 
 
 def small_net(seed: int = 0) -> Any:
@@ -55,8 +63,10 @@ class _Votes:
     """
 
     workers = 0
+    kind: str
 
     def __init__(self, table: Table) -> None:
+        self.key = f"{section_of(table)}-{self.kind}"
         self.chunk = table.shape[0]
         self.votes: npt.NDArray[np.int64] = np.full(table.shape[0], -1)
         self._table, self._net = table, small_net()
@@ -65,7 +75,7 @@ class _Votes:
 class FileByFile(_Votes):
     """A `Contender`: each file's segments are read with h5py, judged, and vote."""
 
-    key = "files-replaced"
+    kind = "replaced"
 
     def measure(self, count: int) -> float:
         """Judge so many files; return the seconds it took."""
@@ -88,7 +98,7 @@ class FileByFile(_Votes):
 class Grouped(_Votes):
     """A `Contender`: the same, some files at a time."""
 
-    key = "files-grouped"
+    kind = "grouped"
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)

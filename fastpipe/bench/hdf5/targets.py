@@ -45,7 +45,8 @@ ASKED = (
     ),
     Asked("gzip kept in memory, all rows shuffled, × the replaced loader", "gzip-ram", "gzip-replaced", 80),
     Asked("segments of 1 KiB kept in memory, samples/s", "cells-ram", None, 350_000),
-    Asked("evaluation of files in groups, × one at a time", "files-grouped", "files-replaced", 2),
+    Asked("evaluation, files of 12 segments, × one at a time", "files-12-grouped", "files-12-replaced", 2),
+    Asked("evaluation, files of 200 segments, × one at a time", "files-200-grouped", "files-200-replaced", 2),
 )
 
 
