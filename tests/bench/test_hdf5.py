@@ -127,7 +127,7 @@ def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]
             row.close()
         order = InOrder(table, "order")
         assert order.measure(5 * table.shape[0] // 2) > 0
-    assert len(keys) == len(set(keys)) == 2 * 6 + 3 + 2 + 2
+    assert len(keys) == len(set(keys)) == 2 * 7 + 3 + 2 + 2
     assert {asked.row for asked in ASKED if not asked.row.startswith("files-")} <= set(keys)
 
 
@@ -338,7 +338,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert by_key["gzip-window"]["samples_per_s"]["median"] > 0
     assert by_key["files-12-grouped"]["files_per_s"]["median"] > 0
     assert all(len(row["samples"]) == 1 for row in result["rows"])
-    assert result["check"]["ok"] and result["check"]["epochs"] == 14
+    assert result["check"]["ok"] and result["check"]["epochs"] == 18
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
 
 

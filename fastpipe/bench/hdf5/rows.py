@@ -34,6 +34,7 @@ WINDOW = 64
 
 Kind = Literal["rows", "ordered", "stock", "window", "uniform", "ram"]
 _FAST = "FastHDF5Dataset + FastLoader"
+_WORKERS = 4  # processes
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
         specs += [
             TableSpec(
                 f"{key}-stock", "FastHDF5Dataset + DataLoader", "stock", "stock", batch_size, note=note
+            ),
+            TableSpec(
+                f"{key}-workers",
+                f"FastHDF5Dataset + DataLoader(num_workers={_WORKERS})",
+                "stock",
+                "stock",
+                batch_size,
+                _WORKERS,
+                f"{note}; decoded by one process for all",
             ),
             TableSpec(
                 f"{key}-window", f"{_FAST}, windows", "fastpipe", "window", batch_size, note=f"{note}; {cold}"
