@@ -64,20 +64,39 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(restore)
 
 
-def pytest_collection_finish() -> None:
+_unfreeze = gc.unfreeze
+_thawed = threading.Event()  # by what was tested: a benchmark freezes and thaws for itself
+
+
+def _unfreeze_and_note() -> None:
+    _thawed.set()
+    _unfreeze()
+
+
+def _freeze() -> None:
     """Leave what the imports made out of every later collection of garbage: it takes half a second."""
     gc.collect()
     gc.freeze()
+    _thawed.clear()
+
+
+def pytest_collection_finish() -> None:
+    """Freeze, and see to it that ``no_leaks`` learns of a thaw."""
+    gc.unfreeze = _unfreeze_and_note
+    _freeze()
 
 
 def pytest_sessionfinish() -> None:
     """Let libraries see at the end that what they made is freed."""
+    gc.unfreeze = _unfreeze
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, process, descriptor, shared segment or temporary file."""
+    if _thawed.is_set():
+        _freeze()
     before = _resources()
     yield
     if request.node.get_closest_marker("leaks"):
