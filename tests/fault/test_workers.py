@@ -352,15 +352,20 @@ def test_a_worker_that_leaves_is_named_with_its_exit_code(
 # ---- stuck ---------------------------------------------------------------------------------------
 
 
-STUCK = [
-    (stuck_in_python, "it is waiting"), (stuck_in_c, "it is waiting"), (stopped, "it has been stopped (SIGSTOP)"),
+STUCK = {
+    stuck_in_python: "it is waiting", stuck_in_c: "it is waiting", stopped: "it has been stopped (SIGSTOP)",
+}  # fmt: skip
+# Each waits for a timeout: every state once, and either kind, for every day.
+_DAILY = {("own dataset", stuck_in_python), ("image folder", stuck_in_c), ("own dataset", stopped)}
+_STUCK = [
+    pytest.param(kind, act, id=f"{kind}-{act.__name__}", marks=() if (kind, act) in _DAILY else pytest.mark.slow)
+    for kind in KINDS for act in STUCK
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("act", "state"), STUCK, ids=[act.__name__ for act, _ in STUCK])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "act"), _STUCK)
 def test_a_stuck_worker_is_named_with_its_stack_and_ends(
-    tree: Path, tmp_path: Path, kind: str, act: Callable[[], None], state: str
+    tree: Path, tmp_path: Path, kind: str, act: Callable[[], None]
 ) -> None:
     loader = make(kind, tree, Once(tmp_path, act), timeout=2)
     iterator = iter(loader)
@@ -370,7 +375,7 @@ def test_a_stuck_worker_is_named_with_its_stack_and_ends(
         for _ in iterator:
             pass
     # Another may be named before it, which waits for the lock of their queue that this one has.
-    check_text(str(caught.value), 1, pids[1], sample_of(kind, tree), state, f"in {act.__name__}\n")
+    check_text(str(caught.value), 1, pids[1], sample_of(kind, tree), STUCK[act], f"in {act.__name__}\n")
     del iterator, caught
     gc.collect()
     wait_until_gone(watched)

@@ -97,14 +97,19 @@ class _Generators:
         return iter([iter(range(3)), iter([7, 8])])
 
 
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ORDERS)
+# Batches that cannot be, or are not well, sent to another process.
+_HERE = ("generators", "arrays")
+# Of the two generators, those of a loader with workers meet each order with one.
+_ORDERS = [
+    *((name, 0, own) for name in ORDERS for own in (False, True)),
+    *((name, 2, number % 2 == 1) for number, name in enumerate(ORDERS) if name not in _HERE),
+]
+
+
+@pytest.mark.parametrize(("name", "workers", "own_generator"), _ORDERS)
 def test_order_and_generator_state_are_torchs(
     tree: Path, name: str, workers: int, own_generator: bool
 ) -> None:
-    if workers and name in ("generators", "arrays"):
-        workers = 0  # what cannot be, or is not well, sent to another process
     results = []
     for kind, dataset in ((DataLoader, ImageFolder(tree, TINY)), (FastLoader, FastImageFolder(tree, TINY))):
         torch.manual_seed(11)
@@ -208,8 +213,20 @@ def _load(path: str) -> Any:
     return default_loader(path).rotate(90 * random.random())
 
 
-@pytest.mark.parametrize("through", [lambda dataset: dataset, _wrapped], ids=["itself", "through Subset"])
-@pytest.mark.parametrize("name", SEEDED)
+def _itself(dataset: Any) -> Any:
+    return dataset
+
+
+# Views are the same ones whatever is below: one dataset of each class, for every day.
+_VIEWED = ("fused", "a subclass", "concatenated", "torchvision's")
+_SEEDED = [
+    *(pytest.param(name, _itself, id=name) for name in SEEDED),
+    *(pytest.param(name, _wrapped, id=f"{name}, through Subset", marks=() if name in _VIEWED else pytest.mark.slow)
+      for name in SEEDED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "through"), _SEEDED)
 def test_a_seed_gives_one_stream_on_any_topology(
     tree: Path, name: str, through: Callable[[Any], Any]
 ) -> None:
