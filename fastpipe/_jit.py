@@ -17,6 +17,7 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 KERNEL_MODULES = (
     "_jit.py",
     "read/hdf5/kernels.py",
+    "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
     "read/jpeg_scans.py",
     "transform/_simd.py",

@@ -10,23 +10,47 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Geometry", "Group", "Runs", "grid_of"]
+__all__ = ["Geometry", "Groups", "Runs", "grid_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
 
-class Group(NamedTuple):
-    """The samples of a batch that lie in the same chunks.
+class Groups(NamedTuple):
+    """The samples of a batch, those of a group one after the other.
 
     Attributes:
-        number: of the group.
-        rows: int64 (samples,): the rows of the batch that they are.
-        at: int64 (samples,): where they begin in a chunk, in bytes.
+        numbers: int64 (G,): of the groups.
+        starts: int64 (G + 1,): where the samples of each begin in the arrays that follow, and the end.
+        rows: int64 (N,): the rows of the batch that they are.
+        at: int64 (N,): where they begin in a chunk, in bytes.
     """
 
-    number: int
+    numbers: Int64Array
+    starts: Int64Array
     rows: Int64Array
     at: Int64Array
+
+    @property
+    def counts(self) -> Int64Array:
+        """Samples of each group: int64 (G,)."""
+        return np.diff(self.starts)
+
+    def slice(self, first: int, stop: int) -> Groups:
+        """Some that follow each other."""
+        start, end = int(self.starts[first]), int(self.starts[stop])
+        starts = self.starts[first : stop + 1] - start
+        return Groups(self.numbers[first:stop], starts, self.rows[start:end], self.at[start:end])
+
+    def take(self, places: Int64Array) -> Groups:
+        """Some, in another order.
+
+        Args:
+            places: int64 (g,), of the groups among all.
+        """
+        counts = self.counts[places]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        samples = np.arange(starts[-1]) + np.repeat(self.starts[places] - starts[:-1], counts)
+        return Groups(self.numbers[places], starts, self.rows[samples], self.at[samples])
 
 
 class Runs(NamedTuple):
@@ -102,32 +126,26 @@ class Geometry:
         groups = np.ravel_multi_index(grid, self._lead_grid).astype(np.int64)
         return groups, np.ravel_multi_index(inside, sides).astype(np.int64) * self._row_nbytes
 
-    def grouped(self, groups: Int64Array, at: Int64Array, rows: Int64Array) -> list[Group]:
+    def grouped(self, groups: Int64Array, at: Int64Array, rows: Int64Array) -> Groups:
         """A batch's samples, sorted into groups.
 
         Args:
             groups, at: int64 (N,), what ``places`` gave.
             rows: int64 (N,): which row of the batch each sample is.
         """
-        if not len(groups):
-            return []
         order = np.argsort(groups, kind="stable")
-        groups, at, rows = groups[order], at[order], rows[order]
-        starts = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()
-        ends = [*starts[1:], len(groups)]
-        return [
-            Group(number, rows[start:end], at[start:end])
-            for number, start, end in zip(groups[starts].tolist(), starts, ends, strict=True)
-        ]
+        groups = groups[order]
+        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        return Groups(groups[starts], np.append(starts, len(groups)), rows[order], at[order])
 
-    def samples_in(self, group: int) -> int:
-        """How many samples a group has: at the dataset's edges fewer than elsewhere."""
-        found, left = 1, group
+    def samples_in(self, groups: Int64Array) -> Int64Array:
+        """How many samples groups have: at the dataset's edges fewer than elsewhere."""
+        found, left = np.ones_like(groups), groups
         for size, side, chunks in reversed(
             list(zip(self._lead, self._lead_chunk, self._lead_grid, strict=True))
         ):
-            left, number = divmod(left, chunks)
-            found *= min(side, size - number * side)
+            left, number = np.divmod(left, chunks)
+            found *= np.minimum(side, size - number * side)
         return found
 
     def chunk(self, group: Any, part: int) -> Any:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.read.hdf5.errors import ChunkError
 
-__all__ = ["inflate"]
+__all__ = ["decompressor", "inflate", "zlib_decompress"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -38,7 +38,7 @@ def inflate(data: UInt8Array, out: UInt8Array) -> None:
     if library is not None:
         count = ctypes.c_size_t(0)
         failed = library.libdeflate_zlib_decompress(
-            _decompressor(library), data.ctypes.data, len(data), out.ctypes.data, len(out),
+            decompressor(), data.ctypes.data, len(data), out.ctypes.data, len(out),
             ctypes.byref(count),
         )  # fmt: skip
         if not failed and count.value == len(out):
@@ -73,7 +73,7 @@ def _by_zlib(data: UInt8Array, out: UInt8Array) -> None:
 
 @cache
 def _library() -> Any:
-    """libdeflate; None where the package does not show its functions."""
+    """The library; None where the package does not show its functions."""
     module = require("deflate._deflate", extra="hdf5")
     try:
         library = ctypes.CDLL(module.__file__)
@@ -91,6 +91,14 @@ def _library() -> Any:
     return library
 
 
+def zlib_decompress() -> int:
+    """The address of ``libdeflate_zlib_decompress``, for kernels; 0 where it cannot be had."""
+    library = _library()
+    if library is None:
+        return 0
+    return ctypes.cast(library.libdeflate_zlib_decompress, ctypes.c_void_p).value or 0
+
+
 class _Decompressor:
     """libdeflate's, which serves one call at a time; freed with this object."""
 
@@ -104,9 +112,10 @@ class _Decompressor:
 _of_thread = threading.local()  # what is in it goes with its thread
 
 
-def _decompressor(library: Any) -> int:
+def decompressor() -> int:
+    """The address of this thread's decompressor, of the library that there is."""
     own = getattr(_of_thread, "decompressor", None)
     if own is None:
-        own = _of_thread.decompressor = _Decompressor(library)
+        own = _of_thread.decompressor = _Decompressor(_library())
     address: int = own.address
     return address

@@ -21,7 +21,10 @@ __all__ = [
     "lzf",
     "read_runs",
     "unshuffle",
+    "unshuffle_2",
+    "unshuffle_4",
     "unshuffle_8",
+    "unshuffle_any",
 ]
 
 _t = require("numba.types", extra="hdf5")
@@ -35,7 +38,8 @@ _MOST_WORDS = 360  # whose sums cannot overflow 32 bits
 
 
 @compiled(_t.void(_in8, _u8, _int, _int))
-def _unshuffle_any(src: Any, dst: Any, count: int, size: int) -> None:
+def unshuffle_any(src: Any, dst: Any, count: int, size: int) -> None:
+    """As ``unshuffle``, for elements of any size, in kernels."""
     for byte in range(size):
         start = byte * count
         for k in range(count):
@@ -43,14 +47,16 @@ def _unshuffle_any(src: Any, dst: Any, count: int, size: int) -> None:
 
 
 @compiled(_t.void(_in8, _t.uint16[::1], _int))
-def _unshuffle_2(src: Any, dst: Any, n: int) -> None:
+def unshuffle_2(src: Any, dst: Any, n: int) -> None:
+    """As ``unshuffle``, for elements of 2 bytes, in kernels."""
     a, b = src[:n], src[n : 2 * n]
     for k in range(n):
         dst[k] = np.uint16(a[k]) | (np.uint16(b[k]) << np.uint16(8))
 
 
 @compiled(_t.void(_in8, _t.uint32[::1], _int))
-def _unshuffle_4(src: Any, dst: Any, n: int) -> None:
+def unshuffle_4(src: Any, dst: Any, n: int) -> None:
+    """As ``unshuffle``, for elements of 4 bytes, in kernels."""
     a, b, c, d = src[:n], src[n : 2 * n], src[2 * n : 3 * n], src[3 * n : 4 * n]
     for k in range(n):
         low = np.uint32(a[k]) | (np.uint32(b[k]) << np.uint32(8))
@@ -70,7 +76,7 @@ def unshuffle_8(src: Any, dst: Any, n: int) -> None:
         dst[k] = low | (high << np.uint64(32))
 
 
-_BY_SIZE = {2: (_unshuffle_2, "<u2"), 4: (_unshuffle_4, "<u4"), 8: (unshuffle_8, "<u8")}
+_BY_SIZE = {2: (unshuffle_2, "<u2"), 4: (unshuffle_4, "<u4"), 8: (unshuffle_8, "<u8")}
 
 
 def unshuffle(src: Any, dst: Any, size: int) -> None:
@@ -87,7 +93,7 @@ def unshuffle(src: Any, dst: Any, size: int) -> None:
         kernel, dtype = _BY_SIZE[size]
         kernel(src, dst[:whole].view(dtype), count)
     else:
-        _unshuffle_any(src, dst, count, size)
+        unshuffle_any(src, dst, count, size)
     dst[whole:] = src[whole:]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -13,15 +12,13 @@ import numpy.typing as npt
 
 from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
+from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.context import ReadContext
-from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.filters import decode_chunk
-from fastpipe.read.hdf5.geometry import Geometry, Group, Runs, grid_of
+from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.read.hdf5.scratch import STORED, scratch
 
-__all__ = ["ReadTask", "SampleReader"]
+__all__ = ["LEAST_SHARED", "ReadTask", "SampleReader"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -29,6 +26,7 @@ Int64Array = npt.NDArray[np.int64]
 _TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to hand it to a thread
 _CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
 _CHUNK_BITS = 40  # of a chunk's number among those of all datasets; above them is the dataset's
+LEAST_SHARED = 1 << 15  # bytes of a chunk, below which sharing it takes longer than decoding it
 _ALONE = ReadContext()
 
 
@@ -75,8 +73,11 @@ class SampleReader:
         self.geometry = Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, sample_dims)
         self._layout, self._descriptor = layout, descriptor
         self._kept, self._recent = kept, context.recent or RecentChunks(0)
-        self._shared, self._first_shared = context.shared, number << _CHUNK_BITS
+        is_large = self.geometry.chunk_nbytes >= LEAST_SHARED
+        self._shared = context.shared if is_large else None
+        self._first_shared = number << _CHUNK_BITS
         self._clock = context.clock or _NoClock()
+        self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
         every = [self.geometry.runs(part) for part in range(self.geometry.parts)]
         # Bytes behind a sample's beginning in a chunk that belong to it; and how many of them.
@@ -122,60 +123,53 @@ class SampleReader:
     ) -> list[ReadTask]:
         """Tasks for samples whose chunks are to be decoded."""
         grouped = self.geometry.grouped(groups, at, rows)
-        chunk, recent, shared, token = self.geometry.chunk, self._recent, self._shared, self._token
-        there: list[Group] = []
-        missing: list[Group] = []
-        for group in grouped:
-            number = chunk(group.number, part)
-            is_there = recent.expect((token, number)) if shared is None else self._is_shared(shared, number)
-            (there if is_there else missing).append(group)
-        if shared is not None:  # each process begins with others
-            first = int(shared.turn * len(missing))
-            missing = missing[first:] + missing[:first]
+        numbers = self.geometry.chunk(grouped.numbers, part)
+        if self._shared is None:
+            is_there = self._recent.expect((self._token, number) for number in numbers.tolist())
+        else:
+            is_there = [self._is_shared(self._shared, number) for number in numbers.tolist()]
+        there, missing = np.flatnonzero(is_there), np.flatnonzero(~np.array(is_there, np.bool_))
+        if self._shared is not None:  # each process begins with others
+            missing = np.roll(missing, -int(self._shared.turn * len(missing)))
         # First those that are there, perhaps wanted for the last time: then there is room for the others.
-        found = self._in_tasks(there, _TASK_NBYTES, lambda one: len(one.rows) * self._part_nbytes, part, out)
-        return found + self._in_tasks(
-            missing, _CHUNKS_NBYTES, lambda one: self.geometry.chunk_nbytes, part, out
-        )
-
-    def _in_tasks(
-        self, groups: Sequence[Group], nbytes: int, weight: Callable[[Group], int], part: int, out: UInt8Array
-    ) -> list[ReadTask]:
-        """Tasks for some groups, each for about so many bytes."""
-        found: list[ReadTask] = []
-        some: list[Group] = []
-        total = 0
-        for group in groups:
-            some.append(group)
-            total += weight(group)
-            if total >= nbytes:
-                found.append(ReadTask(_rows_of(some), partial(self._from_groups, some, part, out)))
-                some, total = [], 0
-        if some:
-            found.append(ReadTask(_rows_of(some), partial(self._from_groups, some, part, out)))
+        found = []
+        if len(there):
+            some = grouped.take(there)
+            found += self._in_tasks(some, some.counts * self._part_nbytes // _TASK_NBYTES, part, out)
+        if len(missing):
+            each = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
+            found += self._in_tasks(grouped.take(missing), np.arange(len(missing)) // each, part, out)
         return found
 
-    def _from_groups(self, groups: Sequence[Group], part: int, out: UInt8Array) -> None:
+    def _in_tasks(self, groups: Groups, tasks: Int64Array, part: int, out: UInt8Array) -> list[ReadTask]:
+        """Tasks for some groups.
+
+        Args:
+            groups, part, out: as above.
+            tasks: int64 (G,), not descending: which task each group is of.
+        """
+        firsts = np.flatnonzero(np.diff(tasks, prepend=-1)).tolist()
+        pieces = [groups.slice(*ends) for ends in zip(firsts, [*firsts[1:], len(tasks)], strict=True)]
+        return [ReadTask(piece.rows, partial(self._from_groups, piece, part, out)) for piece in pieces]
+
+    def _from_groups(self, groups: Groups, part: int, out: UInt8Array) -> None:
         """Copy one part of some groups' samples from their chunks."""
         if self._shared is not None:
             groups = self._from_shared(self._shared, groups, part, out)
-        chunks: list[UInt8Array] = []
-        there: list[Group] = []
-        for group in groups:
-            number = self.geometry.chunk(group.number, part)
-            if self._layout.offsets[number] < 0 and self._layout.kind != "compact":
-                to = group.rows * self.geometry.sample_nbytes
-                _fill(out, to, self.geometry.runs(part), self._fill)
-                continue
-            samples = self.geometry.samples_in(group.number)
-            get = partial(self._recent.get, (self._token, number), partial(self._made, number))
-            chunks.append(get(len(group.rows), samples))
-            there.append(group)
-        self._copy(chunks, there, part, out)
+        is_written = self._chunks.is_there(self.geometry.chunk(groups.numbers, part))
+        if not is_written.all():
+            empty = groups.take(np.flatnonzero(~is_written))
+            _fill(out, empty.rows * self.geometry.sample_nbytes, self.geometry.runs(part), self._fill)
+            groups = groups.take(np.flatnonzero(is_written))
+        numbers = self.geometry.chunk(groups.numbers, part)
+        keys = [(self._token, number) for number in numbers.tolist()]
+        samples = self.geometry.samples_in(groups.numbers).tolist()
+        chunks = self._recent.get(
+            keys, groups.counts.tolist(), samples, lambda places: self._made(numbers[places])
+        )
+        self._copy(chunks, groups, part, out)
 
-    def _copy(
-        self, chunks: Sequence[UInt8Array], groups: Sequence[Group], part: int, out: UInt8Array
-    ) -> None:
+    def _copy(self, chunks: Sequence[UInt8Array], groups: Groups, part: int, out: UInt8Array) -> None:
         """Copy one part of some groups' samples, by one call: after each a thread may have to wait for
         the others.
 
@@ -183,115 +177,82 @@ class SampleReader:
             chunks: for each group its chunk.
             groups, part, out: as above.
         """
-        if not groups:
+        if not chunks:
             return
         begun = perf_counter_ns()
-        for group, data in zip(groups, chunks, strict=True):
-            if len(data) < int(group.at.max()) + self._reach[part]:
-                raise AssertionError(f"{self._where(group.number)}: rows outside of the chunk")
-        where = np.concatenate([
-            group.at.astype(np.uint64) + np.uint64(data.ctypes.data)
-            for group, data in zip(groups, chunks, strict=True)
-        ])  # fmt: skip
-        to = np.concatenate([group.rows for group in groups]) * self.geometry.sample_nbytes
-        runs = self.geometry.runs(part)
+        if min(map(len, chunks)) < int(groups.at.max()) + self._reach[part]:
+            raise AssertionError(f"{self._chunks.where(int(groups.numbers[0]))}: rows outside of the chunk")
+        addresses = np.array([data.__array_interface__["data"][0] for data in chunks], np.uint64)
+        where = np.repeat(addresses, groups.counts) + groups.at.astype(np.uint64)
+        runs, to = self.geometry.runs(part), groups.rows * self.geometry.sample_nbytes
         if not kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
-            raise AssertionError(f"{self._where(0)}: rows outside of the batch")
+            raise AssertionError(f"{self._chunks.where(0)}: rows outside of the batch")
         self._clock.add("copy", perf_counter_ns() - begun)
 
-    def _made(self, number: int) -> UInt8Array:
-        """A chunk, decoded, and kept if that is wanted."""
-        data = self.decoded(number)
+    def _made(self, numbers: Int64Array) -> list[UInt8Array]:
+        """Chunks, decoded, and kept if that is wanted."""
+        made = self._chunks.decoded(numbers)
         if self._kept is not None:
-            self._kept.keep(number, data)
-        return data
+            for number, data in zip(numbers.tolist(), made, strict=True):
+                self._kept.keep(number, data)
+        return made
 
     # ---- chunks that processes share --------------------------------------------------------------
 
-    def _from_shared(
-        self, shared: SharedChunks, groups: Sequence[Group], part: int, out: UInt8Array
-    ) -> list[Group]:
+    def _from_shared(self, shared: SharedChunks, groups: Groups, part: int, out: UInt8Array) -> Groups:
         """Copy from chunks that are shared, and share those that are not yet; the groups for which this
         does not go are returned."""
         left = []
-        for group in self._from_there(shared, groups, part, out, waits=False):
-            # First those that are there: meanwhile others may have made what this process would wait for.
-            is_left = self._from_there(shared, [group], part, out, waits=True)
+        # First those that are there: meanwhile others may have made what this process would wait for.
+        for place in self._from_there(shared, groups, part, out, waits=False):
+            group = groups.slice(place, place + 1)
+            is_left = self._from_there(shared, group, part, out, waits=True)
             if is_left and not self._is_put_there(shared, group, part, out):
-                left.append(group)
-        return left
+                left.append(place)
+        return groups.take(np.array(left, np.int64))
 
     def _from_there(
-        self, shared: SharedChunks, groups: Sequence[Group], part: int, out: UInt8Array, *, waits: bool
-    ) -> list[Group]:
-        found, left = [], []
-        for group in groups:
-            chunk = self._first_shared + self.geometry.chunk(group.number, part)
-            place, version = shared.find(chunk, waits=waits)
+        self, shared: SharedChunks, groups: Groups, part: int, out: UInt8Array, *, waits: bool
+    ) -> list[int]:
+        """Copy from those chunks that are there; the places of the other groups are returned."""
+        nbytes, found, left = self.geometry.chunk_nbytes, [], []
+        for number, chunk in enumerate(self.geometry.chunk(groups.numbers, part).tolist()):
+            place, version = shared.find(self._first_shared + chunk, waits=waits)
             if place < 0:
-                left.append(group)
+                left.append(number)
             else:
-                found.append((group, place, version))
-        nbytes = self.geometry.chunk_nbytes
+                found.append((number, place, version))
+        some = groups.take(np.array([number for number, _, _ in found], np.int64))
         chunks = [shared.memory[place : place + nbytes] for _, place, _ in found]
-        self._copy(chunks, [group for group, _, _ in found], part, out)
-        for group, place, version in found:
-            if shared.took(place, version, len(group.rows)):
-                self._recent.count(0, nbytes * len(group.rows) / self.geometry.samples_in(group.number))
+        self._copy(chunks, some, part, out)
+        samples = self.geometry.samples_in(some.numbers)
+        for (number, place, version), taken, all_of_it in zip(
+            found, some.counts.tolist(), samples.tolist(), strict=True
+        ):
+            if shared.took(place, version, taken):
+                self._recent.count(0, nbytes * taken / all_of_it)
             else:
-                left.append(group)
+                left.append(number)
         return left
 
-    def _is_put_there(self, shared: SharedChunks, group: Group, part: int, out: UInt8Array) -> bool:
-        number, nbytes = self.geometry.chunk(group.number, part), self.geometry.chunk_nbytes
-        samples, taken = self.geometry.samples_in(group.number), len(group.rows)
+    def _is_put_there(self, shared: SharedChunks, group: Groups, part: int, out: UInt8Array) -> bool:
+        number, nbytes = int(self.geometry.chunk(group.numbers, part)[0]), self.geometry.chunk_nbytes
+        samples, taken = int(self.geometry.samples_in(group.numbers)[0]), len(group.rows)
         if self._layout.offsets[number] < 0 or taken >= samples:  # nobody else will want it
             return False
         claimed = shared.claim(self._first_shared + number, nbytes)
         if claimed is None:
             return False
         with claimed:
-            self._decode_into(claimed.memory, number)
+            self._chunks.decode_into(claimed.memory, number)
             if self._kept is not None:
                 self._kept.keep(number, claimed.memory)
-            self._copy([claimed.memory], [group], part, out)
+            self._copy([claimed.memory], group, part, out)
             self._recent.count(nbytes, nbytes * taken / samples)
             return claimed.publish(samples - taken)
 
     def _is_shared(self, shared: SharedChunks, number: int) -> bool:
         return shared.find(self._first_shared + number, waits=False)[0] >= 0
-
-    def decoded(self, number: int) -> UInt8Array:
-        """A chunk that was written, decoded: uint8 (chunk_nbytes,).
-
-        Args:
-            number: in C order of the chunks' grid.
-
-        Raises:
-            ChunkError, OSError: as for ``tasks``.
-        """
-        if self._layout.kind == "compact":
-            return np.frombuffer(self._layout.inside, np.uint8)
-        made = self._recent.allocate(self.geometry.chunk_nbytes)
-        self._decode_into(made, number)
-        return made
-
-    def _decode_into(self, made: UInt8Array, number: int) -> None:
-        layout = self._layout
-        size, offset = int(layout.sizes[number]), int(layout.offsets[number])
-        if not layout.filters:
-            self._read_run(offset, made[:size], number)
-            made[size:] = 0  # behind the dataset's end, for it may be kept in a file
-            return
-        stored, begun = scratch(STORED, size), perf_counter_ns()
-        self._read_run(offset, stored, number)
-        read = perf_counter_ns()
-        try:
-            decode_chunk(stored, layout.filters, int(layout.masks[number]), made)
-        except ChunkError as error:
-            raise ChunkError(f"{self._where(number)}: {error}") from None
-        self._clock.add("read", read - begun)
-        self._clock.add("decode", perf_counter_ns() - read)
 
     # ---- samples that are kept --------------------------------------------------------------------
 
@@ -354,42 +315,19 @@ class SampleReader:
                 # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
                 count = kernels.read_runs(self._descriptor, begins[done:], out, places[done:], runs.nbytes)
                 if count < 0:
-                    raise AssertionError(f"{self._where(int(numbers[0]))}: rows outside of the batch")
+                    raise AssertionError(f"{self._chunks.where(int(numbers[0]))}: rows outside of the batch")
                 done += count
                 if done < len(begins):
                     sample = int(np.flatnonzero(is_there)[done // len(runs.in_chunk)])
                     run = out[places[done] : places[done] + runs.nbytes]
-                    self._read_run(int(begins[done]), run, int(numbers[sample]))
+                    self._chunks.read_run(int(begins[done]), run, int(numbers[sample]))
                     done += 1
         self._clock.add("read", perf_counter_ns() - begun)
-
-    def _read_run(self, offset: int, out: UInt8Array, number: int) -> None:
-        view: Any = out.data
-        while len(view):
-            count = os.preadv(self._descriptor, [view], offset)
-            if not count:
-                raise ChunkError(f"{self._where(number)}: the file ends within it")
-            view, offset = view[count:], offset + count
-
-    def _where(self, number: int) -> str:
-        layout = self._layout
-        if layout.kind != "chunked":
-            return f"{layout.file}, dataset {layout.name}"
-        corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
-        box = ", ".join(
-            f"{at * side}:{min((at + 1) * side, size)}"
-            for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
-        )
-        return f"{layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
 
 
 class _NoClock:
     def add(self, stage: str, nanoseconds: int) -> None:
         """Nobody wants to know."""
-
-
-def _rows_of(groups: Sequence[Group]) -> Int64Array:
-    return groups[0].rows if len(groups) == 1 else np.concatenate([group.rows for group in groups])
 
 
 def _fill(out: UInt8Array, to: Int64Array, runs: Runs, fill: UInt8Array) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ class _Chunk:
 
     def __init__(self, samples: int) -> None:
         self.lock = threading.Lock()
+        self.lock.acquire()  # by who makes this object, to decode it
         self.data: UInt8Array | None = None
         self.left = samples  # of its samples, that nobody has taken yet
         self.counted = 0  # bytes, of those that are kept
@@ -55,12 +56,15 @@ class RecentChunks:
         self._nbytes = 0
         self.decoded_nbytes, self.used_nbytes = 0, 0.0
 
-    def expect(self, key: Hashable) -> bool:
-        """Hear that a chunk is about to be asked for; whether it is there, or was on its way already."""
-        if key in self._chunks or key in self._expected:
-            return True
-        self._expected.add(key)
-        return False
+    def expect(self, keys: Iterable[Hashable]) -> list[bool]:
+        """Hear that chunks are about to be asked for; for each, whether it is there or was on its way."""
+        found = []
+        for key in keys:
+            is_there = key in self._chunks or key in self._expected
+            if not is_there:
+                self._expected.add(key)
+            found.append(is_there)
+        return found
 
     def count(self, decoded: int, used: float) -> None:
         """Count bytes of a chunk that is kept elsewhere."""
@@ -73,49 +77,100 @@ class RecentChunks:
         """Bytes of the chunks that are kept."""
         return self._nbytes
 
-    def get(self, key: Hashable, decode: Callable[[], UInt8Array], taken: int, samples: int) -> UInt8Array:
-        """A decoded chunk.
+    def get(
+        self,
+        keys: Sequence[Hashable],
+        taken: Sequence[int],
+        samples: Sequence[int],
+        decode: Callable[[list[int]], Sequence[UInt8Array]],
+    ) -> list[UInt8Array]:
+        """Decoded chunks.
 
         Args:
-            key: which.
-            decode: makes it; its errors are raised here.
-            taken: how many of its samples the caller takes.
+            keys: which; each once.
+            taken: how many of the samples of each the caller takes.
             samples: how many it has.
+            decode: makes those at these places among the keys; its errors are raised here.
         """
+        found: list[_Chunk | None] = []  # None: nobody else will want it
+        mine = []
         with self._lock:
-            self._expected.discard(key)
-            chunk = self._chunks.get(key)
-            if chunk is None:
-                if taken >= samples:
-                    chunk = _Chunk(0)  # nobody else will want it
+            for place, key in enumerate(keys):
+                self._expected.discard(key)
+                chunk = self._chunks.get(key)
+                if chunk is not None:
+                    self._chunks.move_to_end(key)
                 else:
-                    chunk = self._chunks[key] = _Chunk(samples)
-            else:
-                self._chunks.move_to_end(key)
-            chunk.left -= taken
-            if chunk.left <= 0 and self._chunks.get(key) is chunk:
-                self._drop(key)  # who waits for it has it
-        with chunk.lock:
-            data = chunk.data
-            if data is not None:
-                self.used_nbytes += data.nbytes * taken / samples  # roughly: nobody else is kept waiting
-                return data
-            try:
-                data = chunk.data = decode()
-            except BaseException:
-                with self._lock:
-                    if self._chunks.get(key) is chunk:
-                        self._drop(key)
-                raise
-        with self._lock:
-            self.decoded_nbytes += data.nbytes
-            self.used_nbytes += data.nbytes * taken / samples
-            if self._chunks.get(key) is chunk:
-                chunk.counted = data.nbytes
-                self._nbytes += chunk.counted
+                    mine.append(place)
+                    if taken[place] < samples[place]:
+                        chunk = self._chunks[key] = _Chunk(samples[place])
+                if chunk is not None:
+                    chunk.left -= taken[place]
+                    if chunk.left <= 0:
+                        self._drop(key)  # who waits for it has it
+                found.append(chunk)
+        made = dict(zip(mine, self._decoded(mine, keys, found, decode), strict=True))
+        arrays = []
+        for place, chunk in enumerate(found):
+            data = made.get(place) if chunk is None or chunk.data is None else chunk.data
+            if data is None:
+                assert chunk is not None
+                data = self._waited_for(chunk, place, decode)
+            # Roughly: nobody else is kept waiting.
+            self.used_nbytes += data.nbytes * taken[place] / samples[place]
+            arrays.append(data)
+        return arrays
+
+    def _decoded(
+        self,
+        mine: list[int],
+        keys: Sequence[Hashable],
+        found: Sequence[_Chunk | None],
+        decode: Callable[[list[int]], Sequence[UInt8Array]],
+    ) -> Sequence[UInt8Array]:
+        """Decode the chunks that this call has found missing, and remember them."""
+        if not mine:
+            return ()
+        chunks = [(keys[place], found[place]) for place in mine]
+        try:
+            made = decode(mine)
+            for data, (_, chunk) in zip(made, chunks, strict=True):
+                if chunk is not None:
+                    chunk.data = _own(data)
+            with self._lock:
+                for key, chunk in chunks:
+                    if chunk is not None and chunk.data is not None and self._chunks.get(key) is chunk:
+                        chunk.counted = chunk.data.nbytes
+                        self._nbytes += chunk.counted
                 while self._nbytes > self.max_bytes and self._chunks:
                     self._drop(next(iter(self._chunks)))
-        return data
+                self.decoded_nbytes += sum(data.nbytes for data in made)
+        except BaseException:
+            with self._lock:
+                for key, chunk in chunks:
+                    if chunk is not None and self._chunks.get(key) is chunk:
+                        self._drop(key)
+            raise
+        finally:
+            for _, chunk in chunks:
+                if chunk is not None:
+                    chunk.lock.release()
+        return made
+
+    def _waited_for(
+        self, chunk: _Chunk, place: int, decode: Callable[[list[int]], Sequence[UInt8Array]]
+    ) -> UInt8Array:
+        with chunk.lock:
+            if chunk.data is None:  # who was to decode it has failed
+                (chunk.data,) = decode([place])
+                with self._lock:
+                    self.decoded_nbytes += chunk.data.nbytes
+            return chunk.data
 
     def _drop(self, key: Hashable) -> None:
         self._nbytes -= self._chunks.pop(key).counted
+
+
+def _own(data: UInt8Array) -> UInt8Array:
+    """A chunk in memory of its own: one of a block of many would keep all of them."""
+    return data.copy() if getattr(data.base, "nbytes", 0) > data.nbytes else data

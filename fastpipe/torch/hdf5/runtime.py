@@ -56,7 +56,7 @@ class Runtime:
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
         remembered = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
         shared = shared_chunks(options.window)
-        room = 0 if shared else remembered
+        room = _RECENT_NBYTES if shared else remembered
         self.recent = RecentChunks(room, _ChunkMemory(room))
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered)

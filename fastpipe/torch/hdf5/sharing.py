@@ -8,6 +8,7 @@ from torch.utils.data import get_worker_info
 
 from fastpipe.cache.window import SharedWindow, WindowSlots
 from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.read.hdf5.reader import LEAST_SHARED
 from fastpipe.torch.hdf5.keeping import chunk_nbytes
 
 __all__ = ["shared_chunks", "shared_window"]
@@ -26,7 +27,7 @@ def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow
     """
     slots = largest = 0
     for number, layout in enumerate(files.layouts):
-        if layout.filters:
+        if layout.filters and chunk_nbytes(layout) >= LEAST_SHARED:
             geometry = files.files[0].geometry(number)
             slots += groups * geometry.parts * -(-samples // geometry.group_size)
             largest = max(largest, *(chunk_nbytes(file.layouts[number]) for file in files.files))

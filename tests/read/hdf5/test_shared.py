@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from fastpipe.cache.window import SharedWindow, WindowSlots
+from fastpipe.read.hdf5 import reader
+from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.files import OpenFiles, SampleFiles
-from fastpipe.read.hdf5.reader import SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.skipif(
 
 NAMES = ["mels", "labels", "plain", "inside"]
 ROWS = (40, 23)
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are shared of whatever size."""
+    monkeypatch.setattr(reader, "LEAST_SHARED", 1)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +114,9 @@ def test_each_chunk_is_decoded_once(
 ) -> None:
     """Where there is room: of three readers in turn each gets what those before it decoded."""
     decoded: list[int] = []
-    into = SampleReader._decode_into
+    into = ChunkReader.decode_into
     monkeypatch.setattr(
-        SampleReader, "_decode_into",
+        ChunkReader, "decode_into",
         lambda self, made, number: (decoded.append(number), into(self, made, number))[1],
     )  # fmt: skip
     window = SharedWindow(100, 8 * 4 * 7 * 4)

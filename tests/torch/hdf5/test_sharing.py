@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.read.hdf5.reader import SampleReader
+from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.torch.hdf5 import sharing
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
 )
 
-ROWS, CHUNK, WINDOW = 480, 8, 6
+ROWS, CHUNK, WINDOW = 480, 8, 6  # chunks of 70 kB: small ones are not shared, and decoded many at a time
 ORDER = Shuffle(WINDOW, "group")
 
 
@@ -32,8 +33,8 @@ ORDER = Shuffle(WINDOW, "group")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sharing") / "x.h5"
     with h5py.File(path, "w") as file:
-        data = np.random.default_rng(0).integers(0, 99, (ROWS, 50)).astype("f4")
-        file.create_dataset("x", data=data, chunks=(CHUNK, 50), compression="gzip")
+        data = np.random.default_rng(0).integers(0, 99, (ROWS, 2200)).astype("f4")
+        file.create_dataset("x", data=data, chunks=(CHUNK, 2200), compression="gzip")
         file.create_dataset("y", data=np.arange(ROWS), chunks=(100,), compression="lzf")
     return path
 
@@ -84,14 +85,14 @@ def test_the_same_batches_through_views(path: Path) -> None:
 @pytest.fixture
 def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many chunks were decoded, in this process and those forked from it."""
-    log, into = tmp_path / "decoded", SampleReader._decode_into
+    log, into = tmp_path / "decoded", ChunkReader.decode_into
 
     def counted(self: Any, made: Any, number: int) -> None:
         with open(log, "a") as file:
             file.write(".")
         into(self, made, number)
 
-    monkeypatch.setattr(SampleReader, "_decode_into", counted)
+    monkeypatch.setattr(ChunkReader, "decode_into", counted)
     return lambda: log.stat().st_size
 
 
@@ -135,9 +136,11 @@ def test_a_killed_worker_spoils_nothing(path: Path) -> None:
     loader.set_epoch(0)
     found = iter(loader)
     next(found)
-    os.kill(found._workers[1].pid, signal.SIGKILL)
+    pid = found._workers[1].pid
     with pytest.raises(RuntimeError, match="worker"):
-        list(found)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its signal has been sent by now
+        threading.Event().wait(60)
     del found
     loader.set_epoch(0)
     assert equal(batches(loader), wanted)
