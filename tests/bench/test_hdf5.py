@@ -40,7 +40,7 @@ from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
 
-_SIZES = Sizes(rows=70, files=3, chunks=20)
+_SIZES = Sizes(rows=70, files=3, few=8, chunks=20)
 
 
 @pytest.fixture(scope="module")
