@@ -192,7 +192,14 @@ def test_killed_in_the_middle_of_an_epoch(
     assert scenario.left() == []
 
 
-@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+# An end of an interpreter with torch takes a second: for every day one of each kind of loader.
+_INTERRUPTED = [
+    pytest.param(loader, id=name, marks=[pytest.mark.slow] if name in ("threads, far ahead", "a seed", "workers") else [])
+    for name, loader in LOADERS.items()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loader", _INTERRUPTED)
 def test_ctrl_c_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Path, loader: str) -> None:
     scenario = _start(server, tmp_path, tree, _FOREVER.format(loader=loader))
     os.killpg(scenario.pid, signal.SIGINT)  # as a terminal does: to the workers as well
@@ -242,8 +249,11 @@ ENDS = {
 
 
 _WITH_WORKERS = ("the script ends", "everything in a cycle", "a fork in between")
+# "The script ends", with one batch more or from a function, is there every day.
+_LIKE_ANOTHER = ("the script ends with a batch", "sys.exit")
 _ENDS = [
-    *(pytest.param("FastLoader, 0", end, id=name) for name, end in ENDS.items()),
+    *(pytest.param("FastLoader, 0", end, id=name, marks=[pytest.mark.slow] if name in _LIKE_ANOTHER else [])
+      for name, end in ENDS.items()),
     *(pytest.param("FastLoader, 1, persistent_workers=True", ENDS[name], id=f"{name}-workers") for name in _WITH_WORKERS),
     # Where a daemon thread is inside torch's own iterator, the end of the interpreter may abort.
     *(pytest.param("DataLoader, 0", end, id=f"{name}-stock", marks=pytest.mark.slow) for name, end in ENDS.items()
