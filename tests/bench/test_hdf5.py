@@ -51,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> list[Table]:
-    return [*made_tables(_SIZES, folder), made_cells(_SIZES.files, CELLS, "cells", folder)]
+    cells = made_cells(_SIZES.files, CELLS, "cells", folder)
+    return [*made_tables(_SIZES, folder), made_chunks(_SIZES, folder), cells]
 
 
 def table_of(tables: list[Table], key: str) -> Table:
@@ -65,7 +66,7 @@ def test_the_four_layouts_hold_the_same_rows(tables: list[Table], folder: Path) 
             values.append(file["mels"][:])
     assert all(np.array_equal(values[0], other) for other in values[1:])
     assert [table.chunk for table in tables[:4]] == [(16, 64, 128)] * 3 + [None]
-    assert [table.is_packed for table in tables] == [True, True, False, False, True]
+    assert [table.is_packed for table in tables] == [True, True, False, False, True, True]
     assert made_tables(_SIZES, folder) == tables[:4]  # made once
 
 
@@ -127,7 +128,7 @@ def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]
             row.close()
         order = InOrder(table, "order")
         assert order.measure(5 * table.shape[0] // 2) > 0
-    assert len(keys) == len(set(keys)) == 2 * 7 + 3 + 2 + 2
+    assert len(keys) == len(set(keys)) == 2 * 7 + 3 + 2 + 3 + 2
     assert {asked.row for asked in ASKED if not asked.row.startswith("files-")} <= set(keys)
 
 
@@ -163,7 +164,7 @@ def test_the_check_sees_every_row_of_ours(tables: list[Table]) -> None:
     fast = [(table, spec) for table, spec in ours if spec.group != "replaced"]
     check = check_rows(fast)
     assert check.ok, check.problems
-    assert check.epochs == len(fast) + 3  # twice where chunks are kept
+    assert check.epochs == len(fast) + 4  # twice where chunks are kept
     assert "each sample comes once" in check.sentence()
 
 
@@ -333,12 +334,21 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     for section in result["sections"].values():
         assert section["label"] in printed
     assert printed.count("asked: ") == len(result["targets"]) == 13
-    assert set(result["best"]) == {"gzip", "lzf", "plain", "contiguous", "cells", "files-12", "files-200"}
+    assert set(result["best"]) == {
+        "gzip",
+        "lzf",
+        "plain",
+        "contiguous",
+        "rows",
+        "cells",
+        "files-12",
+        "files-200",
+    }
     by_key = {row["key"]: row for row in result["rows"]}
     assert by_key["gzip-window"]["samples_per_s"]["median"] > 0
     assert by_key["files-12-grouped"]["files_per_s"]["median"] > 0
     assert all(len(row["samples"]) == 1 for row in result["rows"])
-    assert result["check"]["ok"] and result["check"]["epochs"] == 18
+    assert result["check"]["ok"] and result["check"]["epochs"] == 19
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
 
 
@@ -358,7 +368,7 @@ def test_a_result_is_printed_written_and_drawn(result: dict[str, Any], tmp_path:
         ]
     }
     text = markdown(result)
-    assert text.count("| samples/s, median") == 5 and text.count("| files/s, median") == 2
+    assert text.count("| samples/s, median") == 6 and text.count("| files/s, median") == 2
     assert "- memory with 1 workers, cache of 256 MB: 4 MB above" in text
     assert "- first batch of 20 chunks: kept: 0.200 s" in text
     for block in text.split("\n\n"):

@@ -95,7 +95,7 @@ def _tables(args: argparse.Namespace, progress: Progress) -> tuple[list[Table], 
     tables = made_tables(sizes, args.folder, progress.done, args.wav)
     cells = made_cells(sizes.files, CELLS, "cells", args.folder, progress.done)
     few = made_cells(sizes.few, FEW, "few", args.folder, progress.done)
-    return [*tables, cells], [few, cells]
+    return [*tables, made_chunks(sizes, args.folder, progress.done), cells], [few, cells]
 
 
 @dataclass

@@ -249,7 +249,7 @@ def made_chunks(
         )  # fmt: skip
 
     folder = made_once(f"chunks-1-{sizes.chunks}", fill, f"a file of {sizes.chunks:,} chunks", cache, say)
-    return look(folder / "chunks.h5", "mels", "chunks")
+    return look(folder / "chunks.h5", "mels", "rows", "rows of 1 KiB, gzip(4), a chunk each")
 
 
 def described(table: Table) -> dict[str, Any]:

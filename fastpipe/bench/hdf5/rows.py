@@ -79,7 +79,8 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     if table.key == "cells":
         name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
         return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
-    if table.chunk is not None:
+    has_windows = table.is_packed and table.group > 1
+    if table.chunk is not None and table.group > 1:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
         note += ", here everything" if 2 * WINDOW * table.group >= table.samples else ""
         specs.append(
@@ -87,7 +88,7 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
                 f"{key}-ordered", "chunk by chunk + DataLoader", "peer", "ordered", batch_size, note=note
             )
         )
-    if table.is_packed:
+    if has_windows:
         note = f"{WINDOW} chunks mixed at a time"
         specs += [
             TableSpec(
@@ -107,7 +108,7 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
             ),
         ]
     note = f"each order as likely as any other; {cold}"
-    note += "; a chunk is decoded for each of its rows" if table.is_packed else ""
+    note += "; a chunk is decoded for each of its rows" if has_windows else ""
     specs.append(
         TableSpec(f"{key}-uniform", f"{_FAST}, all rows", "fastpipe", "uniform", batch_size, note=note)
     )
