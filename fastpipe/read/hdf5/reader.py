@@ -135,7 +135,8 @@ class SampleReader:
         found = []
         if len(there):
             some = grouped.take(there)
-            found += self._in_tasks(some, some.counts * self._part_nbytes // _TASK_NBYTES, part, out)
+            tasks = np.cumsum(some.counts * self._part_nbytes) // _TASK_NBYTES
+            found += self._in_tasks(some, tasks, part, out)
         if len(missing):
             each = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
             found += self._in_tasks(grouped.take(missing), np.arange(len(missing)) // each, part, out)
