@@ -95,8 +95,8 @@ class KeptChunks(Protocol):
     def places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where chunks of these numbers begin in the memory, or in the file; -1 for those not kept."""
 
-    def keep(self, number: int, data: UInt8Array) -> None:
-        """Keep a decoded chunk, if there is room."""
+    def keep(self, numbers: npt.NDArray[np.int64], chunks: Sequence[UInt8Array]) -> None:
+        """Keep decoded chunks of these numbers, as far as there is room."""
 
 
 class ClaimedChunk(Protocol):

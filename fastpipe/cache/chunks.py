@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,10 @@ class ChunkCache:
         self._store, self._file = store, file
         self._is_second_use = is_second_use
         self._places = np.full(count, -1, np.int64)
-        # Entries of the store when a chunk was last looked for: only later ones may be it.
-        self._looked = np.full(count, -1, np.int64)
+        # Entries of the store that are not by this object, when a chunk was last looked for: only later
+        # ones may be it.
+        self._looked = np.zeros(count, np.int64)
+        self._own = 0
         self._note = b"" if store.is_in_memory else file.note()
 
     @property
@@ -58,27 +61,37 @@ class ChunkCache:
         missing = np.unique(numbers[found < 0])
         if not len(missing):
             return found
-        known = self._store.refreshed()
+        known = self._store.refreshed() - self._own
         missing = missing[self._looked[missing] < known]
         self._looked[missing] = known
         for number in missing.tolist():
             self._find(number)
         return self._places[numbers] if len(missing) else found
 
-    def keep(self, number: int, data: UInt8Array) -> None:
-        """Keep a decoded chunk, if there is room.
+    def keep(self, numbers: Int64Array, chunks: Sequence[UInt8Array]) -> None:
+        """Keep decoded chunks, as far as there is room.
 
         Args:
-            number: of the chunk.
-            data: uint8 (N,).
+            numbers: int64 (N,), of the chunks.
+            chunks: uint8 (M,) each.
         """
-        if not self._file.is_settled or not self._store.has_room(data.nbytes):
+        if not len(numbers) or not self._file.is_settled or not self._store.has_room(chunks[0].nbytes):
             return
-        digest = self._digest(number)
-        if self._is_second_use and not self._store.mark(digest):
-            return
-        if self._store.put(digest, data.reshape(1, -1, 1), note=self._note):
-            self._find(number)
+        places = np.flatnonzero(self._places[numbers] < 0).tolist()
+        digests = {place: self._digest(int(numbers[place])) for place in places}
+        if self._is_second_use:
+            places = [place for place in places if self._store.mark(digests[place])]
+        if len(places) > 1:
+            arrays = [chunks[place] for place in places]
+            offset = self._store.put_all([digests[place] for place in places], arrays, self._note)
+            if offset >= 0:
+                step = aligned(arrays[0].nbytes + len(self._note))
+                self._places[numbers[places]] = offset + step * np.arange(len(places))
+                self._own += len(places)
+                return
+        for place in places:  # as many as there is room for
+            if self._store.put(digests[place], chunks[place].reshape(1, -1, 1), note=self._note):
+                self._find(int(numbers[place]))
 
     def _find(self, number: int) -> None:
         entry = self._store.find(self._digest(number))

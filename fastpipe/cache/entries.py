@@ -8,12 +8,13 @@ for an entry, so that forked workers share the memory.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RECORD", "Entry", "EntryTable", "aligned", "pack_record"]
+__all__ = ["RECORD", "Entry", "EntryTable", "Part", "aligned", "pack_record", "pack_records"]
 
 RECORD = np.dtype([
     ("low", "<u8"), ("high", "<u8"), ("offset", "<u8"), ("nbytes", "<u8"), ("sum", "<u8"),
@@ -57,6 +58,14 @@ class Entry(NamedTuple):
     note: int
 
 
+class Part(NamedTuple):
+    """A part of the data file in which one process alone puts entries."""
+
+    pid: int
+    start: int
+    stop: int
+
+
 def pack_record(
     digest: bytes, offset: int, nbytes: int, shape: tuple[int, int, int], flags: int, total: int, note: int
 ) -> bytes:
@@ -66,6 +75,27 @@ def pack_record(
     # As ``_check``, which is slower for a single one.
     check = 1 + sum(word * factor for word, factor in zip(words, _FACTOR_LIST, strict=True))
     return body + _CHECK.pack(check % (1 << 32))
+
+
+def pack_records(
+    digests: Sequence[bytes], offset: int, step: int, nbytes: int, totals: Sequence[int], note: int
+) -> bytes:
+    """The records of several entries of rows of bytes, as the log holds them.
+
+    Args:
+        digests: of 16 bytes each.
+        offset, step: where the first begins, and the bytes from one to the next.
+        nbytes, note: of each, and of its note.
+        totals: their checksums.
+    """
+    records = np.zeros(len(digests), RECORD)
+    halves = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+    records["low"], records["high"] = halves[:, 0], halves[:, 1]
+    records["offset"] = offset + step * np.arange(len(digests))
+    records["nbytes"], records["sum"], records["note"] = nbytes, totals, note
+    records["height"], records["width"], records["channels"] = 1, nbytes, 1
+    records["check"] = _check(records)
+    return records.tobytes()
 
 
 class EntryTable:

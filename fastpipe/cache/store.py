@@ -13,17 +13,17 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.cache.entries import RECORD, Entry, EntryTable, aligned, pack_record
+from fastpipe.cache.entries import RECORD, Entry, EntryTable, Part, aligned, pack_record, pack_records
+from fastpipe.cache.file_io import checksum, read_into, write_all
 from fastpipe.cache.locks import FileLockedError, lock_of
 from fastpipe.cache.shared_memory import mapped
 
-__all__ = ["DamagedStoreError", "EntryStore", "checksum"]
+__all__ = ["DamagedStoreError", "EntryStore"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -35,14 +35,6 @@ _HEADER = 64
 _LOOK_AFTER = 1 << 24  # bytes between two looks at whether there still is memory or disk
 _PART = 1 << 23  # the most bytes of the data file that a process takes at a time
 _PAUSE_S = 2.0  # without keeping anything, after another process did not let go of the lock
-
-
-class _Part(NamedTuple):
-    """A part of the data file in which one process alone puts entries."""
-
-    pid: int
-    start: int
-    stop: int
 
 
 class DamagedStoreError(OSError):
@@ -96,7 +88,7 @@ class EntryStore:
         self._table = EntryTable()
         self._lock = lock_of(log)
         self._allocated = marks  # as last seen; it only grows
-        self._part, self._part_size = _Part(os.getpid(), 0, 0), 0
+        self._part, self._part_size = Part(os.getpid(), 0, 0), 0
         self._taken, self._look_at = 0, 0  # bytes put here so far, and when to look for room again
         self._not_before = 0.0
         self._why_closed, self._has_said = "", False
@@ -153,13 +145,13 @@ class EntryStore:
         if self.mapped is not None:
             return self.mapped[offset : offset + nbytes].reshape(count, width, channels)
         rows: UInt8Array = np.empty((count, width, channels), np.uint8)
-        self._read_into(rows, offset)
+        read_into(self._data, rows, offset)
         return rows
 
     def note(self, entry: Entry) -> bytes:
         """The note that was put beside an entry."""
         note = np.empty(entry.note, np.uint8)
-        self._read_into(note, entry.offset + entry.nbytes)
+        read_into(self._data, note, entry.offset + entry.nbytes)
         return note.tobytes()
 
     def entries(self) -> list[Entry]:
@@ -205,31 +197,67 @@ class EntryStore:
         Returns:
             Whether it is there now.
         """
-        if self._table.find(digest) is not None:
-            return True
-        if not self.has_room(pixels.nbytes + len(note)) or self._is_too_late(pixels.nbytes):
-            return False
-        assert pixels.ndim == 3
-        assert pixels.flags.c_contiguous
-        height, width, channels = pixels.shape
-        total = checksum(pixels) if self._is_verified is not None else 0
-        try:
-            offset = self._room_for(pixels.nbytes + len(note))
-            if offset is None:
-                return False
-            self._write(pixels.reshape(-1).data, note, offset)
-            record = pack_record(
-                digest, offset, pixels.nbytes, (height, width, channels), flags, total, len(note)
+
+        def pack(offset: int, totals: Sequence[int]) -> bytes:
+            height, width, channels = pixels.shape
+            return pack_record(
+                digest, offset, pixels.nbytes, (height, width, channels), flags, totals[0], len(note)
             )
+
+        # Another process may have been faster.
+        return self._put([digest], [pixels], note, pack) >= 0 or self._table.find(digest) is not None
+
+    def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
+        """Keep several arrays that are not there, unless there is no room for all of them: for small ones,
+        of which each by itself would take longer to keep than to make.
+
+        Args:
+            digests: of 16 bytes each.
+            arrays: uint8 (N,) each, of the same N, C-contiguous.
+            note: bytes to lie beside each.
+
+        Returns:
+            Where the first begins, each ``aligned(N + len(note))`` behind the one before; -1 where they are
+            not kept, or one of them is there already.
+        """
+        nbytes, step = arrays[0].nbytes, aligned(arrays[0].nbytes + len(note))
+
+        def pack(offset: int, totals: Sequence[int]) -> bytes:
+            return pack_records(digests, offset, step, nbytes, totals, len(note))
+
+        return self._put(digests, arrays, note, pack)
+
+    def _put(
+        self,
+        digests: Sequence[bytes],
+        arrays: Sequence[UInt8Array],
+        note: bytes,
+        pack: Callable[[int, Sequence[int]], bytes],
+    ) -> int:
+        """Where entries of one size begin, -1 for nowhere; ``pack`` makes their records of that and of the
+        arrays' checksums."""
+        if any(self._table.find(digest) is not None for digest in digests):
+            return -1
+        nbytes = arrays[0].nbytes + len(note)
+        whole = (len(arrays) - 1) * aligned(nbytes) + nbytes
+        if not self.has_room(whole) or self._is_too_late(whole):
+            return -1
+        behind = memoryview(note + bytes(aligned(nbytes) - nbytes if len(arrays) > 1 else 0))
+        is_summed = self._is_verified is not None
+        totals = [checksum(one) if is_summed else 0 for one in arrays]
+        try:
+            offset = self._room_for(whole)
+            if offset is None:
+                return -1
+            write_all(self._data, [part for one in arrays for part in (one.reshape(-1).data, behind)], offset)
+            records = pack(offset, totals)
             with self._lock.alone(self._log):
-                self._append_locked(digest, record)
+                return offset if self._append_locked(digests, records) else -1
         except FileLockedError:  # by a process that has been stopped: waiting each time would stop this one
             self._not_before = time.monotonic() + _PAUSE_S
-            return False
         except OSError as error:
             self._stop(error)
-            return False
-        return True
+        return -1
 
     # ---- the files ------------------------------------------------------------------------------
 
@@ -272,15 +300,19 @@ class EntryStore:
         self._allocated = max(self._allocated, allocated)
         return count > 0
 
-    def _append_locked(self, digest: bytes, record: bytes) -> None:
+    def _append_locked(self, digests: Sequence[bytes], records: bytes) -> bool:
         end = os.fstat(self._log).st_size
         end -= (end - _HEADER) % RECORD.itemsize  # a record that was cut off is written over
         if end != _HEADER + len(self._table) * RECORD.itemsize:
             self._refresh_locked()
-            if self._table.find(digest) is not None:  # another process was faster
-                return
-        self._write_log(record, end)
-        self._table.append(record)
+            if any(self._table.find(digest) is not None for digest in digests):  # another was faster
+                return False
+        self._write_log(records, end)
+        if len(digests) == 1:
+            self._table.append(records)
+        else:
+            self._table.extend(records)
+        return True
 
     def _room_for(self, nbytes: int) -> int | None:
         """Where so many bytes may lie; None without room."""
@@ -304,29 +336,12 @@ class EntryStore:
             stop = min(max(start + size, self._allocated), self._end)
             self._write_log(_ALLOCATED.pack(stop), len(_MAGIC))
             self._allocated = stop
-            self._part = _Part(os.getpid(), start + needed, stop)
+            self._part = Part(os.getpid(), start + needed, stop)
         return start
-
-    def _write(self, data: memoryview, note: bytes, offset: int) -> None:
-        parts = [data, memoryview(note)]
-        while any(map(len, parts)):
-            written = os.pwritev(self._data, parts, offset)
-            offset += written
-            for number, part in enumerate(parts):
-                parts[number] = part[written:]
-                written -= len(part) - len(parts[number])
 
     def _write_log(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._log, data, offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _read_into(self, array: UInt8Array, offset: int) -> None:
-        view = array.reshape(-1).data
-        while len(view):
-            count = os.preadv(self._data, [view], offset)
-            if count == 0:
-                raise OSError(errno.EIO, "a cache's data file is shorter than it was")
-            view, offset = view[count:], offset + count
 
     def _verified(self, entry: Entry) -> bool:
         """Whether an entry's bytes are those that were put there."""
@@ -381,16 +396,3 @@ class EntryStore:
             "a cache takes no more, what is in it stays in use (%d entries, %.1f GB): %s",
             len(self), self._allocated / 1e9, why,
         )  # fmt: skip
-
-
-def checksum(array: UInt8Array) -> int:
-    """The sum of an array's bytes, eight at a time, modulo 2**64.
-
-    It shows bytes that have changed and pages that never reached the disk, and costs a
-    hundredth of decoding.
-    """
-    flat = array.reshape(-1)
-    whole = flat.size // 8 * 8
-    # Shifted, so that bytes moved to the end of the array count differently.
-    total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
-    return (total + (int(flat[whole:].sum(dtype=np.uint64)) << 8) + flat.size) % (1 << 64)

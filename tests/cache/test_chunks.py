@@ -43,6 +43,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
     yield open_store
 
 
+def keep(cache: ChunkCache, number: int, data: Any) -> None:
+    cache.keep(np.array([number]), [data])
+
+
 def chunks_of(
     store: EntryStore, tag: bytes = b"a", count: int = 10, settled: bool = True, second: bool = False
 ) -> ChunkCache:
@@ -68,7 +72,7 @@ def test_what_is_kept_is_found(make: Any) -> None:
     cache = chunks_of(make())
     assert places(cache, 0, 3, 3) == [-1] * 3
     for number in (3, 9):
-        cache.keep(number, chunk(number))
+        keep(cache, number, chunk(number))
     found = places(cache, 9, 0, 3, 9)
     assert found[1] == -1
     assert found[0] == found[3] >= MARKS
@@ -81,9 +85,9 @@ def test_other_datasets_and_files_have_their_own(make: Any) -> None:
     store = make()
     one, other, again = chunks_of(store), chunks_of(store, b"b"), chunks_of(store)
     assert places(again, 1) == [-1]
-    one.keep(1, chunk(1))
+    keep(one, 1, chunk(1))
     assert places(other, 1) == [-1]
-    other.keep(1, chunk(2))
+    keep(other, 1, chunk(2))
     # What another one kept since is found, though it was looked for before.
     assert content(again, places(again, 1)[0]) == [1] * 100
     assert content(other, places(other, 1)[0]) == [2] * 100
@@ -94,21 +98,51 @@ def test_the_second_use(make: Any) -> None:
     for use in range(3):
         cache = chunks_of(store, second=True)
         assert (places(cache, 5)[0] >= 0) is (use == 2)
-        cache.keep(5, chunk(5))
+        keep(cache, 5, chunk(5))
     assert content(cache, places(cache, 5)[0]) == [5] * 100
 
 
 def test_a_file_that_may_still_change_unseen_is_not_kept(make: Any) -> None:
     cache = chunks_of(make(), settled=False)
-    cache.keep(1, chunk(1))
+    keep(cache, 1, chunk(1))
     assert places(cache, 1) == [-1]
+
+
+def test_several_are_kept_at_once(make: Any) -> None:
+    store = make()
+    cache, numbers = chunks_of(store, count=3000), np.arange(0, 3000, 2)
+    keep(cache, 4, chunk(4, 30))
+    for some in (numbers[:2], numbers[:1000], numbers[900:]):  # with some that are there
+        cache.keep(some, [chunk(int(number) % 256, 30) for number in some])
+    for one in (cache, chunks_of(store, count=3000)):
+        found = places(one, *range(3000))
+        assert [place >= 0 for place in found] == [number % 2 == 0 for number in range(3000)]
+        for number in range(0, 3000, 178):
+            assert content(one, found[number], 30) == [number % 256] * 30
+
+
+def test_processes_that_keep_the_same_at_once_keep_them_all(
+    make: Any, forked: Callable[[Callable[[], object]], int]
+) -> None:
+    store = make()
+
+    def work() -> None:
+        cache = chunks_of(store, count=500)
+        for first in range(0, 500, 20):
+            numbers = np.arange(first, first + 20)
+            cache.keep(numbers, [chunk(int(number) % 256, 50) for number in numbers])
+
+    pids = [forked(work) for _ in range(3)]
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 3
+    found = places(chunks_of(store, count=500), *range(500))
+    assert all(content(chunks_of(store, count=500), found[k], 50) == [k % 256] * 50 for k in range(0, 500, 7))
 
 
 def test_a_full_store_keeps_what_it_has(make: Any) -> None:
     cache = chunks_of(make(5000), count=100)
     for _ in range(2):
         for number in range(100):
-            cache.keep(number, chunk(number, 1000))
+            keep(cache, number, chunk(number, 1000))
         found = places(cache, *range(100))
         kept = [number for number in range(100) if found[number] >= 0]
         assert kept == list(range(len(kept)))
@@ -119,11 +153,11 @@ def test_a_full_store_keeps_what_it_has(make: Any) -> None:
 def test_other_processes_find_it(make: Any, in_child: Callable[[Callable[[], object]], None]) -> None:
     store = make()
     cache = chunks_of(store)
-    cache.keep(1, chunk(1))
+    keep(cache, 1, chunk(1))
 
     def child() -> None:
         assert content(cache, places(cache, 1)[0]) == [1] * 100
-        cache.keep(2, chunk(2))
+        keep(cache, 2, chunk(2))
 
     in_child(child)
     assert content(cache, places(cache, 2)[0]) == [2] * 100
@@ -136,7 +170,7 @@ def test_damage_on_disk_is_a_chunk_that_is_not_there(make: Any, tmp_path: Path) 
         return
     cache = chunks_of(store)
     for number in (1, 2):
-        cache.keep(number, chunk(number))
+        keep(cache, number, chunk(number))
     place = places(cache, 1)[0]
     with open(tmp_path / "data", "r+b") as file:
         file.seek(place + 50)
@@ -144,7 +178,7 @@ def test_damage_on_disk_is_a_chunk_that_is_not_there(make: Any, tmp_path: Path) 
     again = chunks_of(make())
     assert places(again, 1, 2)[0] == -1
     assert content(again, places(again, 2)[0]) == [2] * 100
-    again.keep(1, chunk(1))  # is kept anew
+    keep(again, 1, chunk(1))  # is kept anew
     assert content(again, places(again, 1)[0]) == [1] * 100
 
 
@@ -157,12 +191,12 @@ def test_looking_again_costs_nothing_while_nothing_is_new(make: Any, monkeypatch
         return real(self, digest)
 
     monkeypatch.setattr(store_module.EntryStore, "find", find)
-    chunks_of(store, b"b").keep(0, chunk(0))
+    keep(chunks_of(store, b"b"), 0, chunk(0))
     asked.clear()
     for _ in range(3):
         places(cache, 4, 5, 4)
     assert len(asked) == 2
-    chunks_of(store, b"b").keep(1, chunk(1))
+    keep(chunks_of(store, b"b"), 1, chunk(1))
     asked.clear()
     places(cache, 4)
     assert len(asked) == 1

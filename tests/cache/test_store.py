@@ -23,7 +23,8 @@ import pytest
 
 from fastpipe.cache import locks, store
 from fastpipe.cache.entries import RECORD
-from fastpipe.cache.store import DamagedStoreError, EntryStore, checksum
+from fastpipe.cache.file_io import checksum
+from fastpipe.cache.store import DamagedStoreError, EntryStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")
 

@@ -194,8 +194,7 @@ class SampleReader:
         """Chunks, decoded, and kept if that is wanted."""
         made = self._chunks.decoded(numbers)
         if self._kept is not None:
-            for number, data in zip(numbers.tolist(), made, strict=True):
-                self._kept.keep(number, data)
+            self._kept.keep(numbers, made)
         return made
 
     # ---- chunks that processes share --------------------------------------------------------------
@@ -247,7 +246,7 @@ class SampleReader:
         with claimed:
             self._chunks.decode_into(claimed.memory, number)
             if self._kept is not None:
-                self._kept.keep(number, claimed.memory)
+                self._kept.keep(np.array([number]), [claimed.memory])
             self._copy([claimed.memory], group, part, out)
             self._recent.count(nbytes, nbytes * taken / samples)
             return claimed.publish(samples - taken)

@@ -50,7 +50,7 @@ class _KeepsNothing:
     def places(self, numbers: Any) -> Any:
         return np.full(len(numbers), -1)
 
-    def keep(self, number: int, data: Any) -> None:
+    def keep(self, numbers: Any, chunks: Any) -> None:
         """Nowhere."""
 
 
