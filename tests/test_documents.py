@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from fastpipe.bench.report import markdown
+from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.testing import photo_tree as make_photo_tree
 
@@ -22,10 +22,13 @@ def _readme() -> str:
     return (_ROOT / "README.md").read_text()
 
 
-def test_the_table_is_made_from_a_committed_result() -> None:
-    block = re.search(r"<!-- table:begin (\S+) -->\n(.*?)<!-- table:end -->", _readme(), re.S)
-    assert block, "README has a table between its two markers"
-    assert block[2] == markdown(load(_ROOT / block[1]))
+@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("benchmarks/README.md", 1)])
+def test_tables_are_made_from_committed_results(page: str, count: int) -> None:
+    marked = r"<!-- table:(begin|short) (\S+) -->\n(.*?)<!-- table:end -->"
+    blocks = re.findall(marked, (_ROOT / page).read_text(), re.S)
+    assert len(blocks) == count, "tables between two markers"
+    for kind, path, text in blocks:
+        assert text == (short_markdown if kind == "short" else markdown)(load(_ROOT / path))
 
 
 def test_the_swap_and_the_snippet_run(

@@ -12,7 +12,7 @@ from fastpipe.bench import images
 from fastpipe.bench.command import Command
 from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
-from fastpipe.bench.report import markdown
+from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 
 __all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, case in CASES.items():
         case.add_arguments(cases.add_parser(name, help=case.about, description=case.about))
     table = cases.add_parser("table", help="print a result file as a Markdown table")
+    table.add_argument("--short", action="store_true", help="only fastpipe's rows beside what they replace")
     table.add_argument("file", type=Path, metavar="RESULT.json", help="written by --json")
 
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         0, or 1 when outputs differ from the replaced loader's.
     """
     if args.what == "table":
-        sys.stdout.write(markdown(load(args.file)))
+        make = short_markdown if args.short else markdown
+        sys.stdout.write(make(load(args.file)))
         return 0
     return CASES[args.what].run(args, console, progress)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
+from fastpipe.errors import OptionError
 
 __all__ = [
     "data_line",
@@ -186,6 +187,40 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"Made by `{result['command']}`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def short_markdown(result: Mapping[str, Any]) -> str:
+    """Each row of fastpipe's beside the best replaced loader, as a Markdown table: for a result of many
+    sections.
+
+    Args:
+        result: the content of a result file.
+
+    Raises:
+        OptionError: it has no sections.
+    """
+    sections = result.get("sections")
+    if not sections:
+        raise OptionError("a short table is of results with sections: leave --short out")
+    by_key = {entry["key"]: entry for entry in result["rows"]}
+    lines = [
+        "| data | loader | a second | best replaced loader | ×, median (range) |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for entry in shown(result):
+        replaced = by_key.get(result["best"].get(entry["section"]))
+        if entry["group"] != "fastpipe" or replaced is None:
+            continue
+        note, ratio = f" ({entry['note']})" if entry["note"] else "", entry["ratio"]
+        lines.append(
+            f"| {sections[entry['section']]['label']} | {entry['label']}{note} |"
+            f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
+            f" {ratio['median']:.1f} ({ratio['low']:.1f}–{ratio['high']:.1f}) |"
+        )
+    conditions = (
+        f"{machine_line(result)}; {result['method']['rounds']} interleaved rounds, {result['date'][:10]}."
+    )
+    return "\n".join([*lines, "", conditions]) + "\n"
 
 
 def _head(name: str, unit: str, first: str = "") -> tuple[str, str]:

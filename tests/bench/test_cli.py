@@ -70,6 +70,8 @@ def test_table(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("| loader |")
     assert main(["bench", "table", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in one_line(capsys)
+    assert main(["bench", "table", "--short", str(tmp_path / "result.json")]) == 2
+    assert "leave --short out" in one_line(capsys)
 
 
 def test_an_interrupt_ends_with_130(

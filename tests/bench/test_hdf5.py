@@ -34,7 +34,7 @@ from fastpipe.bench.peer_children import serve
 from fastpipe.bench.peer_children.protocol import Job, TableJob, job_of, table_problem
 from fastpipe.bench.peer_children.pyfive import batches
 from fastpipe.bench.plot import draw
-from fastpipe.bench.report import markdown, print_result
+from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
@@ -374,6 +374,9 @@ def test_a_result_is_printed_written_and_drawn(result: dict[str, Any], tmp_path:
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
+    short = short_markdown(result).split("\n\n")[0].splitlines()
+    assert len(short) == 2 + sum(row["group"] == "fastpipe" for row in result["rows"])
+    assert len({line.count("|") for line in short}) == 1
     for width in (80, 160):
         output = io.StringIO()
         print_result(result, Console(file=output, width=width))
