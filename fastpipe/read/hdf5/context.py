@@ -9,7 +9,7 @@ from fastpipe.protocols import KeptChunks, SharedChunks, Stopwatch
 from fastpipe.read.hdf5.layout import Layout
 from fastpipe.read.hdf5.recent import RecentChunks
 
-__all__ = ["ReadContext"]
+__all__ = ["ALONE", "ReadContext"]
 
 
 class ReadContext(NamedTuple):
@@ -26,3 +26,6 @@ class ReadContext(NamedTuple):
     recent: RecentChunks | None = None
     shared: SharedChunks | None = None
     clock: Stopwatch | None = None
+
+
+ALONE = ReadContext()

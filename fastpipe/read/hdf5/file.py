@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.hdf5.context import ReadContext
+from fastpipe.read.hdf5.context import ALONE, ReadContext
 from fastpipe.read.hdf5.errors import ChunkError, DamagedError
 from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
@@ -30,7 +30,6 @@ __all__ = ["OpenFile", "SampleFile", "opened"]
 Int64Array = npt.NDArray[np.int64]
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
-_ALONE = ReadContext()
 _State = tuple[int, int, int, int]
 
 
@@ -86,7 +85,7 @@ class SampleFile:
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
-    def open(self, context: ReadContext = _ALONE, number: int = 0) -> OpenFile:
+    def open(self, context: ReadContext = ALONE, number: int = 0) -> OpenFile:
         """Open the file in this process.
 
         Args:

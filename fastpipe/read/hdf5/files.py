@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.hdf5.context import ReadContext
+from fastpipe.read.hdf5.context import ALONE, ReadContext
 from fastpipe.read.hdf5.file import OpenFile, SampleFile
 from fastpipe.read.hdf5.layout import Layout
 from fastpipe.read.hdf5.reader import ReadTask
@@ -24,7 +24,6 @@ __all__ = ["OpenFiles", "SampleFiles"]
 Int64Array = npt.NDArray[np.int64]
 
 _MOST_OPEN = 128  # descriptors, of those that a process may have: often 1,024, and 256 by default on macOS
-_ALONE = ReadContext()
 _MANY = 16  # files of a batch that are all open while its tasks wait
 
 
@@ -97,7 +96,7 @@ class SampleFiles:
         """The file of a sample."""
         return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path
 
-    def open(self, context: ReadContext = _ALONE) -> OpenFiles:
+    def open(self, context: ReadContext = ALONE) -> OpenFiles:
         """The files in this process; each is opened when it is first read.
 
         Args:

@@ -1,7 +1,4 @@
-"""HDF5's filters, undone outside of the HDF5 library, whose lock lets one thread decode at a time.
-
-Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
-"""
+"""HDF5's filters, undone outside of the HDF5 library, whose lock lets one thread decode at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +20,7 @@ __all__ = ["FilterStep", "decode_chunk", "why_not"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
-_SUM = 4  # bytes that Fletcher32 appends
-_KEEP_SIZE = {_SHUFFLE, _FLETCHER32}
+_KEEP_SIZE = {kernels.SHUFFLE, kernels.FLETCHER32}
 _NAMES = {4: "szip", 5: "nbit", 6: "scale-offset"}
 
 
@@ -46,7 +41,7 @@ class FilterStep(NamedTuple):
 def why_not(filters: Sequence[FilterStep]) -> str:
     """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
-        is_known = step.code in _UNDO or step.code == _FLETCHER32
+        is_known = step.code in _UNDO or step.code == kernels.FLETCHER32
         if not is_known or (step.code == BLOSC2 and not has_blosc2()):
             return (
                 f"its filter {_NAMES.get(step.code) or step.name or step.code} is known to the library only"
@@ -73,16 +68,18 @@ def decode_chunk(stored: UInt8Array, filters: Sequence[FilterStep], mask: int, o
     data, buffers = stored, itertools.cycle(STEPS)
     for number in reversed(range(len(steps))):
         step = steps[number]
-        if step.code == _FLETCHER32:
+        if step.code == kernels.FLETCHER32:
             data = _summed(data)
             continue
-        if step.code == _SHUFFLE and (not step.values or step.values[0] <= 1):
+        if step.code == kernels.SHUFFLE and (not step.values or step.values[0] <= 1):
             continue
         # Sums that were appended before this filter was applied.
-        size = len(out) + _SUM * sum(earlier.code == _FLETCHER32 for earlier in steps[:number])
-        if step.code == _SHUFFLE:
+        size = len(out) + kernels.SUM_NBYTES * sum(
+            earlier.code == kernels.FLETCHER32 for earlier in steps[:number]
+        )
+        if step.code == kernels.SHUFFLE:
             size = len(data)
-        is_last = size == len(out) and all(earlier.code == _FLETCHER32 for earlier in steps[:number])
+        is_last = size == len(out) and all(earlier.code == kernels.FLETCHER32 for earlier in steps[:number])
         made = out if is_last else scratch(next(buffers), size)
         _UNDO[step.code](data, step.values, made)
         data = made
@@ -103,9 +100,9 @@ def _shuffled(data: UInt8Array, values: Sequence[int], made: UInt8Array) -> None
 
 def _summed(data: UInt8Array) -> UInt8Array:
     """The data before their checksum, which is compared."""
-    if len(data) < _SUM:
+    if len(data) < kernels.SUM_NBYTES:
         raise ChunkError("fletcher32: there is no checksum")
-    body, found = data[:-_SUM], int.from_bytes(data[-_SUM:].tobytes(), "little")
+    body, found = data[: -kernels.SUM_NBYTES], int.from_bytes(data[-kernels.SUM_NBYTES :].tobytes(), "little")
     expected = kernels.fletcher32(body)
     # Releases before 1.6.3 wrote the halves' bytes in the other order on some machines.
     swapped = (expected & 0x00FF00FF) << 8 | (expected >> 8) & 0x00FF00FF
@@ -121,8 +118,8 @@ def _unlzf(data: UInt8Array, values: Sequence[int], made: UInt8Array) -> None:
 
 
 _UNDO: dict[int, Callable[[UInt8Array, Sequence[int], UInt8Array], None]] = {
-    _DEFLATE: _deflated,
-    _SHUFFLE: _shuffled,
-    _LZF: _unlzf,
+    kernels.DEFLATE: _deflated,
+    kernels.SHUFFLE: _shuffled,
+    kernels.LZF: _unlzf,
     **PLUGINS,
 }

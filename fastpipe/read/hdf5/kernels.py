@@ -14,6 +14,11 @@ from fastpipe._extras import require
 from fastpipe._jit import compiled
 
 __all__ = [
+    "DEFLATE",
+    "FLETCHER32",
+    "LZF",
+    "SHUFFLE",
+    "SUM_NBYTES",
     "copy_back",
     "copy_literals",
     "copy_runs",
@@ -32,6 +37,10 @@ _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
+
+# Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
+DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+SUM_NBYTES = 4  # that Fletcher32 appends
 
 _BLOCK = 16  # bytes that are copied at once, where there is room behind them
 _MOST_WORDS = 360  # whose sums cannot overflow 32 bits

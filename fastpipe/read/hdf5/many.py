@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.read.hdf5 import many_kernels as kernels
 from fastpipe.read.hdf5.filters import FilterStep
 from fastpipe.read.hdf5.inflate import decompressor, zlib_decompress
+from fastpipe.read.hdf5.kernels import DEFLATE, FLETCHER32, LZF, SHUFFLE
+from fastpipe.read.hdf5.many_kernels import decode_many
 from fastpipe.read.hdf5.scratch import STEPS, STORED, scratch
 
 __all__ = ["ManyDecoder", "many_decoder"]
@@ -26,7 +27,7 @@ class ManyDecoder:
     """Reads chunks of one kind from a file and decodes them.  For threads at once.
 
     Args:
-        codes, values: the filters, as ``many_kernels.decode_many`` takes them.
+        codes, values: the filters, as ``decode_many`` takes them.
         nbytes: of a chunk, decoded.
 
     Attributes:
@@ -36,6 +37,7 @@ class ManyDecoder:
     def __init__(self, codes: Sequence[int], values: Sequence[int], nbytes: int) -> None:
         self._codes, self._values = np.array(codes, np.int64), np.array(values, np.int64)
         self._nbytes = nbytes
+        self._inflate = zlib_decompress() if DEFLATE in codes else 0
         self.step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def __call__(self, descriptor: int, offsets: Int64Array, sizes: Int64Array, out: UInt8Array) -> int:
@@ -49,10 +51,10 @@ class ManyDecoder:
         Returns:
             How many were decoded, before the first that is to be looked at alone.
         """
-        inflate, own = (zlib_decompress(), decompressor()) if kernels.DEFLATE in self._codes else (0, 0)
+        own = decompressor() if self._inflate else 0
         stored, spare = scratch(STORED, 2 * self._nbytes + _MORE), scratch(STEPS[0], self._nbytes)
-        done: int = kernels.decode_many(
-            descriptor, offsets, sizes, self._codes, self._values, inflate, own, stored, spare, out,
+        done: int = decode_many(
+            descriptor, offsets, sizes, self._codes, self._values, self._inflate, own, stored, spare, out,
             self._nbytes, self.step,
         )  # fmt: skip
         return done
@@ -71,17 +73,17 @@ def many_decoder(filters: Sequence[FilterStep], nbytes: int) -> ManyDecoder | No
     values: list[int] = []
     for step in reversed(filters):
         value = step.values[0] if step.values else 0
-        if step.code == kernels.SHUFFLE and value <= 1:
+        if step.code == SHUFFLE and value <= 1:
             continue
-        if step.code == kernels.SHUFFLE and nbytes % value:
+        if step.code == SHUFFLE and nbytes % value:
             return None
-        if step.code == kernels.FLETCHER32 and codes:
+        if step.code == FLETCHER32 and codes:
             return None
-        if step.code not in (kernels.DEFLATE, kernels.LZF, kernels.SHUFFLE, kernels.FLETCHER32):
+        if step.code not in (DEFLATE, LZF, SHUFFLE, FLETCHER32):
             return None
-        if step.code == kernels.DEFLATE and not zlib_decompress():
+        if step.code == DEFLATE and not zlib_decompress():
             return None
         codes.append(step.code)
         values.append(value)
-    transforms = len(codes) - codes.count(kernels.FLETCHER32)
+    transforms = len(codes) - codes.count(FLETCHER32)
     return ManyDecoder(codes, values, nbytes) if codes and transforms <= 2 else None

@@ -8,17 +8,25 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.kernels import fletcher32, lzf, unshuffle_2, unshuffle_4, unshuffle_8, unshuffle_any
+from fastpipe.read.hdf5.kernels import (
+    FLETCHER32,
+    LZF,
+    SHUFFLE,
+    SUM_NBYTES,
+    fletcher32,
+    lzf,
+    unshuffle_2,
+    unshuffle_4,
+    unshuffle_8,
+    unshuffle_any,
+)
 
-__all__ = ["DEFLATE", "FLETCHER32", "LZF", "SHUFFLE", "decode_many"]
+__all__ = ["decode_many"]
 
 _t = require("numba.types", extra="hdf5")
 _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
-
-DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
-_SUM = 4  # bytes that Fletcher32 appends
 
 _pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
 _ir = require("llvmlite.ir", extra="hdf5")
@@ -72,9 +80,9 @@ def _unshuffle(src: Any, dst: Any, size: Any) -> None:
 @compiled()
 def _is_right(data: Any) -> Any:
     """Whether data end in their checksum."""
-    if data.size < _SUM:
+    if data.size < SUM_NBYTES:
         return False
-    end = data.size - _SUM
+    end = data.size - SUM_NBYTES
     found = np.int64(data[end]) | np.int64(data[end + 1]) << 8
     found |= np.int64(data[end + 2]) << 16 | np.int64(data[end + 3]) << 24
     return fletcher32(data[:end]) == found
@@ -117,7 +125,7 @@ def decode_many(
             if code == FLETCHER32:
                 if not _is_right(src):
                     return number
-                src = src[: src.size - _SUM]
+                src = src[: src.size - SUM_NBYTES]
                 continue
             dst = made if place == codes.size - 1 else spare
             if code == SHUFFLE:

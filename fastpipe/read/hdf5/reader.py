@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.chunks import ChunkReader
-from fastpipe.read.hdf5.context import ReadContext
+from fastpipe.read.hdf5.context import ALONE, ReadContext
 from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
@@ -27,7 +27,6 @@ _TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to 
 _CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
 _CHUNK_BITS = 40  # of a chunk's number among those of all datasets; above them is the dataset's
 LEAST_SHARED = 1 << 15  # bytes of a chunk, below which sharing it takes longer than decoding it
-_ALONE = ReadContext()
 
 
 class ReadTask(NamedTuple):
@@ -63,7 +62,7 @@ class SampleReader:
         layout: Layout,
         sample_dims: int,
         descriptor: int,
-        context: ReadContext = _ALONE,
+        context: ReadContext = ALONE,
         number: int = 0,
     ) -> None:
         kept = None if context.keep is None else context.keep(descriptor, layout)

@@ -41,7 +41,8 @@ def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow
 
 
 def shared_chunks(window: SharedWindow | None) -> WindowSlots | None:
-    """The chunks in this process, if it is a worker."""
+    """The chunks in this process, if it is one of several workers: there is nothing to share with a parent,
+    which reads only where there are none."""
     worker = get_worker_info()
     if worker is None or worker.num_workers == 1 or window is None:
         return None
