@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from typing import Any
@@ -54,7 +55,7 @@ class SlotPool:
         Args:
             shape, dtype: of the array.
         """
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         memory = self._pop(max(size, 1))
         lease = Lease(memory)
         weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False

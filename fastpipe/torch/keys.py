@@ -56,4 +56,4 @@ def take_key(count: int) -> tuple[Key, bool]:
 
 def key_for(seed: int, epoch: int, first: int, count: int, step: int = 1) -> Key:
     """The key of ``count`` samples, every ``step``-th of the epoch's order from position ``first``."""
-    return Key(seed, epoch, first + step * np.arange(count, dtype=np.int64))
+    return Key(seed, epoch, np.arange(first, first + step * count, step, dtype=np.int64))

@@ -129,6 +129,8 @@ class OpenFiles:
         self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
     ) -> list[ReadTask]:
         """As ``OpenFile.tasks``, for samples of all files."""
+        if len(self._files.files) == 1:  # as a rule, and with little to do
+            return self._opened(0).tasks(samples, rows, outs)
         found: list[ReadTask] = []
         located = self._files.located(samples)
         for number, places in located:

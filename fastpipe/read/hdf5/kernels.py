@@ -250,29 +250,36 @@ def copy_runs(src_rows: Any, dst: Any, dst_rows: Any, src_runs: Any, dst_runs: A
 _pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.voidptr, _t.uintp, _t.int64))
 
 
-@compiled(_t.int64(_t.int32, _in64, _u8, _in64, _int))
-def read_runs(descriptor: int, offsets: Any, dst: Any, places: Any, nbytes: int) -> Any:
-    """Read runs of bytes from a file.
+@compiled(_t.int64(_t.int32, _in64, _u8, _in64, _in64, _in64, _int, _int))
+def read_runs(
+    descriptor: int, firsts: Any, dst: Any, to: Any, in_src: Any, in_dst: Any, nbytes: int, begin: int
+) -> Any:  # fmt: skip
+    """Read samples from a file, each of the same runs of bytes.
 
     Args:
         descriptor: of the file.
-        offsets: int64 (runs,), where they begin in it.
+        firsts: int64 (samples,), where they begin in it.
         dst: uint8 (N,), the memory.
-        places: int64 (runs,), where they begin there.
-        nbytes: length of each.
+        to: int64 (samples,), where they begin there.
+        in_src: int64 (runs,), where a sample's runs begin behind its beginning in the file.
+        in_dst: int64 (runs,), where they begin behind its beginning in the memory.
+        nbytes: length of each run.
+        begin: runs that are not to be read, of the first samples.
 
     Returns:
-        How many of them were read: fewer than all at an error or behind the file's end; -1, and nothing is
-        read, where that would be outside of the memory.
+        How many runs are read, with those: fewer than all at an error or behind the file's end; -1, and
+        nothing is read, where that would be outside of the memory.
     """
-    if places.size and (places.min() < 0 or places.max() + nbytes > dst.size):
+    runs = in_src.size
+    if to.size and runs and (to.min() + in_dst.min() < 0 or to.max() + in_dst.max() + nbytes > dst.size):
         return -1
-    for run in range(offsets.size):
-        done = 0
+    for number in range(begin, firsts.size * runs):
+        sample, run = number // runs, number % runs
+        offset, place, done = firsts[sample] + in_src[run], to[sample] + in_dst[run], 0
         while done < nbytes:
-            at = places[run] + done
-            count = _pread(descriptor, dst[at : at + 1].ctypes, nbytes - done, offsets[run] + done)
+            at = place + done
+            count = _pread(descriptor, dst[at : at + 1].ctypes, nbytes - done, offset + done)
             if count <= 0:
-                return run
+                return number
             done += count
-    return offsets.size
+    return firsts.size * runs

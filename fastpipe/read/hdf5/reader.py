@@ -78,6 +78,7 @@ class SampleReader:
         self._clock = context.clock or _NoClock()
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
+        self._has_holes = bool((layout.offsets < 0).any())
         every = [self.geometry.runs(part) for part in range(self.geometry.parts)]
         # Bytes behind a sample's beginning in a chunk that belong to it; and how many of them.
         self._reach = [int(runs.in_chunk.max(initial=0)) + runs.nbytes for runs in every]
@@ -281,10 +282,10 @@ class SampleReader:
                 where = first.astype(np.uint64) + np.uint64(memory.ctypes.data)
                 is_done = kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes)
         else:
-            offsets = np.add.outer(first, runs.in_chunk).ravel()
-            places = np.add.outer(to, runs.in_sample).ravel()
-            count = kernels.read_runs(self._kept.descriptor, offsets, out, places, runs.nbytes)
-            is_done = count == len(offsets)
+            count = kernels.read_runs(
+                self._kept.descriptor, first, out, to, runs.in_chunk, runs.in_sample, runs.nbytes, 0
+            )
+            is_done = count == len(first) * len(runs.in_chunk)
         self._clock.add("copy", perf_counter_ns() - begun)
         if not is_done:  # whatever became of what was kept, the dataset's file has it
             self._from_groups(self.geometry.grouped(groups, at, rows), part, out)
@@ -304,24 +305,32 @@ class SampleReader:
         for part in range(geometry.parts):
             runs, numbers = geometry.runs(part), geometry.chunk(groups, part)
             offsets = self._layout.offsets[numbers]
-            is_there = offsets >= 0
-            if not is_there.all():
+            firsts, places = offsets + at, to
+            if self._has_holes:
+                is_there = offsets >= 0
                 _fill(out, to[~is_there], runs, self._fill)
-            begins = np.add.outer((offsets + at)[is_there], runs.in_chunk).ravel()
-            places = np.add.outer(to[is_there], runs.in_sample).ravel()
-            done = 0
-            while done < len(begins):
-                # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
-                count = kernels.read_runs(self._descriptor, begins[done:], out, places[done:], runs.nbytes)
-                if count < 0:
-                    raise AssertionError(f"{self._chunks.where(int(numbers[0]))}: rows outside of the batch")
-                done += count
-                if done < len(begins):
-                    sample = int(np.flatnonzero(is_there)[done // len(runs.in_chunk)])
-                    run = out[places[done] : places[done] + runs.nbytes]
-                    self._chunks.read_run(int(begins[done]), run, int(numbers[sample]))
-                    done += 1
+                firsts, places, numbers = firsts[is_there], to[is_there], numbers[is_there]
+            self._read_runs(firsts, places, runs, numbers, out)
         self._clock.add("read", perf_counter_ns() - begun)
+
+    def _read_runs(
+        self, firsts: Int64Array, to: Int64Array, runs: Runs, numbers: Int64Array, out: UInt8Array
+    ) -> None:
+        """Read samples that begin at such places of the file, in such chunks."""
+        done, count = 0, len(runs.in_chunk)
+        while done < len(firsts) * count:
+            # The kernel stops at whatever is unusual: then here it is said, or was a signal only.
+            done = kernels.read_runs(
+                self._descriptor, firsts, out, to, runs.in_chunk, runs.in_sample, runs.nbytes, done
+            )
+            if done < 0:
+                raise AssertionError(f"{self._chunks.where(int(numbers[0]))}: rows outside of the batch")
+            if done < len(firsts) * count:
+                sample, run = divmod(done, count)
+                place = to[sample] + runs.in_sample[run]
+                offset, memory = firsts[sample] + runs.in_chunk[run], out[place : place + runs.nbytes]
+                self._chunks.read_run(int(offset), memory, int(numbers[sample]))
+                done += 1
 
 
 class _NoClock:

@@ -25,7 +25,7 @@ from fastpipe.torch.hdf5.batch import HDF5Batch, UserCode
 from fastpipe.torch.hdf5.keeping import ChunkKeeper
 from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
-from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, torch_dtype
+from fastpipe.torch.hdf5.samples import Form, Part, SampleRows, Value
 from fastpipe.torch.hdf5.sharing import shared_window
 from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.keys import take_key
@@ -130,7 +130,10 @@ class FastHDF5Dataset(Dataset[Any]):
         # With cache="off" nothing is written anywhere, nor where chunks are.
         tables = None if self.cache.where == "off" else default_file_arrays()
         self._files = SampleFiles(paths, self._form.names, sample_dims, tables)
-        self._torch_dtypes = [torch_dtype(layout.dtype) for layout in self._files.layouts]
+        self._values = [
+            Value.of(layout.dtype, self._files.sample_shape(number))
+            for number, layout in enumerate(self._files.layouts)
+        ]
         self._window_nbytes = 0
         self._window: SharedWindow | None = None
         self._runtime: Runtime | None = None
@@ -321,6 +324,8 @@ class FastHDF5Dataset(Dataset[Any]):
         """Positions in the dataset: int64 (N,)."""
         positions = integers(indices)
         length = len(self)
+        if (positions.view(np.uint64) < length).all():  # where those below 0 are large
+            return positions
         wrong = (positions < -length) | (positions >= length)
         if wrong.any():
             raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
@@ -328,29 +333,21 @@ class FastHDF5Dataset(Dataset[Any]):
 
     def _large_parts(self, count: int) -> int:
         """How many of a batch's arrays are so large that they are sent in memory of their own."""
-        sizes = (
-            layout.dtype.itemsize * math.prod(self._files.sample_shape(number))
-            for number, layout in enumerate(self._files.layouts)
-        )
-        return sum(count * size >= _OWN_MEMORY for size in sizes)
+        return sum(count * value.nbytes >= _OWN_MEMORY for value in self._values)
 
     def _memory(self, count: int, runtime: Runtime, threaded: bool) -> list[Part]:
         """The batch's arrays."""
         found = []
-        for number, layout in enumerate(self._files.layouts):
-            dtype, inner = layout.dtype.subdtype or (layout.dtype, ())  # elements that are arrays themselves
-            shape = (count, *self._files.sample_shape(number), *inner)
-            as_torch = self._torch_dtypes[number]
-            nbytes = int(np.prod(shape)) * dtype.itemsize
-            if not threaded or nbytes < _OWN_MEMORY or dtype.hasobject:
-                array = np.empty(shape, dtype)
-            elif as_torch is not None and get_worker_info() is not None:
+        for value, slots in zip(self._values, runtime.slots, strict=True):
+            shape, nbytes = (count, *value.shape), count * value.nbytes
+            if not threaded or nbytes < _OWN_MEMORY or value.dtype.hasobject:
+                array = np.empty(shape, value.dtype)
+            elif value.torch_dtype is not None and get_worker_info() is not None:
                 # Will be sent to the parent: make it where both see it.
-                flat = shared_flat(nbytes)
-                array = flat.numpy().view(dtype).reshape(shape)
+                array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
             else:
-                array = runtime.slots[number].take(shape, dtype)
-            found.append(Part(array, None if as_torch is None else torch.from_numpy(array)))
+                array = slots.take(shape, value.dtype)
+            found.append(Part(array, None if value.torch_dtype is None else torch.from_numpy(array)))
         return found
 
     def _substitute(self, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -13,7 +14,7 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
 from fastpipe.errors import OptionError
 
-__all__ = ["DictSample", "Form", "Part", "Row", "SampleRows", "TupleSample", "torch_dtype"]
+__all__ = ["DictSample", "Form", "Part", "Row", "SampleRows", "TupleSample", "Value", "torch_dtype"]
 
 
 class Form(NamedTuple):
@@ -56,6 +57,28 @@ class Form(NamedTuple):
         if self.kind == "value":
             return values[0]
         return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
+
+
+class Value(NamedTuple):
+    """What one of a sample's values is.
+
+    Attributes:
+        dtype: of its elements.
+        shape: of its array.
+        nbytes: of that.
+        torch_dtype: torch's for the same bytes; None where it has none.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    torch_dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
+        """The value of a dataset's dtype, whose elements may be arrays themselves, and a sample's shape."""
+        element, inner = dtype.subdtype or (dtype, ())
+        return cls(element, (*shape, *inner), dtype.itemsize * math.prod(shape), torch_dtype(dtype))
 
 
 class Part(NamedTuple):
