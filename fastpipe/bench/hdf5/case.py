@@ -164,7 +164,7 @@ class _Bench(Driver):
 
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
         """A script's own loader with the number of workers that suits it best."""
-        if spec.kind not in ("rows", "ordered"):
+        if spec.group not in ("replaced", "peer"):
             return spec
         counts, seconds = ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
         return best_workers(spec, table, counts, seconds, self.progress.done)

@@ -32,7 +32,7 @@ __all__ = [
 # Chunks whose rows are mixed, in all rows that mix some at a time.
 WINDOW = 64
 
-Kind = Literal["rows", "ordered", "stock", "window", "uniform", "ram"]
+Kind = Literal["rows", "named", "ordered", "stock", "window", "uniform", "ram"]
 _FAST = "FastHDF5Dataset + FastLoader"
 _WORKERS = 4  # processes
 
@@ -45,9 +45,10 @@ class TableSpec:
         key: its name in the JSON file.
         label: its name in tables.
         group: as of `RowInfo`.
-        kind: ``"rows"`` reads row by row, ``"ordered"`` too but chunk after chunk; the others are fastpipe's:
-            ``"stock"`` in torch's loader and ``"window"`` mix the rows of some chunks at a time,
-            ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks kept in memory.
+        kind: ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"``
+            chunk after chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix
+            the rows of some chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all
+            chunks kept in memory.
         batch_size: samples in a batch.
         num_workers: as for ``DataLoader``.
         note: what a reader should know about the row.
@@ -79,6 +80,13 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     if table.key == "cells":
         name, note = f'{_FAST}, cache="ram"', "all rows, from the second epoch on"
         return [*specs, TableSpec("cells-ram", name, "fastpipe", "ram", batch_size, note=note)]
+    if not table.is_packed:  # where the rest of a row's time is small
+        note = "`file[name][row]`: the dataset is looked up for each row"
+        specs.append(
+            TableSpec(
+                f"{key}-named", "row by row by name + DataLoader", "peer", "named", batch_size, note=note
+            )
+        )
     has_windows = table.is_packed and table.group > 1
     if table.chunk is not None and table.group > 1:
         note = f"HDF5's cache holds two windows of {WINDOW} chunks"
@@ -135,8 +143,9 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     data = require("torch.utils.data", extra="torch")
     workers: dict[str, Any] = {"num_workers": spec.num_workers, "persistent_workers": spec.num_workers > 0}
     window = fastpipe.Shuffle(WINDOW, "group")
-    if spec.kind == "rows":
-        return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)
+    if spec.kind in ("rows", "named"):
+        source = RowByRow(table, is_by_name=spec.kind == "named")
+        return data.DataLoader(source, spec.batch_size, sampler=draws, **workers)
     if spec.kind == "ordered":
         held = 2 * WINDOW * table.group * table.sample_bytes
         batches = WindowBatches(table, spec.batch_size, WINDOW)
@@ -164,7 +173,7 @@ class TableRow:
     def __init__(self, spec: TableSpec, table: Table) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         burst = spec.batch_size * max(1, spec.num_workers)
-        self._draws = Draws(range(table.samples), burst) if spec.kind == "rows" else None
+        self._draws = Draws(range(table.samples), burst) if spec.kind in ("rows", "named") else None
         self.chunk = burst if self._draws is not None else table.samples
         with quiet():
             self.loader = loader_of(spec, table, self._draws)

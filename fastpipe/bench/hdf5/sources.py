@@ -27,10 +27,11 @@ class RowByRow:
     Args:
         table: what to read.
         cache_bytes: HDF5's cache of decoded chunks; None leaves it as it is (1 MiB in most versions).
+        is_by_name: whether the dataset is asked of the file anew for each row, as many scripts do.
     """
 
-    def __init__(self, table: Table, cache_bytes: int | None = None) -> None:
-        self._table, self._cache_bytes = table, cache_bytes
+    def __init__(self, table: Table, cache_bytes: int | None = None, *, is_by_name: bool = False) -> None:
+        self._table, self._cache_bytes, self._is_by_name = table, cache_bytes, is_by_name
         self._values: Any = None
         self._labels: Any = None
 
@@ -42,7 +43,8 @@ class RowByRow:
             self._open()
         place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
         where = tuple(map(int, place))
-        value = require("torch", extra="torch").from_numpy(self._values[where])
+        values = self._values.file[self._table.dataset] if self._is_by_name else self._values
+        value = require("torch", extra="torch").from_numpy(values[where])
         return value if self._labels is None else (value, int(self._labels[where]))
 
     def _open(self) -> None:
