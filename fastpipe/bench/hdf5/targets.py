@@ -43,6 +43,10 @@ ASKED = (
         "contiguous-replaced",
         15,
     ),
+    Asked("uncompressed, × the loader that looks rows up by name", "plain-uniform", "plain-named", 15),
+    Asked(
+        "contiguous, × the loader that looks rows up by name", "contiguous-uniform", "contiguous-named", 15
+    ),
     Asked("gzip kept in memory, all rows shuffled, × the replaced loader", "gzip-ram", "gzip-replaced", 80),
     Asked("segments of 1 KiB kept in memory, samples/s", "cells-ram", None, 350_000),
     Asked("evaluation, files of 12 segments, × one at a time", "files-12-grouped", "files-12-replaced", 2),

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.read.hdf5 import kernels
-from fastpipe.read.hdf5.blosc2 import has_blosc2
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.inflate import inflate
-from fastpipe.read.hdf5.plugins import BLOSC2, PLUGINS
+from fastpipe.read.hdf5.plugins import PLUGINS, is_missing
 from fastpipe.read.hdf5.scratch import STEPS, scratch
 
 __all__ = ["FilterStep", "decode_chunk", "why_not"]
@@ -42,7 +41,7 @@ def why_not(filters: Sequence[FilterStep]) -> str:
     """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
         is_known = step.code in _UNDO or step.code == kernels.FLETCHER32
-        if not is_known or (step.code == BLOSC2 and not has_blosc2()):
+        if not is_known or is_missing(step.code, step.values):
             return (
                 f"its filter {_NAMES.get(step.code) or step.name or step.code} is known to the library only"
             )

@@ -7,21 +7,21 @@ as decompressing.  So the functions of libdeflate inside it are called, where th
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 import zlib
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of
 
 __all__ = ["decompressor", "inflate", "zlib_decompress"]
 
 UInt8Array = npt.NDArray[np.uint8]
+
+_DECOMPRESS = "libdeflate_zlib_decompress"
 
 
 def inflate(data: UInt8Array, out: UInt8Array) -> None:
@@ -34,11 +34,11 @@ def inflate(data: UInt8Array, out: UInt8Array) -> None:
     Raises:
         ChunkError: it is damaged, or holds more or fewer bytes.
     """
-    library = _library()
-    if library is not None:
+    found = _decompressors()
+    if found is not None:
         count = ctypes.c_size_t(0)
-        failed = library.libdeflate_zlib_decompress(
-            decompressor(), data.ctypes.data, len(data), out.ctypes.data, len(out),
+        failed = found.library.libdeflate_zlib_decompress(
+            found(), data.ctypes.data, len(data), out.ctypes.data, len(out),
             ctypes.byref(count),
         )  # fmt: skip
         if not failed and count.value == len(out):
@@ -72,50 +72,31 @@ def _by_zlib(data: UInt8Array, out: UInt8Array) -> None:
 
 
 @cache
-def _library() -> Any:
-    """The library; None where the package does not show its functions."""
-    module = require("deflate._deflate", extra="hdf5")
-    try:
-        library = ctypes.CDLL(module.__file__)
-        library.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
-        library.libdeflate_alloc_decompressor.argtypes = []
-        library.libdeflate_free_decompressor.restype = None
-        library.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
-        library.libdeflate_zlib_decompress.restype = ctypes.c_int
-        library.libdeflate_zlib_decompress.argtypes = [
-            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t,
-            ctypes.POINTER(ctypes.c_size_t),
-        ]  # fmt: skip
-    except (AttributeError, OSError, TypeError):
+def _decompressors() -> ContextOfThread | None:
+    """libdeflate's, each of which serves one call at a time; None where the package does not show them."""
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library = library_of(
+        "deflate._deflate",
+        {
+            "libdeflate_alloc_decompressor": (pointer, []),
+            "libdeflate_free_decompressor": (None, [pointer]),
+            _DECOMPRESS: (
+                ctypes.c_int, [pointer, pointer, size, pointer, size, ctypes.POINTER(size)]
+            ),
+        },
+    )  # fmt: skip
+    if library is None:
         return None
-    return library
+    return ContextOfThread(library, "libdeflate_alloc_decompressor", "libdeflate_free_decompressor")
 
 
 def zlib_decompress() -> int:
     """The address of ``libdeflate_zlib_decompress``, for kernels; 0 where it cannot be had."""
-    library = _library()
-    if library is None:
-        return 0
-    return ctypes.cast(library.libdeflate_zlib_decompress, ctypes.c_void_p).value or 0
-
-
-class _Decompressor:
-    """libdeflate's, which serves one call at a time; freed with this object."""
-
-    def __init__(self, library: Any) -> None:
-        self.address = library.libdeflate_alloc_decompressor()
-        if not self.address:
-            raise MemoryError("no memory for a decompressor")
-        weakref.finalize(self, library.libdeflate_free_decompressor, self.address).atexit = False
-
-
-_of_thread = threading.local()  # what is in it goes with its thread
+    return 0 if (found := _decompressors()) is None else address(found.library, _DECOMPRESS)
 
 
 def decompressor() -> int:
-    """The address of this thread's decompressor, of the library that there is."""
-    own = getattr(_of_thread, "decompressor", None)
-    if own is None:
-        own = _of_thread.decompressor = _Decompressor(_library())
-    address: int = own.address
-    return address
+    """The address of this thread's decompressor, where ``zlib_decompress`` is not 0."""
+    found = _decompressors()
+    assert found is not None
+    return found()

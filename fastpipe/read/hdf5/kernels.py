@@ -14,11 +14,17 @@ from fastpipe._extras import require
 from fastpipe._jit import compiled
 
 __all__ = [
+    "BITSHUFFLE",
+    "BLOSC",
+    "BLOSC2",
     "DEFLATE",
     "FLETCHER32",
+    "LZ4",
     "LZF",
     "SHUFFLE",
     "SUM_NBYTES",
+    "ZSTD",
+    "copy_all",
     "copy_back",
     "copy_literals",
     "copy_runs",
@@ -26,10 +32,7 @@ __all__ = [
     "lzf",
     "read_runs",
     "unshuffle",
-    "unshuffle_2",
-    "unshuffle_4",
     "unshuffle_8",
-    "unshuffle_any",
 ]
 
 _t = require("numba.types", extra="hdf5")
@@ -40,32 +43,41 @@ _int = _t.int64
 
 # Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 SUM_NBYTES = 4  # that Fletcher32 appends
 
 _BLOCK = 16  # bytes that are copied at once, where there is room behind them
 _MOST_WORDS = 360  # whose sums cannot overflow 32 bits
 
 
-@compiled(_t.void(_in8, _u8, _int, _int))
-def unshuffle_any(src: Any, dst: Any, count: int, size: int) -> None:
-    """As ``unshuffle``, for elements of any size, in kernels."""
+# The C library knows the processor: a loop that copies some bytes at a time takes twice as long from a few
+# cache lines on.
+_memcpy = _t.ExternalFunction("memcpy", _t.voidptr(_t.uintp, _t.uintp, _t.uintp))
+
+
+@compiled()
+def copy_all(src: Any, dst: Any) -> None:
+    """Copy bytes to memory of the same size."""
+    _memcpy(np.uint64(dst.ctypes.data), np.uint64(src.ctypes.data), np.uint64(dst.size))
+
+
+@compiled()
+def _unshuffle_any(src: Any, dst: Any, count: Any, size: Any) -> None:
     for byte in range(size):
         start = byte * count
         for k in range(count):
             dst[k * size + byte] = src[start + k]
 
 
-@compiled(_t.void(_in8, _t.uint16[::1], _int))
-def unshuffle_2(src: Any, dst: Any, n: int) -> None:
-    """As ``unshuffle``, for elements of 2 bytes, in kernels."""
+@compiled()
+def _unshuffle_2(src: Any, dst: Any, n: Any) -> None:
     a, b = src[:n], src[n : 2 * n]
     for k in range(n):
         dst[k] = np.uint16(a[k]) | (np.uint16(b[k]) << np.uint16(8))
 
 
-@compiled(_t.void(_in8, _t.uint32[::1], _int))
-def unshuffle_4(src: Any, dst: Any, n: int) -> None:
-    """As ``unshuffle``, for elements of 4 bytes, in kernels."""
+@compiled()
+def _unshuffle_4(src: Any, dst: Any, n: Any) -> None:
     a, b, c, d = src[:n], src[n : 2 * n], src[2 * n : 3 * n], src[3 * n : 4 * n]
     for k in range(n):
         low = np.uint32(a[k]) | (np.uint32(b[k]) << np.uint32(8))
@@ -85,9 +97,7 @@ def unshuffle_8(src: Any, dst: Any, n: int) -> None:
         dst[k] = low | (high << np.uint64(32))
 
 
-_BY_SIZE = {2: (unshuffle_2, "<u2"), 4: (unshuffle_4, "<u4"), 8: (unshuffle_8, "<u8")}
-
-
+@compiled(_t.void(_in8, _u8, _int))
 def unshuffle(src: Any, dst: Any, size: int) -> None:
     """Undo the shuffle filter: all first bytes of the elements, then all second ones, and so on.
 
@@ -96,14 +106,17 @@ def unshuffle(src: Any, dst: Any, size: int) -> None:
         dst: uint8 (N,), its memory aligned to ``size``.
         size: of an element, in bytes.
     """
-    count = len(src) // size
+    count = src.size // size
     whole = count * size
-    if size in _BY_SIZE:
-        kernel, dtype = _BY_SIZE[size]
-        kernel(src, dst[:whole].view(dtype), count)
+    if size == 2:
+        _unshuffle_2(src, dst[:whole].view(np.uint16), count)
+    elif size == 4:
+        _unshuffle_4(src, dst[:whole].view(np.uint32), count)
+    elif size == 8:
+        unshuffle_8(src, dst[:whole].view(np.uint64), count)
     else:
-        unshuffle_any(src, dst, count, size)
-    dst[whole:] = src[whole:]
+        _unshuffle_any(src, dst, count, size)
+    copy_all(src[whole:], dst[whole:])
 
 
 @compiled()
@@ -213,11 +226,6 @@ def lzf(src: Any, dst: Any) -> Any:
         copy_back(dst, o, back, length)
         o += length
     return np.int64(o)
-
-
-# The C library knows the processor: a loop that copies some bytes at a time takes twice as long from a few
-# cache lines on.
-_memcpy = _t.ExternalFunction("memcpy", _t.voidptr(_t.uintp, _t.uintp, _t.uintp))
 
 
 @compiled(_t.boolean(_t.Array(_t.uint64, 1, "C", readonly=True), _u8, _in64, _in64, _in64, _int))

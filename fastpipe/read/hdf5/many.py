@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.read.hdf5.blosc2 import blosc2_functions
 from fastpipe.read.hdf5.filters import FilterStep
 from fastpipe.read.hdf5.inflate import decompressor, zlib_decompress
-from fastpipe.read.hdf5.kernels import DEFLATE, FLETCHER32, LZF, SHUFFLE
+from fastpipe.read.hdf5.kernels import BITSHUFFLE, BLOSC, BLOSC2, DEFLATE, FLETCHER32, LZ4, LZF, SHUFFLE, ZSTD
 from fastpipe.read.hdf5.many_kernels import decode_many
+from fastpipe.read.hdf5.plugin_kernels import PLAIN, WITH_LZ4, WITH_ZSTD
+from fastpipe.read.hdf5.plugins import bitshuffle_values, blosc_decompress, zstd_context, zstd_decompress
 from fastpipe.read.hdf5.scratch import STEPS, STORED, scratch
 
 __all__ = ["ManyDecoder", "many_decoder"]
@@ -21,23 +25,38 @@ Int64Array = npt.NDArray[np.int64]
 _SMALL = 1 << 16  # bytes of a chunk, beyond which Python does not matter beside decoding
 _ALIGNMENT = 8
 _MORE = 1 << 12  # bytes by which what is stored may exceed what it is made of
+_VALUES, _FUNCTIONS = 3, 6
+
+
+class _Step(NamedTuple):
+    """A filter, as ``decode_many`` takes it."""
+
+    code: int
+    values: tuple[int, ...] = ()
+    functions: tuple[int, ...] = ()
+    context: Callable[[], int] | None = None
 
 
 class ManyDecoder:
     """Reads chunks of one kind from a file and decodes them.  For threads at once.
 
     Args:
-        codes, values: the filters, as ``decode_many`` takes them.
+        steps: the filters, in the order of reading.
         nbytes: of a chunk, decoded.
 
     Attributes:
         step: bytes from one chunk to the next.
     """
 
-    def __init__(self, codes: Sequence[int], values: Sequence[int], nbytes: int) -> None:
-        self._codes, self._values = np.array(codes, np.int64), np.array(values, np.int64)
+    def __init__(self, steps: Sequence[_Step], nbytes: int) -> None:
+        self._codes = np.array([step.code for step in steps], np.int64)
+        self._values = np.zeros((len(steps), _VALUES), np.int64)
+        self._functions = np.zeros((len(steps), _FUNCTIONS), np.uint64)
+        for number, step in enumerate(steps):
+            self._values[number, : len(step.values)] = step.values
+            self._functions[number, : len(step.functions)] = step.functions
+        self._contexts = [step.context for step in steps]
         self._nbytes = nbytes
-        self._inflate = zlib_decompress() if DEFLATE in codes else 0
         self.step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def __call__(self, descriptor: int, offsets: Int64Array, sizes: Int64Array, out: UInt8Array) -> int:
@@ -51,10 +70,10 @@ class ManyDecoder:
         Returns:
             How many were decoded, before the first that is to be looked at alone.
         """
-        own = decompressor() if self._inflate else 0
+        own = np.array([0 if context is None else context() for context in self._contexts], np.uint64)
         stored, spare = scratch(STORED, 2 * self._nbytes + _MORE), scratch(STEPS[0], self._nbytes)
         done: int = decode_many(
-            descriptor, offsets, sizes, self._codes, self._values, self._inflate, own, stored, spare, out,
+            descriptor, offsets, sizes, self._codes, self._values, self._functions, own, stored, spare, out,
             self._nbytes, self.step,
         )  # fmt: skip
         return done
@@ -69,21 +88,41 @@ def many_decoder(filters: Sequence[FilterStep], nbytes: int) -> ManyDecoder | No
     """
     if not 0 < nbytes <= _SMALL:
         return None
-    codes: list[int] = []
-    values: list[int] = []
-    for step in reversed(filters):
-        value = step.values[0] if step.values else 0
-        if step.code == SHUFFLE and value <= 1:
+    steps: list[_Step] = []
+    for one in reversed(filters):
+        if one.code == SHUFFLE and (not one.values or one.values[0] <= 1):
             continue
-        if step.code == SHUFFLE and nbytes % value:
+        step = _step(one, nbytes)
+        if step is None or (step.code == FLETCHER32 and steps):
             return None
-        if step.code == FLETCHER32 and codes:
-            return None
-        if step.code not in (DEFLATE, LZF, SHUFFLE, FLETCHER32):
-            return None
-        if step.code == DEFLATE and not zlib_decompress():
-            return None
-        codes.append(step.code)
-        values.append(value)
-    transforms = len(codes) - codes.count(FLETCHER32)
-    return ManyDecoder(codes, values, nbytes) if codes and transforms <= 2 else None
+        steps.append(step)
+    transforms = sum(step.code != FLETCHER32 for step in steps)
+    return ManyDecoder(steps, nbytes) if steps and transforms <= 2 else None
+
+
+def _step(one: FilterStep, nbytes: int) -> _Step | None:
+    """A filter for the kernel; None for one that it does not undo."""
+    code = one.code
+    if code == SHUFFLE:
+        return _Step(code, (one.values[0],))
+    if code == DEFLATE and (function := zlib_decompress()):
+        return _Step(code, functions=(function,), context=decompressor)
+    if code == ZSTD and (function := zstd_decompress()):
+        return _Step(code, functions=(function,), context=zstd_context)
+    if code == BLOSC and (function := blosc_decompress()):
+        return _Step(code, functions=(function,))
+    if code == BLOSC2 and all(functions := blosc2_functions()):
+        return _Step(code, functions=functions)
+    if code == BITSHUFFLE:
+        return _bitshuffle(one, nbytes)
+    return _Step(code) if code in (LZF, LZ4, FLETCHER32) else None
+
+
+def _bitshuffle(one: FilterStep, nbytes: int) -> _Step | None:
+    values = bitshuffle_values(one.values)
+    element, how, _ = values
+    if element < 1 or nbytes % element:
+        return None
+    if how == WITH_ZSTD and (function := zstd_decompress()):
+        return _Step(one.code, values, (function,), zstd_context)
+    return _Step(one.code, values) if how in (PLAIN, WITH_LZ4) else None

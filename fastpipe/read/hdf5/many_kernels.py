@@ -8,40 +8,43 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.read.hdf5.calls import call
 from fastpipe.read.hdf5.kernels import (
+    BITSHUFFLE,
+    BLOSC,
+    BLOSC2,
+    DEFLATE,
     FLETCHER32,
+    LZ4,
     LZF,
     SHUFFLE,
     SUM_NBYTES,
+    ZSTD,
+    copy_all,
     fletcher32,
     lzf,
-    unshuffle_2,
-    unshuffle_4,
-    unshuffle_8,
-    unshuffle_any,
+    unshuffle,
+)
+from fastpipe.read.hdf5.plugin_kernels import (
+    FINE,
+    bitshuffle_chunk,
+    blosc2_chunk,
+    blosc_chunk,
+    lz4_chunk,
+    zstd_chunk,
 )
 
 __all__ = ["decode_many"]
 
 _t = require("numba.types", extra="hdf5")
+_in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
+_in64_2 = _t.Array(_t.int64, 2, "C", readonly=True)
+_word64_2 = _t.Array(_t.uint64, 2, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
 
 _pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
-_ir = require("llvmlite.ir", extra="hdf5")
-
-
-@require("numba.extending", extra="hdf5").intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
-def _call(context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """Call the C function at an address, which takes six words and returns an ``int``."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        word = _ir.IntType(_t.uintp.bitwidth)
-        kind = _ir.FunctionType(_ir.IntType(32), [word] * 6)
-        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-
-    return _t.int32(*[_t.uintp] * 7), generate
 
 
 @compiled()
@@ -57,24 +60,12 @@ def _is_read(descriptor: Any, offset: Any, data: Any) -> Any:
 
 
 @compiled()
-def _is_inflated(inflate: Any, decompressor: Any, src: Any, dst: Any, found: Any) -> Any:
+def _is_inflated(inflate: Any, decompressor: Any, src: Any, dst: Any) -> Any:
+    found = np.empty(1, np.int64)
     at, to = np.uint64(src.ctypes.data), np.uint64(dst.ctypes.data)
     n, m = np.uint64(src.size), np.uint64(dst.size)
-    failed = _call(inflate, decompressor, at, n, to, m, np.uint64(found.ctypes.data))
+    failed = np.int32(call(inflate, decompressor, at, n, to, m, np.uint64(found.ctypes.data)))
     return failed == 0 and found[0] == dst.size
-
-
-@compiled()
-def _unshuffle(src: Any, dst: Any, size: Any) -> None:
-    count = dst.size // size
-    if size == 2:
-        unshuffle_2(src, dst.view(np.uint16), count)
-    elif size == 4:
-        unshuffle_4(src, dst.view(np.uint32), count)
-    elif size == 8:
-        unshuffle_8(src, dst.view(np.uint64), count)
-    else:
-        unshuffle_any(src, dst, count, size)
 
 
 @compiled()
@@ -88,9 +79,36 @@ def _is_right(data: Any) -> Any:
     return fletcher32(data[:end]) == found
 
 
-@compiled(_t.int64(_t.int32, _in64, _in64, _in64, _in64, _t.uintp, _t.uintp, _u8, _u8, _u8, _int, _int))
+@compiled(_t.boolean(_int, _in64, _t.Array(_t.uint64, 1, "C", readonly=True), _t.uintp, _in8, _u8))
+def _is_undone(code: Any, values: Any, functions: Any, context: Any, src: Any, dst: Any) -> Any:
+    """Whether a filter that is no checksum could be undone, and filled the memory."""
+    if code == SHUFFLE:
+        if src.size != dst.size:
+            return False
+        unshuffle(src, dst, values[0])
+        return True
+    if code == LZF:
+        return lzf(src, dst) == dst.size
+    if code == DEFLATE:
+        return _is_inflated(functions[0], context, src, dst)
+    if code == LZ4:
+        return lz4_chunk(src, dst) == FINE
+    if code == ZSTD:
+        return zstd_chunk(functions[0], context, src, dst) == FINE
+    if code == BITSHUFFLE:
+        found = bitshuffle_chunk(src, dst, values[0], values[1], values[2], functions[0], context)
+        return found == FINE
+    if code == BLOSC:
+        return blosc_chunk(functions[0], src, dst) == FINE
+    return code == BLOSC2 and blosc2_chunk(functions, src, dst) == FINE
+
+
+@compiled(_t.int64(
+    _t.int32, _in64, _in64, _in64, _in64_2, _word64_2, _t.Array(_t.uint64, 1, "C", readonly=True), _u8, _u8,
+    _u8, _int, _int,
+))  # fmt: skip
 def decode_many(
-    descriptor: int, offsets: Any, sizes: Any, codes: Any, values: Any, inflate: int, decompressor: int,
+    descriptor: int, offsets: Any, sizes: Any, codes: Any, values: Any, functions: Any, contexts: Any,
     stored: Any, spare: Any, out: Any, nbytes: int, step: int,
 ) -> Any:  # fmt: skip
     """Read chunks from a file and undo their filters.
@@ -100,9 +118,13 @@ def decode_many(
         offsets, sizes: int64 (N,), where the chunks are and how many bytes.
         codes: int64 (F,), the filters in the order of reading: a checksum, if there is one, first;
             then at most two others.
-        values: int64 (F,), of a shuffle the size of an element, which divides ``nbytes``.
-        inflate: the address of ``libdeflate_zlib_decompress``.
-        decompressor: the address of one of libdeflate's, for this call alone.
+        values: int64 (F, 3), of a shuffle the size of an element; of a bitshuffle that, how it compresses,
+            and the elements of a block where it does not.
+        functions: uint64 (F, 6), the addresses of the functions that undo them: of
+            ``libdeflate_zlib_decompress``, of ``ZSTD_decompressDCtx`` also for a bitshuffle, of
+            ``blosc_decompress_ctx``, and those that ``blosc2_chunk`` takes.
+        contexts: uint64 (F,), the addresses of libdeflate's decompressor or zstd's context, for this call
+            alone.
         stored: uint8 (M,), memory for what the file has of one chunk; one that is larger is not read.
         spare: uint8 (nbytes,), memory for what is between two filters.
         out: uint8 (N * step,), the chunks, each at a multiple of ``step``.
@@ -112,7 +134,6 @@ def decode_many(
     Returns:
         How many were decoded, before the first that is not as all should be.
     """
-    found = np.empty(1, np.int64)
     for number in range(offsets.size):
         if sizes[number] > stored.size:
             return number
@@ -121,25 +142,17 @@ def decode_many(
             return number
         made = out[number * step : number * step + nbytes]
         for place in range(codes.size):
-            code = codes[place]
-            if code == FLETCHER32:
+            if codes[place] == FLETCHER32:
                 if not _is_right(src):
                     return number
                 src = src[: src.size - SUM_NBYTES]
                 continue
             dst = made if place == codes.size - 1 else spare
-            if code == SHUFFLE:
-                if src.size != nbytes:
-                    return number
-                _unshuffle(src, dst, values[place])
-            elif code == LZF:
-                if lzf(src, dst) != nbytes:
-                    return number
-            elif not _is_inflated(inflate, decompressor, src, dst, found):
+            if not _is_undone(codes[place], values[place], functions[place], contexts[place], src, dst):
                 return number
             src = dst
         if codes[codes.size - 1] == FLETCHER32:  # and nothing else
             if src.size != nbytes:
                 return number
-            made[:] = src
+            copy_all(src, made)
     return offsets.size

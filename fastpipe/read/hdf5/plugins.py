@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.read.hdf5 import plugin_kernels
-from fastpipe.read.hdf5.blosc2 import blosc2
+from fastpipe.read.hdf5 import plugin_kernels as kernels
+from fastpipe.read.hdf5.blosc2 import blosc2_functions, has_blosc2
 from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.scratch import BLOCK, scratch
+from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of
+from fastpipe.read.hdf5.kernels import BITSHUFFLE, BLOSC, BLOSC2, LZ4, ZSTD
 
-__all__ = ["BLOSC2", "PLUGINS"]
+__all__ = [
+    "PLUGINS",
+    "bitshuffle_values",
+    "blosc_decompress",
+    "is_missing",
+    "zstd_context",
+    "zstd_decompress",
+]
 
 UInt8Array = npt.NDArray[np.uint8]
 Values = Sequence[int]
 
-BLOSC2 = 32026
-_TOTAL, _SIZE = struct.Struct(">QI"), struct.Struct(">I")
-_PLAIN, _WITH_LZ4, _WITH_ZSTD = 0, 2, 3  # bitshuffle's values of its fifth parameter
 # Bitshuffle's block without a parameter: so many bytes, in groups of 8 elements, and at least 128 elements.
 _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
-_BLOSC_HEADER = 16
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_PROBLEMS = {
+    kernels.CUT: "its header is cut off, or is none",
+    kernels.SIZE: "it is not of the {} bytes that were expected",
+    kernels.BLOCKS: "its blocks are of a size that there is not",
+    kernels.EARLY: "its data end too early",
+    kernels.DAMAGED: "damaged data, or not the {} bytes that were expected",
+}
+
+
+def is_missing(code: int, values: Values) -> bool:
+    """Whether a filter cannot be undone for want of a library's function."""
+    if code == BITSHUFFLE:
+        return bitshuffle_values(values)[1] == kernels.WITH_ZSTD and not zstd_decompress()
+    return code == BLOSC2 and not has_blosc2()
+
+
+def _check(name: str, found: int, made: UInt8Array) -> None:
+    if found != kernels.FINE:
+        raise ChunkError(f"{name}: {_PROBLEMS[found].format(len(made))}")
 
 
 def _blosc(data: UInt8Array, values: Values, made: UInt8Array) -> None:
-    size = len(made)
-    if len(data) < _BLOSC_HEADER:
-        raise ChunkError("blosc: its header is cut off")
-    nbytes, _, compressed = struct.unpack_from("<3I", data.data, 4)
-    if nbytes != size or compressed != len(data):
-        raise ChunkError(f"blosc: {nbytes} bytes where {size} were expected")
+    if function := blosc_decompress():
+        _check("blosc", kernels.blosc_chunk(function, data, made), made)
+        return
+    if len(data) < 16 or struct.unpack_from("<I4xI", data.data, 4) != (len(made), len(data)):
+        _check("blosc", kernels.SIZE, made)
     _by_numcodecs("blosc", data, made)
 
 
 def _blosc2(data: UInt8Array, values: Values, made: UInt8Array) -> None:
-    blosc2(data, made)
+    functions = np.array(blosc2_functions(), np.uint64)
+    assert functions.all(), "has_blosc2 said so"
+    _check("blosc2", kernels.blosc2_chunk(functions, data, made), made)
 
 
 def _zstd(data: UInt8Array, values: Values, made: UInt8Array) -> None:
-    _from_zstd(data, made)
-
-
-def _from_zstd(stored: UInt8Array, made: UInt8Array) -> None:
-    nbytes = _zstd_nbytes(stored)
+    # What the kernel does not decompress is said, or borne, by the other way.
+    function = zstd_decompress()
+    if function and kernels.zstd_chunk(function, zstd_context(), data, made) == kernels.FINE:
+        return
+    nbytes = _zstd_nbytes(data)
     if nbytes != len(made):
         raise ChunkError(f"zstd: {nbytes} bytes where {len(made)} were expected")
-    _by_numcodecs("zstd", stored, made)
+    _by_numcodecs("zstd", data, made)
 
 
 def _zstd_nbytes(data: UInt8Array) -> int | None:
@@ -76,90 +102,72 @@ def _by_numcodecs(name: str, data: UInt8Array, made: UInt8Array) -> None:
 
 
 def _lz4(data: UInt8Array, values: Values, made: UInt8Array) -> None:
-    """A header of the whole size and that of a block, then blocks, each after its compressed size."""
-    size = len(made)
-    block = _header("lz4", data, size)
-    at = _TOTAL.size
-    for first in range(0, size, block):
-        part = made[first : first + block]
-        stored, at = _next(data, at, "lz4")
-        if len(stored) == len(part):  # it gained nothing
-            part[:] = stored
-        else:
-            _from_lz4(stored, part)
+    _check("lz4", kernels.lz4_chunk(data, made), made)
 
 
 def _bitshuffle(data: UInt8Array, values: Values, made: UInt8Array) -> None:
-    """Blocks of elements; those that are left, fewer than 8, as they are."""
-    size = len(made)
-    element = values[2] if len(values) > 2 else 1
-    how = values[4] if len(values) > 4 else _PLAIN
-    if element < 1 or size % element:
-        raise ChunkError(f"bitshuffle: {size} bytes are no whole number of elements of {element}")
-    if how != _PLAIN and how not in _BLOCK_DECODERS:
+    element, how, elements = bitshuffle_values(values)
+    if element < 1 or len(made) % element:
+        raise ChunkError(f"bitshuffle: {len(made)} bytes are no whole number of elements of {element}")
+    if how not in (kernels.PLAIN, kernels.WITH_LZ4, kernels.WITH_ZSTD):
         raise ChunkError(f"bitshuffle: its compression {how} is not known")
-    if how == _PLAIN:
-        if len(data) != size:
-            raise ChunkError(f"bitshuffle: {len(data)} bytes where {size} were expected")
-        elements = (values[3] if len(values) > 3 else 0) or max(
-            _BLOCK_NBYTES // element // 8 * 8, _BLOCK_LEAST
-        )
-        at = 0
-    else:
-        elements, at = _header("bitshuffle", data, size) // element, _TOTAL.size
-    if elements < 8 or elements % 8 or elements * element > (1 << 30):
-        raise ChunkError(f"bitshuffle: blocks of {elements} elements")
-    left = size // element % 8 * element
-    for first in range(0, size - left, elements * element):
-        part = made[first : min(first + elements * element, size - left)]
-        if how == _PLAIN:
-            block, at = data[at : at + len(part)], at + len(part)
-        else:
-            stored, at = _next(data, at, "bitshuffle")
-            block = scratch(BLOCK, len(part))
-            _BLOCK_DECODERS[how](stored, block)
-        plugin_kernels.bit_unshuffle(block, part, element)
-    if len(data) - at < left:
-        raise ChunkError("bitshuffle: its data end too early")
-    made[size - left :] = data[at : at + left]
+    function = zstd_decompress() if how == kernels.WITH_ZSTD else 0
+    context = zstd_context() if function else 0
+    found = kernels.bitshuffle_chunk(data, made, element, how, elements, function, context)
+    _check("bitshuffle", found, made)
 
 
-def _from_lz4(stored: UInt8Array, made: UInt8Array) -> None:
-    if plugin_kernels.lz4_block(stored, made) != len(made):
-        raise ChunkError("lz4: damaged data")
+def bitshuffle_values(values: Values) -> tuple[int, int, int]:
+    """Of a bitshuffle's parameters: bytes of an element, how it compresses, and elements of a block where it
+    does not."""
+    element = values[2] if len(values) > 2 else 1
+    how = values[4] if len(values) > 4 else kernels.PLAIN
+    asked = values[3] if len(values) > 3 else 0
+    return element, how, asked or max(_BLOCK_NBYTES // max(element, 1) // 8 * 8, _BLOCK_LEAST)
 
 
-_BLOCK_DECODERS: dict[int, Callable[[UInt8Array, UInt8Array], None]] = {
-    _WITH_LZ4: _from_lz4,
-    _WITH_ZSTD: _from_zstd,
-}
+@cache
+def blosc_decompress() -> int:
+    """The address of ``blosc_decompress_ctx``, for kernels; 0 where it cannot be had."""
+    name = "blosc_decompress_ctx"
+    return address(library_of("numcodecs.blosc", {name: (ctypes.c_int, [])}), name)
 
 
-def _header(name: str, data: UInt8Array, size: int) -> int:
-    """The size of a block, after a check of the whole size."""
-    if len(data) < _TOTAL.size:
-        raise ChunkError(f"{name}: its header is cut off")
-    total, block = _TOTAL.unpack_from(data.data)
-    if total != size or block < 1:
-        raise ChunkError(f"{name}: {total} bytes in blocks of {block} where {size} were expected")
-    return int(block)
+@cache
+def zstd_decompress() -> int:
+    """The address of ``ZSTD_decompressDCtx``, for kernels; 0 where it cannot be had."""
+    return 0 if (context := _zstd_contexts()) is None else address(context.library, _ZSTD_DECOMPRESS)
 
 
-def _next(data: UInt8Array, at: int, name: str) -> tuple[UInt8Array, int]:
-    """A block of compressed bytes, and where the next begins."""
-    first = at + _SIZE.size
-    if first <= len(data):
-        (size,) = _SIZE.unpack_from(data.data, at)
-        if first + size <= len(data):
-            return data[first : first + size], first + size
-    raise ChunkError(f"{name}: its data end too early")
+def zstd_context() -> int:
+    """The address of this thread's context of zstd, where ``zstd_decompress`` is not 0."""
+    contexts = _zstd_contexts()
+    assert contexts is not None
+    return contexts()
+
+
+_ZSTD_DECOMPRESS = "ZSTD_decompressDCtx"
+
+
+@cache
+def _zstd_contexts() -> ContextOfThread | None:
+    pointer = ctypes.c_void_p
+    library = library_of(
+        "numcodecs.zstd",
+        {
+            "ZSTD_createDCtx": (pointer, []),
+            "ZSTD_freeDCtx": (ctypes.c_size_t, [pointer]),
+            _ZSTD_DECOMPRESS: (ctypes.c_size_t, []),
+        },
+    )
+    return None if library is None else ContextOfThread(library, "ZSTD_createDCtx", "ZSTD_freeDCtx")
 
 
 # By the filters' numbers: from the stored bytes and the filter's parameters into memory that they fill.
 PLUGINS: dict[int, Callable[[UInt8Array, Values, UInt8Array], None]] = {
-    32001: _blosc,
-    32004: _lz4,
-    32008: _bitshuffle,
-    32015: _zstd,
+    BLOSC: _blosc,
+    LZ4: _lz4,
+    BITSHUFFLE: _bitshuffle,
+    ZSTD: _zstd,
     BLOSC2: _blosc2,
 }

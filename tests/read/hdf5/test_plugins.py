@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.read.hdf5 import filters
-from fastpipe.read.hdf5.blosc2 import blosc2
+from fastpipe.read.hdf5 import plugins
 from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.hdf5.kernels import BLOSC2
 from fastpipe.read.hdf5.layout import read_layout
 
 FILTERS: dict[str, Callable[[], Any]] = {
@@ -89,38 +89,45 @@ def test_large_chunks_of_many_blocks(name: str, tmp_path: Path, reader_of: Any, 
 @settings(max_examples=150)
 @given(
     name=st.sampled_from(list(FILTERS)), places=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
-    cut=st.integers(0, 400), seed=st.integers(0, 9),
+    cut=st.integers(0, 400), seed=st.integers(0, 9), first=st.sampled_from([0, 500]),
 )  # fmt: skip
 def test_damage_is_an_error_or_other_values(
-    name: str, places: list[int], cut: int, seed: int, reader_of: Any, read: Any
+    name: str, places: list[int], cut: int, seed: int, first: int, reader_of: Any, read: Any
 ) -> None:
-    """Never a crash, memory that was not written, or an error of another kind."""
-    data = _content(500, 4, "few", seed)
+    """Never a crash, memory that was not written, or an error of another kind: neither of a chunk that is
+    decoded alone, nor of one among many."""
+    data = _content(1000, 4, "few", seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
         with h5py.File(path, "w") as file:
-            dataset = file.create_dataset("x", data=data, chunks=data.shape, **FILTERS[name]())
-            mask, raw = dataset.id.read_direct_chunk((0,))
+            dataset = file.create_dataset("x", data=data, chunks=(500,), **FILTERS[name]())
+            mask, raw = dataset.id.read_direct_chunk((500,))
             damaged = bytearray(raw)
             for place in places:
                 damaged[place % len(raw)] ^= 1 + place % 255
-            dataset.id.write_direct_chunk((0,), bytes(damaged[: max(1, len(damaged) - cut)]), mask)
+            dataset.id.write_direct_chunk((500,), bytes(damaged[: max(1, len(damaged) - cut)]), mask)
         with reader_of(path) as reader:
             try:
-                first = read(reader, data.dtype, range(500))
+                found = read(reader, data.dtype, range(first, 1000))
             except ChunkError as error:
-                assert "dataset /x, chunk 0 at [0:500]" in str(error)
+                assert "dataset /x, chunk 1 at [500:1000]" in str(error)
             else:
-                assert np.array_equal(read(reader, data.dtype, range(500), 0x54), first)
+                assert np.array_equal(read(reader, data.dtype, range(first, 1000), 0x54), found)
+                assert np.array_equal(found[:-500], data[first:500])
 
 
-def test_blosc2_without_its_library_is_left_to_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "function"), [("blosc2", "has_blosc2"), ("bitshuffle zstd", "zstd_decompress")]
+)
+def test_without_its_library_a_filter_is_left_to_h5py(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
+) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", data=np.arange(100), chunks=(50,), **hdf5plugin.Blosc2())
-    monkeypatch.setattr(filters, "has_blosc2", lambda: False)
+        file.create_dataset("x", data=np.arange(100), chunks=(50,), **FILTERS[name]())
+    monkeypatch.setattr(plugins, function, lambda: 0)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         layout = read_layout(file["x"])
-    assert (layout.kind, "blosc2" in layout.why) == ("h5py", True)
+    assert (layout.kind, name.split()[0] in layout.why) == ("h5py", True)
 
 
 @pytest.mark.parametrize("shape", [(50,), (10, 5)])
@@ -130,4 +137,4 @@ def test_a_frame_of_another_size_is_an_error(tmp_path: Path, shape: tuple[int, .
         _, raw = dataset.id.read_direct_chunk((0,) * len(shape))
     for more in (-8, 8):
         with pytest.raises(ChunkError, match="blosc2: "):
-            blosc2(np.frombuffer(raw, np.uint8), np.empty(400 + more, np.uint8))
+            plugins.PLUGINS[BLOSC2](np.frombuffer(raw, np.uint8), (), np.empty(400 + more, np.uint8))
