@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 
 def _python(code: str) -> str:
@@ -54,6 +56,21 @@ heavy = {{"torch", "torchvision", "numba", "PIL", "matplotlib", "tensorflow"}}
 print(json.dumps(sorted(heavy & set(sys.modules))))
 """
     assert json.loads(_python(code)) == []
+
+
+def test_who_reads_images_does_not_wait_for_the_kernels_of_hdf5(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+    code = f"""
+import json, sys
+import fastpipe
+dataset = fastpipe.FastImageFolder({str(tmp_path)!r})
+loader = fastpipe.FastLoader(dataset, collate_fn=list, seed=0)
+assert len(list(loader)) == 1 and "HDF5" not in str(loader.plan) and "FastHDF5Dataset" in dir(fastpipe.torch)
+before = sorted({{"h5py", "fastpipe.read.hdf5"}} & set(sys.modules))
+print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dataset]))
+"""
+    assert json.loads(_python(code)) == [[], True]
 
 
 @pytest.mark.parametrize(

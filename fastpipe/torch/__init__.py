@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fastpipe._extras import require
 
 # First, so that a missing package is said with the pip command that brings it.
@@ -9,13 +11,28 @@ require("torch", extra="torch")
 require("torchvision", extra="torch")
 
 from fastpipe.torch.accelerating import accelerate  # noqa: E402
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset  # noqa: E402
 from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
 from fastpipe.torch.loader import FastLoader  # noqa: E402
 from fastpipe.torch.segments import group_batches, segment_reduce  # noqa: E402
 from fastpipe.torch.trainers import prepare  # noqa: E402
 
+if TYPE_CHECKING:
+    from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+
 __all__ = [
     "FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate", "group_batches", "prepare",
     "segment_reduce",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FastHDF5Dataset":  # with kernels that who reads images only has no use for
+        from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+
+        globals()[name] = FastHDF5Dataset
+        return FastHDF5Dataset
+    raise AttributeError(f"module 'fastpipe.torch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
 from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.kinds import hdf5_class
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
@@ -117,7 +117,7 @@ def stock_dataset(dataset: Any) -> Any:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
         return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
-    if type(dataset) is FastHDF5Dataset:
+    if type(dataset) is hdf5_class():
         return dataset._through_h5py()
     if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
         return dataset

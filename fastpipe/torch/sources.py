@@ -14,9 +14,8 @@ from torchvision.datasets import ImageFolder
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.batches import batch_memory
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
-from fastpipe.torch.hdf5.source import HDF5Source, is_fast_hdf5
 from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.kinds import is_fast_hdf5, is_hdf5
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
@@ -154,6 +153,8 @@ def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> 
     """
     ends = ends_of(dataset)
     if all(map(is_fast_hdf5, ends)):
+        from fastpipe.torch.hdf5.source import HDF5Source  # with its kernels: only for who has such a dataset
+
         return HDF5Source(dataset, ends)
     folders = []
     for end in ends:
@@ -168,13 +169,13 @@ def why_no_source(dataset: Any) -> str:
     """Why ``source_of`` gives None, in words; empty where it does not."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
-    if not any(reasons) and len({isinstance(end, FastHDF5Dataset) for end in ends}) > 1:
+    if not any(reasons) and len({is_hdf5(end) for end in ends}) > 1:
         return "image folders and HDF5 files make no batches together"
     return next(filter(None, reasons), "")
 
 
 def _why_not_alone(dataset: Any) -> str:
-    if isinstance(dataset, (FastImageFolder, FastHDF5Dataset)):
+    if isinstance(dataset, FastImageFolder) or is_hdf5(dataset):
         is_fast = is_fast_hdf5(dataset) or _is_fast_folder(dataset)
         return "" if is_fast else f"{type(dataset).__name__} makes its samples in its own way"
     return why_no_twin(dataset)

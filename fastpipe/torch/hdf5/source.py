@@ -14,7 +14,7 @@ from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.views import integers, located
 from fastpipe.types import Key
 
-__all__ = ["HDF5Source", "is_fast_hdf5"]
+__all__ = ["HDF5Source"]
 
 
 class HDF5Source(Source):
@@ -72,12 +72,3 @@ class _Mixed(MixedBatch):
             found.update(zip(rows[list(batch.kept)].tolist(), made, strict=True))
         self.kept = sorted(found)
         return [found[number] for number in self.kept]
-
-
-def is_fast_hdf5(dataset: Any) -> bool:
-    """Whether a dataset is one whose batches fastpipe makes, and no subclass in its own way."""
-    return (
-        isinstance(dataset, FastHDF5Dataset)
-        and type(dataset).__getitems__ is FastHDF5Dataset.__getitems__
-        and dataset._answers_for_batches()
-    )
