@@ -1,19 +1,24 @@
-"""C functions, called from kernels by their addresses."""
+"""What kernels do by addresses: C functions that are called, and memory that is filled."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastpipe._extras import require
+import numpy as np
 
-__all__ = ["call"]
+from fastpipe._extras import require
+from fastpipe._jit import compiled
+
+__all__ = ["call", "memory_at"]
 
 _t = require("numba.types", extra="hdf5")
 _ir = require("llvmlite.ir", extra="hdf5")
 _WORDS = 6  # arguments, as many as are passed in registers where this is used
+_carray = require("numba", extra="hdf5").carray
+_intrinsic = require("numba.extending", extra="hdf5").intrinsic
 
 
-@require("numba.extending", extra="hdf5").intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@_intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
 def call(context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
     """Call the C function at an address with six words, of which it takes the first ones.
 
@@ -26,3 +31,17 @@ def call(context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f:
         return builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
 
     return _t.uintp(*[_t.uintp] * (_WORDS + 1)), generate
+
+
+@_intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+def _pointer(context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(_t.voidptr))
+
+    return _t.voidptr(_t.uintp), generate
+
+
+@compiled()
+def memory_at(address: Any, nbytes: Any) -> Any:
+    """The memory at an address, for which the caller answers: uint8 (nbytes,)."""
+    return _carray(_pointer(address), (nbytes,), np.uint8)

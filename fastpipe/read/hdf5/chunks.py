@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -23,6 +24,9 @@ __all__ = ["ChunkReader"]
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
+_SMALL = 1 << 16  # bytes of a chunk up to which some have their memory together
+_ALIGNMENT = 8
+
 
 class ChunkReader:
     """Chunks of one dataset that is not of the kind ``"h5py"``.  For threads at once.
@@ -32,7 +36,7 @@ class ChunkReader:
         nbytes: of a chunk, decoded.
         descriptor: of the file, open for reading; it stays the caller's.
         recent: gives memory, and keeps what other batches will want soon.
-        clock: hears how long was read and decoded; of small chunks, both together as decoding.
+        clock: hears how long was read and decoded.
     """
 
     def __init__(
@@ -59,33 +63,42 @@ class ChunkReader:
             ChunkError: the file does not hold what it should; the message says where.
             OSError: it cannot be read.
         """
-        if self._decode_many is None or len(numbers) < 2:
-            return [self.decoded_one(number) for number in numbers.tolist()]
-        nbytes, step, decode = self._nbytes, self._decode_many.step, self._decode_many
-        block = np.empty(len(numbers) * step, np.uint8)
+        if self._layout.kind == "compact":
+            return [np.frombuffer(self._layout.inside, np.uint8)] * len(numbers)
+        made = self._memory(len(numbers))
+        self.decode_into(made, numbers)
+        return made
+
+    def _memory(self, count: int) -> list[UInt8Array]:
+        if count < 2 or self._nbytes > _SMALL:
+            return [self._recent.allocate(self._nbytes) for _ in range(count)]
+        step = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
+        block = np.empty(count * step, np.uint8)
+        return [block[first : first + self._nbytes] for first in range(0, len(block), step)]
+
+    def decode_into(self, made: Sequence[UInt8Array], numbers: Int64Array) -> None:
+        """As ``decoded``, into memory that is aligned to 8."""
+        decode = self._decode_many
+        if decode is None:
+            for memory, number in zip(made, numbers.tolist(), strict=True):
+                self._decode_alone(memory, number)
+            return
+        outs = np.array([memory.__array_interface__["data"][0] for memory in made], np.uint64)
         offsets, sizes = self._layout.offsets[numbers], self._layout.sizes[numbers]
         plain = np.append(np.flatnonzero(self._layout.masks[numbers]), len(numbers))
         done = 0
         while done < len(numbers):
-            stop = int(plain[np.searchsorted(plain, done)])
-            begun = perf_counter_ns()
-            done += decode(self._descriptor, offsets[done:stop], sizes[done:stop], block[done * step :])
-            self._clock.add("decode", perf_counter_ns() - begun)
+            some, begun = slice(done, int(plain[np.searchsorted(plain, done)])), perf_counter_ns()
+            count, reading = decode(self._descriptor, offsets[some], sizes[some], outs[some])
+            self._clock.add("read", reading)
+            self._clock.add("decode", perf_counter_ns() - begun - reading)
+            done += count
             if done < len(numbers):  # whatever is unusual about this one is found out, or borne, here
-                block[done * step : done * step + nbytes] = self.decoded_one(int(numbers[done]))
+                self._decode_alone(made[done], int(numbers[done]))
                 done += 1
-        return [block[first : first + nbytes] for first in range(0, len(block), step)]
 
-    def decoded_one(self, number: int) -> UInt8Array:
-        """One of them."""
-        if self._layout.kind == "compact":
-            return np.frombuffer(self._layout.inside, np.uint8)
-        made = self._recent.allocate(self._nbytes)
-        self.decode_into(made, number)
-        return made
-
-    def decode_into(self, made: UInt8Array, number: int) -> None:
-        """Decode one into memory that is aligned to 8."""
+    def _decode_alone(self, made: UInt8Array, number: int) -> None:
+        """Decode one chunk, filter by filter."""
         layout = self._layout
         size, offset = int(layout.sizes[number]), int(layout.offsets[number])
         if not layout.filters:

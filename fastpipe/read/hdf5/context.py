@@ -20,12 +20,14 @@ class ReadContext(NamedTuple):
         recent: decoded chunks that other batches of this process will want soon.
         shared: decoded chunks that other processes want as well, or None.
         clock: hears how long was read (``"read"``), decoded (``"decode"``) and copied (``"copy"``).
+        threads: how many share the work.
     """
 
     keep: Callable[[int, Layout], KeptChunks | None] | None = None
     recent: RecentChunks | None = None
     shared: SharedChunks | None = None
     clock: Stopwatch | None = None
+    threads: int = 1
 
 
 ALONE = ReadContext()

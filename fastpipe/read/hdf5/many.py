@@ -1,4 +1,4 @@
-"""Small chunks, decoded many at a time."""
+"""Chunks, read and decoded many at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ __all__ = ["ManyDecoder", "many_decoder"]
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-_SMALL = 1 << 16  # bytes of a chunk, beyond which Python does not matter beside decoding
-_ALIGNMENT = 8
 _MORE = 1 << 12  # bytes by which what is stored may exceed what it is made of
 _VALUES, _FUNCTIONS = 3, 6
 
@@ -43,9 +41,6 @@ class ManyDecoder:
     Args:
         steps: the filters, in the order of reading.
         nbytes: of a chunk, decoded.
-
-    Attributes:
-        step: bytes from one chunk to the next.
     """
 
     def __init__(self, steps: Sequence[_Step], nbytes: int) -> None:
@@ -57,36 +52,40 @@ class ManyDecoder:
             self._functions[number, : len(step.functions)] = step.functions
         self._contexts = [step.context for step in steps]
         self._nbytes = nbytes
-        self.step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
-    def __call__(self, descriptor: int, offsets: Int64Array, sizes: Int64Array, out: UInt8Array) -> int:
+    def __call__(
+        self, descriptor: int, offsets: Int64Array, sizes: Int64Array, outs: npt.NDArray[np.uint64]
+    ) -> tuple[int, int]:
         """Decode some.
 
         Args:
             descriptor: of the file.
             offsets, sizes: int64 (N,), where they are.
-            out: uint8 (N * step,).
+            outs: uint64 (N,), the addresses of their memory, each of their size and aligned to 8.
 
         Returns:
-            How many were decoded, before the first that is to be looked at alone.
+            How many were decoded, before the first that is to be looked at alone; and the nanoseconds that
+            reading took.
         """
         own = np.array([0 if context is None else context() for context in self._contexts], np.uint64)
-        stored, spare = scratch(STORED, 2 * self._nbytes + _MORE), scratch(STEPS[0], self._nbytes)
-        done: int = decode_many(
-            descriptor, offsets, sizes, self._codes, self._values, self._functions, own, stored, spare, out,
-            self._nbytes, self.step,
+        most = min(int(sizes.max(initial=0)), 2 * self._nbytes + _MORE)
+        spare = scratch(STEPS[0], self._nbytes if len(self._codes) > 1 else 0)
+        reading = np.zeros(1, np.int64)
+        done = decode_many(
+            descriptor, offsets, sizes, self._codes, self._values, self._functions, own,
+            scratch(STORED, most), spare, outs, self._nbytes, reading,
         )  # fmt: skip
-        return done
+        return int(done), int(reading[0])
 
 
 def many_decoder(filters: Sequence[FilterStep], nbytes: int) -> ManyDecoder | None:
-    """What decodes chunks with these filters many at a time; None where they are better decoded one by one.
+    """What decodes chunks with these filters by one call; None where that is left to several.
 
     Args:
         filters: the dataset's, in the order of writing.
         nbytes: of a chunk, decoded.
     """
-    if not 0 < nbytes <= _SMALL:
+    if not nbytes:
         return None
     steps: list[_Step] = []
     for one in reversed(filters):

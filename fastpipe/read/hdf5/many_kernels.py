@@ -1,14 +1,16 @@
-"""Many small chunks read and decoded by one call: in Python a chunk costs more than decoding 4 KiB."""
+"""Chunks read and decoded by one call: in Python a chunk costs more than decoding 4 KiB, and after each call
+a thread may have to wait for those that run Python."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.calls import call
+from fastpipe.read.hdf5.calls import call, memory_at
 from fastpipe.read.hdf5.kernels import (
     BITSHUFFLE,
     BLOSC,
@@ -40,11 +42,21 @@ _t = require("numba.types", extra="hdf5")
 _in8 = _t.Array(_t.uint8, 1, "C", readonly=True)
 _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
 _in64_2 = _t.Array(_t.int64, 2, "C", readonly=True)
+_word64 = _t.Array(_t.uint64, 1, "C", readonly=True)
 _word64_2 = _t.Array(_t.uint64, 2, "C", readonly=True)
 _u8 = _t.uint8[::1]
 _int = _t.int64
 
+_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
+_clock_gettime = _t.ExternalFunction("clock_gettime", _t.int32(_t.int32, _t.uintp))
 _pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
+
+
+@compiled()
+def _now(spec: Any) -> Any:
+    """Nanoseconds; ``spec`` is memory of int64 (2,)."""
+    _clock_gettime(np.int32(_CLOCK), np.uint64(spec.ctypes.data))
+    return spec[0] * 1_000_000_000 + spec[1]
 
 
 @compiled()
@@ -79,7 +91,7 @@ def _is_right(data: Any) -> Any:
     return fletcher32(data[:end]) == found
 
 
-@compiled(_t.boolean(_int, _in64, _t.Array(_t.uint64, 1, "C", readonly=True), _t.uintp, _in8, _u8))
+@compiled(_t.boolean(_int, _in64, _word64, _t.uintp, _in8, _u8))
 def _is_undone(code: Any, values: Any, functions: Any, context: Any, src: Any, dst: Any) -> Any:
     """Whether a filter that is no checksum could be undone, and filled the memory."""
     if code == SHUFFLE:
@@ -104,12 +116,11 @@ def _is_undone(code: Any, values: Any, functions: Any, context: Any, src: Any, d
 
 
 @compiled(_t.int64(
-    _t.int32, _in64, _in64, _in64, _in64_2, _word64_2, _t.Array(_t.uint64, 1, "C", readonly=True), _u8, _u8,
-    _u8, _int, _int,
+    _t.int32, _in64, _in64, _in64, _in64_2, _word64_2, _word64, _u8, _u8, _word64, _int, _t.int64[::1],
 ))  # fmt: skip
 def decode_many(
     descriptor: int, offsets: Any, sizes: Any, codes: Any, values: Any, functions: Any, contexts: Any,
-    stored: Any, spare: Any, out: Any, nbytes: int, step: int,
+    stored: Any, spare: Any, outs: Any, nbytes: int, reading: Any,
 ) -> Any:  # fmt: skip
     """Read chunks from a file and undo their filters.
 
@@ -127,20 +138,23 @@ def decode_many(
             alone.
         stored: uint8 (M,), memory for what the file has of one chunk; one that is larger is not read.
         spare: uint8 (nbytes,), memory for what is between two filters.
-        out: uint8 (N * step,), the chunks, each at a multiple of ``step``.
+        outs: uint64 (N,), the addresses of memory for the chunks, aligned to 8, for which the caller answers.
         nbytes: of a chunk, decoded.
-        step: at least ``nbytes``.
+        reading: int64 (1,), to which the nanoseconds are added that reading took.
 
     Returns:
         How many were decoded, before the first that is not as all should be.
     """
+    spec = np.zeros(2, np.int64)
     for number in range(offsets.size):
         if sizes[number] > stored.size:
             return number
         src = stored[: sizes[number]]
+        begun = _now(spec)
         if not _is_read(descriptor, offsets[number], src):
             return number
-        made = out[number * step : number * step + nbytes]
+        reading[0] += _now(spec) - begun
+        made = memory_at(outs[number], nbytes)
         for place in range(codes.size):
             if codes[place] == FLETCHER32:
                 if not _is_right(src):

@@ -25,6 +25,8 @@ Int64Array = npt.NDArray[np.int64]
 
 _TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to hand it to a thread
 _CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
+_MOST_CHUNKS = 8  # of large ones, if there are so many that each thread has tasks enough
+_SHARES = 4  # these are for each thread
 _CHUNK_BITS = 40  # of a chunk's number among those of all datasets; above them is the dataset's
 LEAST_SHARED = 1 << 15  # bytes of a chunk, below which sharing it takes longer than decoding it
 
@@ -75,7 +77,7 @@ class SampleReader:
         is_large = self.geometry.chunk_nbytes >= LEAST_SHARED
         self._shared = context.shared if is_large else None
         self._first_shared = number << _CHUNK_BITS
-        self._clock = context.clock or _NoClock()
+        self._clock, self._threads = context.clock or _NoClock(), context.threads
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
         self._has_holes = bool((layout.offsets < 0).any())
@@ -138,7 +140,11 @@ class SampleReader:
             tasks = np.cumsum(some.counts * self._part_nbytes) // _TASK_NBYTES
             found += self._in_tasks(some, tasks, part, out)
         if len(missing):
-            each = max(1, _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes))
+            each = max(
+                1,
+                _CHUNKS_NBYTES // max(1, self.geometry.chunk_nbytes),
+                min(_MOST_CHUNKS, len(missing) // (_SHARES * self._threads)),
+            )
             found += self._in_tasks(grouped.take(missing), np.arange(len(missing)) // each, part, out)
         return found
 
@@ -244,7 +250,7 @@ class SampleReader:
         if claimed is None:
             return False
         with claimed:
-            self._chunks.decode_into(claimed.memory, number)
+            self._chunks.decode_into([claimed.memory], np.array([number]))
             if self._kept is not None:
                 self._kept.keep(np.array([number]), [claimed.memory])
             self._copy([claimed.memory], group, part, out)

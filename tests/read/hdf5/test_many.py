@@ -45,9 +45,10 @@ def count_many(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     call = many.ManyDecoder.__call__
 
-    def counted(self: Any, *arguments: Any) -> int:
-        counts.append(call(self, *arguments))
-        return counts[-1]
+    def counted(self: Any, *arguments: Any) -> tuple[int, int]:
+        count, reading = call(self, *arguments)
+        counts.append(count)
+        return count, reading
 
     monkeypatch.setattr(many.ManyDecoder, "__call__", counted)
     return counts
@@ -85,16 +86,21 @@ def test_chunks_without_some_of_the_filters(
     assert sum(count_many) == ROWS // 2 - len(range(0, ROWS, 8))
 
 
-def test_only_what_is_small_and_known(tmp_path: Path) -> None:
+def test_large_ones(tmp_path: Path, reader_of: ReaderOf, read: Any, count_many: list[int]) -> None:
+    """As many in a task as leave each thread some tasks."""
+    data = np.random.default_rng(0).integers(0, 9, (ROWS, 20_000)).astype("i4")
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        packed: dict[str, Any] = {"compression": "gzip", "data": np.zeros((4, 20_000), "f4")}
-        for name, chunks in (("small", (1, 100)), ("large", (1, 20_000))):
-            file.create_dataset(name, chunks=chunks, **packed)
-        file.create_dataset("plain", data=np.zeros((4, 4)), chunks=(1, 4))
-        steps = {name: read_layout(file[name]).filters for name in file}
-    assert many.many_decoder(steps["small"], 400) is not None
-    assert many.many_decoder(steps["large"], 80_000) is None
-    assert many.many_decoder(steps["plain"], 32) is None
+        file.create_dataset("x", data=data, chunks=(1, 20_000), compression="lzf", shuffle=True)
+    with reader_of(tmp_path / "x.h5") as reader:
+        np.testing.assert_array_equal(read(reader, "i4", np.arange(ROWS)[::-1]), data[::-1])
+        assert max(count_many) > 1
+        assert len(count_many) >= 4
+
+
+def test_nothing_to_undo(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.zeros((4, 4)), chunks=(1, 4))
+        assert many.many_decoder(read_layout(file["x"]).filters, 32) is None
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "too large", "too small"])
@@ -164,10 +170,13 @@ def test_without_a_library_they_are_decoded_one_by_one(
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(2,), **options)
     alone: list[int] = []
-    one = ChunkReader.decoded_one
-    monkeypatch.setattr(
-        ChunkReader, "decoded_one", lambda self, number: (alone.append(number), one(self, number))[1]
-    )
+    one = ChunkReader._decode_alone
+
+    def counted(self: ChunkReader, made: Any, number: int) -> None:
+        alone.append(number)
+        one(self, made, number)
+
+    monkeypatch.setattr(ChunkReader, "_decode_alone", counted)
     with reader_of(tmp_path / "x.h5") as reader:
         np.testing.assert_array_equal(read(reader, data.dtype, np.arange(ROWS)), data)
     assert sorted(alone) == list(range(ROWS // 2))

@@ -38,7 +38,7 @@ def test_the_last_block_of_contiguous_data_ends_in_zeros(tmp_path: Path) -> None
     try:
         context = ReadContext(keep=lambda descriptor, layout: _KeepsNothing(), recent=dirty)
         reader = SampleReader(layout, 1, descriptor, context)
-        last = reader._chunks.decoded_one(1).view(np.int64)
+        last = reader._chunks.decoded(np.array([1]))[0].view(np.int64)
     finally:
         os.close(descriptor)
     assert last.tolist() == [7] * (200_003 - len(last)) + [0] * (2 * len(last) - 200_003)
