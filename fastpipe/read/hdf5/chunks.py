@@ -85,10 +85,10 @@ class ChunkReader:
             return
         outs = np.array([memory.__array_interface__["data"][0] for memory in made], np.uint64)
         offsets, sizes = self._layout.offsets[numbers], self._layout.sizes[numbers]
-        plain = np.append(np.flatnonzero(self._layout.masks[numbers]), len(numbers))
+        ends = [*np.flatnonzero(self._layout.masks[numbers]).tolist(), len(numbers)]  # filters were left out
         done = 0
         while done < len(numbers):
-            some, begun = slice(done, int(plain[np.searchsorted(plain, done)])), perf_counter_ns()
+            some, begun = slice(done, next(end for end in ends if end >= done)), perf_counter_ns()
             count, reading = decode(self._descriptor, offsets[some], sizes[some], outs[some])
             self._clock.add("read", reading)
             self._clock.add("decode", perf_counter_ns() - begun - reading)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Geometry", "Groups", "Runs", "grid_of"]
+__all__ = ["Geometry", "Groups", "Runs", "grid_of", "starts_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -33,7 +33,8 @@ class Groups(NamedTuple):
     @property
     def counts(self) -> Int64Array:
         """Samples of each group: int64 (G,)."""
-        return np.diff(self.starts)
+        counts: Int64Array = self.starts[1:] - self.starts[:-1]
+        return counts
 
     def slice(self, first: int, stop: int) -> Groups:
         """Some that follow each other."""
@@ -105,6 +106,8 @@ class Geometry:
         self._row_nbytes = itemsize * math.prod(self._chunk)
         self.chunk_nbytes = math.prod(self._lead_chunk) * self._row_nbytes
         self.group_size = math.prod(map(min, self._lead_chunk, (max(size, 1) for size in self._lead)))
+        sides = zip(self._lead, self._lead_chunk, strict=True)
+        self._has_no_edges = all(size % side == 0 for size, side in sides)
         self.groups, self.parts = math.prod(self._lead_grid), math.prod(self._grid)
 
     def places(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -135,11 +138,13 @@ class Geometry:
         """
         order = np.argsort(groups, kind="stable")
         groups = groups[order]
-        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        starts = starts_of(groups)
         return Groups(groups[starts], np.append(starts, len(groups)), rows[order], at[order])
 
     def samples_in(self, groups: Int64Array) -> Int64Array:
         """How many samples groups have: at the dataset's edges fewer than elsewhere."""
+        if self._has_no_edges:  # as a rule
+            return np.full_like(groups, self.group_size)
         found, left = np.ones_like(groups), groups
         for size, side, chunks in reversed(
             list(zip(self._lead, self._lead_chunk, self._lead_grid, strict=True))
@@ -179,6 +184,13 @@ class Geometry:
         size = self._itemsize
         nbytes = size * math.prod(extent[outer:])
         return Runs(np.array(in_chunk, np.int64) * size, np.array(in_sample, np.int64) * size, nbytes)
+
+
+def starts_of(numbers: Int64Array) -> Int64Array:
+    """Where runs of the same number begin."""
+    is_start = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)
 
 
 def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.context import ALONE, ReadContext
-from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs
+from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs, starts_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
 from fastpipe.read.hdf5.recent import RecentChunks
 
@@ -155,7 +155,7 @@ class SampleReader:
             groups, part, out: as above.
             tasks: int64 (G,), not descending: which task each group is of.
         """
-        firsts = np.flatnonzero(np.diff(tasks, prepend=-1)).tolist()
+        firsts = starts_of(tasks).tolist()
         pieces = [groups.slice(*ends) for ends in zip(firsts, [*firsts[1:], len(tasks)], strict=True)]
         return [ReadTask(piece.rows, partial(self._from_groups, piece, part, out)) for piece in pieces]
 
