@@ -46,13 +46,6 @@ class ChunkReader:
         self._recent, self._clock = recent, clock
         self._decode_many = many_decoder(layout.filters, nbytes)
 
-    def is_there(self, numbers: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which chunks were written."""
-        if self._layout.kind == "compact":
-            return np.ones(len(numbers), np.bool_)
-        there: npt.NDArray[np.bool_] = self._layout.offsets[numbers] >= 0
-        return there
-
     def decoded(self, numbers: Int64Array) -> list[UInt8Array]:
         """Chunks that were written, decoded: each uint8 (nbytes,).
 

@@ -48,6 +48,8 @@ class Groups(NamedTuple):
         Args:
             places: int64 (g,), of the groups among all.
         """
+        if len(places) == len(self.numbers) and (places == np.arange(len(places))).all():  # often
+            return self
         counts = self.counts[places]
         starts = np.concatenate([[0], np.cumsum(counts)])
         samples = np.arange(starts[-1]) + np.repeat(self.starts[places] - starts[:-1], counts)

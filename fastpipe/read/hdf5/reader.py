@@ -80,7 +80,7 @@ class SampleReader:
         self._clock, self._threads = context.clock or _NoClock(), context.threads
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
-        self._has_holes = bool((layout.offsets < 0).any())
+        self._has_holes = layout.kind != "compact" and bool((layout.offsets < 0).any())
         every = [self.geometry.runs(part) for part in range(self.geometry.parts)]
         # Bytes behind a sample's beginning in a chunk that belong to it; and how many of them.
         self._reach = [int(runs.in_chunk.max(initial=0)) + runs.nbytes for runs in every]
@@ -163,8 +163,8 @@ class SampleReader:
         """Copy one part of some groups' samples from their chunks."""
         if self._shared is not None:
             groups = self._from_shared(self._shared, groups, part, out)
-        is_written = self._chunks.is_there(self.geometry.chunk(groups.numbers, part))
-        if not is_written.all():
+        if self._has_holes:
+            is_written = self._layout.offsets[self.geometry.chunk(groups.numbers, part)] >= 0
             empty = groups.take(np.flatnonzero(~is_written))
             _fill(out, empty.rows * self.geometry.sample_nbytes, self.geometry.runs(part), self._fill)
             groups = groups.take(np.flatnonzero(is_written))
