@@ -117,7 +117,7 @@ def test_each_chunk_is_decoded_once(
     into = ChunkReader.decode_into
     monkeypatch.setattr(
         ChunkReader, "decode_into",
-        lambda self, made, number: (decoded.append(number), into(self, made, number))[1],
+        lambda self, made, numbers: (decoded.extend(numbers), into(self, made, numbers))[1],
     )  # fmt: skip
     window = SharedWindow(100, 8 * 4 * 7 * 4)
     every = np.arange(files.count)
