@@ -16,7 +16,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing.forkserver import ForkServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -51,8 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # not the user's own
     os.mkdir(os.environ["XDG_CACHE_HOME"])
+    start = ForkServer.ensure_running
+
+    def start_with_common_folder(self: Any) -> None:
+        """Whichever test is the first to ask for it, and has a cache folder of its own."""
+        own, os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"], os.path.join(folder, "cache")
+        try:
+            start(self)
+        finally:
+            os.environ["XDG_CACHE_HOME"] = own
+
+    ForkServer.ensure_running = start_with_common_folder
 
     def restore() -> None:
+        ForkServer.ensure_running = start
         tempfile.tempdir = before[1]
         for name, value in before[0].items():
             if value is None:
