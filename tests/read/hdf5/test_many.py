@@ -65,7 +65,8 @@ def test_they_are_the_same(
     data = raw.view(dtype).reshape(ROWS, 7)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(3, 5), **OPTIONS[options])
-        is_left_out = read_layout(file["x"]).masks.all()  # the filter, where it would have made more of a chunk
+        # The filter, where it would have made more of a chunk.
+        is_left_out = read_layout(file["x"]).masks.all()
     with reader_of(tmp_path / "x.h5") as reader:
         np.testing.assert_array_equal(read(reader, dtype, np.arange(ROWS)), data)
         np.testing.assert_array_equal(read(reader, dtype, np.arange(ROWS)[::-3]), data[::-3])
