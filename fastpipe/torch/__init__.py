@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._extras import require
@@ -27,10 +28,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "FastHDF5Dataset":  # with kernels that who reads images only has no use for
-        from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
-
-        globals()[name] = FastHDF5Dataset
-        return FastHDF5Dataset
+        value = importlib.import_module("fastpipe.torch.hdf5.dataset").FastHDF5Dataset
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'fastpipe.torch' has no attribute {name!r}")
 
 

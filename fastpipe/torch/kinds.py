@@ -6,15 +6,18 @@ module has not been imported, no object is of a class of it.
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+    from fastpipe.torch.source import Source
 
-__all__ = ["hdf5_class", "is_fast_hdf5", "is_hdf5"]
+__all__ = ["hdf5_class", "hdf5_source", "is_fast_hdf5", "is_hdf5"]
 
-_MODULE = "fastpipe.torch.hdf5.dataset"
+_MODULE, _SOURCE = "fastpipe.torch.hdf5.dataset", "fastpipe.torch.hdf5.source"
 
 
 def is_hdf5(dataset: Any) -> TypeGuard[FastHDF5Dataset]:
@@ -37,3 +40,9 @@ def hdf5_class() -> type[FastHDF5Dataset] | None:
     """``FastHDF5Dataset``; None where there cannot be one."""
     # Another thread may be importing the module just now.
     return getattr(sys.modules.get(_MODULE), "FastHDF5Dataset", None)
+
+
+def hdf5_source(dataset: Any, ends: Sequence[FastHDF5Dataset]) -> Source:
+    """What makes batches of a dataset, all ends of which are of that class."""
+    source: Source = importlib.import_module(_SOURCE).HDF5Source(dataset, ends)
+    return source

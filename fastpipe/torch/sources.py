@@ -15,7 +15,7 @@ from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.batches import batch_memory
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.kinds import is_fast_hdf5, is_hdf5
+from fastpipe.torch.kinds import hdf5_source, is_fast_hdf5, is_hdf5
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
@@ -153,9 +153,7 @@ def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> 
     """
     ends = ends_of(dataset)
     if all(map(is_fast_hdf5, ends)):
-        from fastpipe.torch.hdf5.source import HDF5Source  # with its kernels: only for who has such a dataset
-
-        return HDF5Source(dataset, ends)
+        return hdf5_source(dataset, ends)
     folders = []
     for end in ends:
         folder = _folder_of(end, twins, cache)

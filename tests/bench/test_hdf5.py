@@ -335,7 +335,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert result["verdict"] in printed
     for section in result["sections"].values():
         assert section["label"] in printed
-    assert printed.count("asked: ") == len(result["targets"]) == 13
+    assert printed.count("asked: ") == len(result["targets"]) == 15
     assert set(result["best"]) == {
         "gzip",
         "lzf",
