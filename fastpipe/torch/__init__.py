@@ -26,9 +26,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+# With kernels that who reads images only has no use for.
+_LAZY = {"FastHDF5Dataset": "fastpipe.torch.hdf5.dataset"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "FastHDF5Dataset":  # with kernels that who reads images only has no use for
-        value = importlib.import_module("fastpipe.torch.hdf5.dataset").FastHDF5Dataset
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastpipe.torch' has no attribute {name!r}")
