@@ -32,6 +32,7 @@ class RowByRow:
 
     def __init__(self, table: Table, cache_bytes: int | None = None, *, is_by_name: bool = False) -> None:
         self._table, self._cache_bytes, self._is_by_name = table, cache_bytes, is_by_name
+        self._file: Any = None
         self._values: Any = None
         self._labels: Any = None
 
@@ -43,7 +44,7 @@ class RowByRow:
             self._open()
         place = np.unravel_index(index, self._table.shape[: self._table.sample_dims])
         where = tuple(map(int, place))
-        values = self._values.file[self._table.dataset] if self._is_by_name else self._values
+        values = self._file[self._table.dataset] if self._is_by_name else self._values
         value = require("torch", extra="torch").from_numpy(values[where])
         return value if self._labels is None else (value, int(self._labels[where]))
 
@@ -53,13 +54,13 @@ class RowByRow:
             options = {"rdcc_nbytes": self._cache_bytes, "rdcc_nslots": _SLOTS, "rdcc_w0": 0}
         file = require("h5py", extra="hdf5").File(self._table.path, "r", **options)
         self._labels = None if self._table.labels is None else file[self._table.labels]
-        self._values = file[self._table.dataset]
+        self._file, self._values = file, file[self._table.dataset]
 
     def close(self) -> None:
         """Close the file, if it is open."""
         if self._values is not None:
-            self._values.file.close()
-        self._values = self._labels = None
+            self._file.close()
+        self._file = self._values = self._labels = None
 
 
 class WindowBatches:
