@@ -51,6 +51,7 @@ class ManyDecoder:
             self._values[number, : len(step.values)] = step.values
             self._functions[number, : len(step.functions)] = step.functions
         self._contexts = [step.context for step in steps]
+        self._has_between = sum(step.code != FLETCHER32 for step in steps) > 1
         self._nbytes = nbytes
 
     def __call__(
@@ -69,7 +70,7 @@ class ManyDecoder:
         """
         own = np.array([0 if context is None else context() for context in self._contexts], np.uint64)
         most = min(int(sizes.max(initial=0)), 2 * self._nbytes + _MORE)
-        spare = scratch(STEPS[0], self._nbytes if len(self._codes) > 1 else 0)
+        spare = scratch(STEPS[0], self._nbytes if self._has_between else 0)
         reading = np.zeros(1, np.int64)
         done = decode_many(
             descriptor, offsets, sizes, self._codes, self._values, self._functions, own,
