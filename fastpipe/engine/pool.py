@@ -43,13 +43,11 @@ class Job:
         self._finished = count == 0
         self._next = 0
         self._unfinished = count
-        self._done = threading.Event()
+        self._done: threading.Event | None = None  # made by the first who has to wait
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._when_begun: Callable[[], None] | None = None
         self._when_done: Callable[[], None] | None = None
-        if count == 0:
-            self._done.set()
 
     def wait(self) -> None:
         """Block until every task is done.
@@ -61,14 +59,22 @@ class Job:
         """
         if os.getpid() != self._pid:
             raise ClosedError("this batch was begun in the parent process, whose threads are not here")
-        self._done.wait()
+        if not self._finished:
+            self._until_done()
         if self._error is not None:
             _stop_if_ending()
             raise self._error
 
     def done(self) -> bool:
         """Whether ``wait`` would return at once."""
-        return self._done.is_set()
+        return self._finished
+
+    def _until_done(self) -> None:
+        with self._lock:
+            done = self._done = self._done or threading.Event()
+            if self._finished:  # looked at after the event is there to be set
+                return
+        done.wait()
 
     def wait_for_either(self, last: Job) -> bool:
         """Block until this job is done, or until every task of the job that was submitted last has
@@ -123,11 +129,12 @@ class Job:
         return True
 
     def _finish(self, error: BaseException | None) -> None:
-        self._finished = True
         self._error = error
+        self._finished = True  # after it: another thread's ``wait`` looks at them in the other order
         self._next = self._count
         self._task = None
-        self._done.set()
+        if self._done is not None:
+            self._done.set()
         for heard in (self._when_begun, self._when_done):
             if heard is not None:
                 heard()

@@ -30,6 +30,22 @@ class Lease:
         self.__array_interface__ = memory.__array_interface__
 
 
+class _SlotLease(Lease):
+    """One of a pool's slots, which gets it back.  (``weakref.finalize`` would take as long as all the rest
+    of ``SlotPool.take``.)"""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, memory: npt.NDArray[np.uint8], pool: SlotPool) -> None:
+        super().__init__(memory)
+        self._pool = weakref.ref(pool)
+
+    def __del__(self) -> None:
+        pool = self._pool()
+        if pool is not None:
+            pool._put(self._memory)
+
+
 class SlotPool:
     """Hands out arrays and takes their memory back when their last view is gone.
 
@@ -57,9 +73,7 @@ class SlotPool:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         memory = self._pop(max(size, 1))
-        lease = Lease(memory)
-        weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
-        array: npt.NDArray[Any] = np.asarray(lease)[:size].view(dtype).reshape(shape)
+        array: npt.NDArray[Any] = np.asarray(_SlotLease(memory, self))[:size].view(dtype).reshape(shape)
         return array
 
     def _pop(self, size: int) -> npt.NDArray[np.uint8]:
@@ -95,9 +109,3 @@ class SlotPool:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (SlotPool, (self.keep,))
-
-
-def _give_back(pool: weakref.ref[SlotPool], memory: npt.NDArray[np.uint8]) -> None:
-    owner = pool()
-    if owner is not None:
-        owner._put(memory)

@@ -16,7 +16,7 @@ from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.context import ALONE, ReadContext
 from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs, starts_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
-from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.read.hdf5.recent import Decoded, RecentChunks
 
 __all__ = ["LEAST_SHARED", "ReadTask", "SampleReader"]
 
@@ -176,7 +176,7 @@ class SampleReader:
         )
         self._copy(chunks, groups, part, out)
 
-    def _copy(self, chunks: Sequence[UInt8Array], groups: Groups, part: int, out: UInt8Array) -> None:
+    def _copy(self, chunks: Sequence[Decoded], groups: Groups, part: int, out: UInt8Array) -> None:
         """Copy one part of some groups' samples, by one call: after each a thread may have to wait for
         the others.
 
@@ -187,9 +187,9 @@ class SampleReader:
         if not chunks:
             return
         begun = perf_counter_ns()
-        if min(map(len, chunks)) < int(groups.at.max()) + self._reach[part]:
+        if min(len(chunk.data) for chunk in chunks) < int(groups.at.max()) + self._reach[part]:
             raise AssertionError(f"{self._chunks.where(int(groups.numbers[0]))}: rows outside of the chunk")
-        addresses = np.array([data.__array_interface__["data"][0] for data in chunks], np.uint64)
+        addresses = np.array([chunk.address for chunk in chunks], np.uint64)
         where = np.repeat(addresses, groups.counts) + groups.at.astype(np.uint64)
         runs, to = self.geometry.runs(part), groups.rows * self.geometry.sample_nbytes
         if not kernels.copy_runs(where, out, to, runs.in_chunk, runs.in_sample, runs.nbytes):
@@ -229,7 +229,7 @@ class SampleReader:
             else:
                 found.append((number, place, version))
         some = groups.take(np.array([number for number, _, _ in found], np.int64))
-        chunks = [shared.memory[place : place + nbytes] for _, place, _ in found]
+        chunks = [Decoded.of(shared.memory[place : place + nbytes]) for _, place, _ in found]
         self._copy(chunks, some, part, out)
         samples = self.geometry.samples_in(some.numbers)
         for (number, place, version), taken, all_of_it in zip(
@@ -253,7 +253,7 @@ class SampleReader:
             self._chunks.decode_into([claimed.memory], np.array([number]))
             if self._kept is not None:
                 self._kept.keep(np.array([number]), [claimed.memory])
-            self._copy([claimed.memory], group, part, out)
+            self._copy([Decoded.of(claimed.memory)], group, part, out)
             self._recent.count(nbytes, nbytes * taken / samples)
             return claimed.publish(samples - taken)
 

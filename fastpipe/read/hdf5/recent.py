@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RecentChunks"]
+__all__ = ["Decoded", "RecentChunks"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -19,15 +20,32 @@ def new_memory(nbytes: int) -> UInt8Array:
     return np.empty(nbytes, np.uint8)
 
 
+class Decoded(NamedTuple):
+    """A decoded chunk.
+
+    Attributes:
+        data: uint8 (N,).
+        address: of its memory, which takes NumPy longer to tell than a kernel to copy a sample.
+    """
+
+    data: UInt8Array
+    address: int
+
+    @classmethod
+    def of(cls, data: UInt8Array) -> Decoded:
+        """A chunk in this memory."""
+        return cls(data, data.__array_interface__["data"][0])
+
+
 class _Chunk:
     """A chunk that is decoded, or is being decoded by the thread that has the lock."""
 
-    __slots__ = ("counted", "data", "left", "lock")
+    __slots__ = ("counted", "left", "lock", "made")
 
     def __init__(self, samples: int) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()  # by who makes this object, to decode it
-        self.data: UInt8Array | None = None
+        self.made: Decoded | None = None
         self.left = samples  # of its samples, that nobody has taken yet
         self.counted = 0  # bytes, of those that are kept
 
@@ -83,7 +101,7 @@ class RecentChunks:
         taken: Sequence[int],
         samples: Sequence[int],
         decode: Callable[[list[int]], Sequence[UInt8Array]],
-    ) -> list[UInt8Array]:
+    ) -> list[Decoded]:
         """Decoded chunks.
 
         Args:
@@ -109,17 +127,17 @@ class RecentChunks:
                     if chunk.left <= 0:
                         self._drop(key)  # who waits for it has it
                 found.append(chunk)
-        made = dict(zip(mine, self._decoded(mine, keys, found, decode), strict=True))
-        arrays = []
+        own = dict(zip(mine, self._decoded(mine, keys, found, decode), strict=True))
+        chunks = []
         for place, chunk in enumerate(found):
-            data = made.get(place) if chunk is None or chunk.data is None else chunk.data
-            if data is None:
+            made = own.get(place) if chunk is None or chunk.made is None else chunk.made
+            if made is None:
                 assert chunk is not None
-                data = self._waited_for(chunk, place, decode)
+                made = self._waited_for(chunk, place, decode)
             # Roughly: nobody else is kept waiting.
-            self.used_nbytes += data.nbytes * taken[place] / samples[place]
-            arrays.append(data)
-        return arrays
+            self.used_nbytes += made.data.nbytes * taken[place] / samples[place]
+            chunks.append(made)
+        return chunks
 
     def _decoded(
         self,
@@ -127,24 +145,27 @@ class RecentChunks:
         keys: Sequence[Hashable],
         found: Sequence[_Chunk | None],
         decode: Callable[[list[int]], Sequence[UInt8Array]],
-    ) -> Sequence[UInt8Array]:
+    ) -> Sequence[Decoded]:
         """Decode the chunks that this call has found missing, and remember them."""
         if not mine:
             return ()
         chunks = [(keys[place], found[place]) for place in mine]
         try:
-            made = decode(mine)
-            for data, (_, chunk) in zip(made, chunks, strict=True):
-                if chunk is not None:
-                    chunk.data = _own(data)
+            made = []
+            for data, (_, chunk) in zip(decode(mine), chunks, strict=True):
+                if chunk is None:
+                    made.append(Decoded.of(data))
+                else:
+                    chunk.made = Decoded.of(_own(data))
+                    made.append(chunk.made)
             with self._lock:
                 for key, chunk in chunks:
-                    if chunk is not None and chunk.data is not None and self._chunks.get(key) is chunk:
-                        chunk.counted = chunk.data.nbytes
+                    if chunk is not None and chunk.made is not None and self._chunks.get(key) is chunk:
+                        chunk.counted = chunk.made.data.nbytes
                         self._nbytes += chunk.counted
                 while self._nbytes > self.max_bytes and self._chunks:
                     self._drop(next(iter(self._chunks)))
-                self.decoded_nbytes += sum(data.nbytes for data in made)
+                self.decoded_nbytes += sum(one.data.nbytes for one in made)
         except BaseException:
             with self._lock:
                 for key, chunk in chunks:
@@ -159,13 +180,14 @@ class RecentChunks:
 
     def _waited_for(
         self, chunk: _Chunk, place: int, decode: Callable[[list[int]], Sequence[UInt8Array]]
-    ) -> UInt8Array:
+    ) -> Decoded:
         with chunk.lock:
-            if chunk.data is None:  # who was to decode it has failed
-                (chunk.data,) = decode([place])
+            if chunk.made is None:  # who was to decode it has failed
+                (data,) = decode([place])
+                chunk.made = Decoded.of(data)
                 with self._lock:
-                    self.decoded_nbytes += chunk.data.nbytes
-            return chunk.data
+                    self.decoded_nbytes += data.nbytes
+            return chunk.made
 
     def _drop(self, key: Hashable) -> None:
         self._nbytes -= self._chunks.pop(key).counted

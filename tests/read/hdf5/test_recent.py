@@ -17,8 +17,9 @@ from fastpipe.read.hdf5.recent import RecentChunks
 
 def get(recent: RecentChunks, key: Any, decode: Callable[[], Any], taken: int, samples: int) -> Any:
     """One chunk."""
-    (data,) = recent.get([key], [taken], [samples], lambda places: [decode() for _ in places])
-    return data
+    (chunk,) = recent.get([key], [taken], [samples], lambda places: [decode() for _ in places])
+    assert chunk.address == chunk.data.ctypes.data
+    return chunk.data
 
 
 class Decoder:
@@ -128,9 +129,9 @@ def test_several_at_once() -> None:
     assert recent.expect("abc") == [False] * 3
     assert recent.expect("cd") == [True, False]
     found = recent.get("abc", [1, 4, 2], [4, 4, 4], decode)
-    assert [data[0] for data in found] == [0, 10, 20]
+    assert [chunk.data[0] for chunk in found] == [0, 10, 20]
     found = recent.get("cab", [1, 2, 4], [4, 4, 4], decode)
-    assert [data[0] for data in found] == [20, 0, 20]
+    assert [chunk.data[0] for chunk in found] == [20, 0, 20]
     assert decoded == [[0, 1, 2], [2]]
     assert recent.nbytes == 20
     assert recent.decoded_nbytes == 40
@@ -139,9 +140,10 @@ def test_several_at_once() -> None:
 
 def test_one_of_a_block_does_not_keep_all_of_it() -> None:
     recent, block = RecentChunks(1000), np.zeros((50, 10), np.uint8)
-    (data,) = recent.get([1], [1], [2], lambda places: [block[7]])
-    (data,) = recent.get([1], [1], [3], lambda places: [])
-    assert data.base is None
+    for decode in (lambda places: [block[7]], lambda places: []):
+        (chunk,) = recent.get([1], [1], [3], decode)
+        assert chunk.data.base is None
+        assert chunk.address == chunk.data.ctypes.data
 
 
 def test_all_of_a_call_that_failed_are_decoded_anew() -> None:
@@ -175,7 +177,7 @@ def test_threads_that_want_some_of_the_same_chunks() -> None:
             chunks = recent.get(
                 keys, [1] * 20, [5] * 20, lambda places, keys=keys: decode([keys[k] for k in places])
             )  # type: ignore[misc]
-            found += [data.tolist() == [key] * 10 for key, data in zip(keys, chunks, strict=True)]
+            found += [chunk.data.tolist() == [key] * 10 for key, chunk in zip(keys, chunks, strict=True)]
         return all(found)
 
     with ThreadPoolExecutor(4) as pool:
