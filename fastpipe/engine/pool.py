@@ -175,6 +175,10 @@ class ThreadPool:
         self._reset()
         _pools.add(self)
 
+    def jobs(self) -> int:
+        """How many jobs are queued: those with tasks that nobody has begun, perhaps one whose last runs."""
+        return len(self._queue.jobs)
+
     def submit(self, task: Callable[[int], None], count: int) -> Job:
         """Queue a job.
 

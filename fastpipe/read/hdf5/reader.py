@@ -23,7 +23,8 @@ __all__ = ["LEAST_SHARED", "ReadTask", "SampleReader"]
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-_TASK_NBYTES = 1 << 20  # of samples that one task reads: more than it costs to hand it to a thread
+# Of samples that one task reads or copies: more than it costs to hand it to a thread, and no long time.
+_LEAST_NBYTES, _MOST_NBYTES = 1 << 20, 1 << 22
 _CHUNKS_NBYTES = 1 << 18  # of small chunks that one task decodes
 _MOST_CHUNKS = 8  # of large ones, if there are so many that each thread has tasks enough
 _SHARES = 4  # these are for each thread
@@ -77,7 +78,8 @@ class SampleReader:
         is_large = self.geometry.chunk_nbytes >= LEAST_SHARED
         self._shared = context.shared if is_large else None
         self._first_shared = number << _CHUNK_BITS
-        self._clock, self._threads = context.clock or _NoClock(), context.threads
+        self._clock = context.clock or _NoClock()
+        self._threads, self._batches = context.threads, context.batches
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
         self._has_holes = layout.kind != "compact" and bool((layout.offsets < 0).any())
@@ -137,7 +139,8 @@ class SampleReader:
         found = []
         if len(there):
             some = grouped.take(there)
-            tasks = np.cumsum(some.counts * self._part_nbytes) // _TASK_NBYTES
+            ends = np.cumsum(some.counts * self._part_nbytes)
+            tasks = (ends - 1) // self._task_nbytes(int(ends[-1]))
             found += self._in_tasks(some, tasks, part, out)
         if len(missing):
             each = max(
@@ -147,6 +150,12 @@ class SampleReader:
             )
             found += self._in_tasks(grouped.take(missing), np.arange(len(missing)) // each, part, out)
         return found
+
+    def _task_nbytes(self, nbytes: int) -> int:
+        """How much of so many bytes is one task: no less than keeps threads busy, as after each a thread may
+        have to wait for those that run Python."""
+        idle = max(1, self._threads // (1 + self._batches()))
+        return min(_MOST_NBYTES, max(_LEAST_NBYTES, -(-nbytes // idle)))
 
     def _in_tasks(self, groups: Groups, tasks: Int64Array, part: int, out: UInt8Array) -> list[ReadTask]:
         """Tasks for some groups.
@@ -299,7 +308,8 @@ class SampleReader:
     # ---- samples that lie in the file as they are ---------------------------------------------------
 
     def _in_pieces(self, rows: Int64Array, task: Callable[[slice], Callable[[], None]]) -> list[ReadTask]:
-        step = max(1, _TASK_NBYTES // max(1, self.geometry.sample_nbytes))
+        nbytes = max(1, self.geometry.sample_nbytes)
+        step = max(1, self._task_nbytes(len(rows) * nbytes) // nbytes)
         pieces = (slice(first, first + step) for first in range(0, len(rows), step))
         return [ReadTask(rows[piece], task(piece)) for piece in pieces]
 

@@ -51,7 +51,7 @@ class FastHDF5Dataset(Dataset[Any]):
 
     Where the chunks of a file lie is asked of the HDF5 library once; they are then read and
     decoded in threads, without the library's lock, and the rows of a batch are copied into
-    its memory by one call for each chunk.  It works in any ``DataLoader``; in a
+    its memory from many chunks by one call.  It works in any ``DataLoader``; in a
     :class:`fastpipe.FastLoader` the next batches are read while the current one is used.
 
     Args:

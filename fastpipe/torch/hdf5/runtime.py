@@ -60,8 +60,10 @@ class Runtime:
         self.recent = RecentChunks(room, _ChunkMemory(room))
         self.keeper = ChunkKeeper(options.cache, files)
         self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered)
-        threads = 1 if self.pool is None else self.pool.threads
-        self.open = files.open(ReadContext(self.keeper.of, self.recent, shared, self.clock, threads))
+        context = ReadContext(self.keeper.of, self.recent, shared, self.clock)
+        if self.pool is not None:
+            context = context._replace(threads=self.pool.threads, batches=self.pool.jobs)
+        self.open = files.open(context)
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,
             lambda sample: Item(sample, files.path_of(sample)),

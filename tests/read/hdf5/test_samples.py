@@ -54,6 +54,44 @@ class _KeepsNothing:
         """Nowhere."""
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (1, 1 << 16)}, {"chunks": (1, 1 << 16), "compression": "lzf"}]
+)
+@pytest.mark.parametrize(
+    ("rows", "batches", "tasks"),
+    [
+        (16, 0, 1),  # 1 MiB: not worth to be shared
+        (128, 0, 4),  # 8 MiB, and four threads with nothing else to do
+        (128, 1, 2),  # or two
+        (128, 9, 2),  # or none; but a task is not larger than 4 MiB
+        (32, 9, 1),
+    ],
+)
+def test_a_batch_is_shared_by_threads_that_are_idle(
+    tmp_path: Path, options: dict[str, Any], rows: int, batches: int, tasks: int
+) -> None:
+    data = np.random.default_rng(0).integers(0, 3, (200, 1 << 16)).astype("u1")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        layout = read_layout(file.create_dataset("x", data=data, **options))
+    descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
+    try:
+        recent = RecentChunks(1 << 30)
+        context = ReadContext(recent=recent, threads=4, batches=lambda: batches)
+        reader = SampleReader(layout, 1, descriptor, context)
+        samples, out = np.arange(rows)[::-1], np.zeros(rows << 16, np.uint8)
+        if layout.filters:  # so that the chunks are there
+            keys = [(reader._token, number) for number in range(rows)]
+            recent.get(keys, [0] * rows, [1] * rows, lambda places: list(data[places].copy()))
+        found = reader.tasks(samples, np.arange(rows), out)
+        for task in found:
+            task.run()
+    finally:
+        os.close(descriptor)
+    np.testing.assert_array_equal(out.reshape(rows, -1), data[samples])
+    assert len(found) == tasks
+    assert sorted(np.concatenate([task.rows for task in found]).tolist()) == list(range(rows))
+
+
 def content(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
     """Random bytes of few values, so that they compress; bools are 0 and 1."""
     dtype = np.dtype(dtype)
