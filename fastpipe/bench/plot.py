@@ -105,8 +105,8 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
         reference = entry["group"] == "replaced"
         text = "1×" if reference else f"{entry['ratio']['median']:.1f}×"
         text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
-        # A figure that has no room in its bar goes in front of the ratio.
-        is_short = rate["high"] < 0.075 * top
+        # A figure that has no room in its bar, before the range, goes in front of the ratio.
+        is_short = rate["low"] < 0.1 * top
         number = f"{rate['median']:,.0f}"
         axes.annotate(
             f"{number} · {text}" if is_short else text,
