@@ -175,7 +175,7 @@ class ThreadPool:
         self._reset()
         _pools.add(self)
 
-    def jobs(self) -> int:
+    def count_jobs(self) -> int:
         """How many jobs are queued: those with tasks that nobody has begun, perhaps one whose last runs."""
         return len(self._queue.jobs)
 

@@ -14,6 +14,8 @@ __all__ = ["ends_of", "integers", "located", "numbers_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
+_LARGEST = np.iinfo(np.int64).max
+
 
 def ends_of(dataset: Any) -> list[Any]:
     """The datasets at the end, in the order of the samples; one that comes twice is there twice."""
@@ -29,10 +31,13 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
 
     Raises:
         TypeError: one is no integer.
+        IndexError: one is beyond the ends of any dataset, and would become another.
     """
     asked = np.asarray(indices)
     if asked.size and asked.dtype.kind not in "iu":
-        asked = np.array([operator.index(index) for index in indices])
+        asked = np.array([operator.index(index) for index in indices], object)
+    if asked.dtype.kind in "uO" and asked.size and not -_LARGEST <= asked.min() <= asked.max() <= _LARGEST:
+        raise IndexError(f"samples {asked.min()} to {asked.max()}, beyond the ends of any dataset")
     return asked.astype(np.int64).reshape(-1)
 
 

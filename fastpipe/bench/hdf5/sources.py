@@ -58,7 +58,7 @@ class RowByRow:
 
     def close(self) -> None:
         """Close the file, if it is open."""
-        if self._values is not None:
+        if self._file is not None:
             self._file.close()
         self._file = self._values = self._labels = None
 

@@ -21,7 +21,7 @@ class ReadContext(NamedTuple):
         shared: decoded chunks that other processes want as well, or None.
         clock: hears how long was read (``"read"``), decoded (``"decode"``) and copied (``"copy"``).
         threads: how many share the work.
-        batches: tells how many other batches they have to make.
+        count_jobs: how many other jobs these have at the moment.
     """
 
     keep: Callable[[int, Layout], KeptChunks | None] | None = None
@@ -29,7 +29,7 @@ class ReadContext(NamedTuple):
     shared: SharedChunks | None = None
     clock: Stopwatch | None = None
     threads: int = 1
-    batches: Callable[[], int] = lambda: 0
+    count_jobs: Callable[[], int] = lambda: 0
 
 
 ALONE = ReadContext()

@@ -79,7 +79,7 @@ class SampleReader:
         self._shared = context.shared if is_large else None
         self._first_shared = number << _CHUNK_BITS
         self._clock = context.clock or _NoClock()
-        self._threads, self._batches = context.threads, context.batches
+        self._threads, self._count_jobs = context.threads, context.count_jobs
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
         self._has_holes = layout.kind != "compact" and bool((layout.offsets < 0).any())
@@ -152,9 +152,9 @@ class SampleReader:
         return found
 
     def _task_nbytes(self, nbytes: int) -> int:
-        """How much of so many bytes is one task: no less than keeps threads busy, as after each a thread may
-        have to wait for those that run Python."""
-        idle = max(1, self._threads // (1 + self._batches()))
+        """How much of so many bytes is one task: as much as leaves something for each idle thread, as after
+        each task a thread may have to wait for those that run Python."""
+        idle = max(1, self._threads // (1 + self._count_jobs()))
         return min(_MOST_NBYTES, max(_LEAST_NBYTES, -(-nbytes // idle)))
 
     def _in_tasks(self, groups: Groups, tasks: Int64Array, part: int, out: UInt8Array) -> list[ReadTask]:

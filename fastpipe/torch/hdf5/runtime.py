@@ -62,7 +62,7 @@ class Runtime:
         self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered)
         context = ReadContext(self.keeper.of, self.recent, shared, self.clock)
         if self.pool is not None:
-            context = context._replace(threads=self.pool.threads, batches=self.pool.jobs)
+            context = context._replace(threads=self.pool.threads, count_jobs=self.pool.count_jobs)
         self.open = files.open(context)
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,

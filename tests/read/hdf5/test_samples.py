@@ -58,7 +58,7 @@ class _KeepsNothing:
     "options", [{}, {"chunks": (1, 1 << 16)}, {"chunks": (1, 1 << 16), "compression": "lzf"}]
 )
 @pytest.mark.parametrize(
-    ("rows", "batches", "tasks"),
+    ("rows", "jobs", "tasks"),
     [
         (16, 0, 1),  # 1 MiB: not worth to be shared
         (128, 0, 4),  # 8 MiB, and four threads with nothing else to do
@@ -68,7 +68,7 @@ class _KeepsNothing:
     ],
 )
 def test_a_batch_is_shared_by_threads_that_are_idle(
-    tmp_path: Path, options: dict[str, Any], rows: int, batches: int, tasks: int
+    tmp_path: Path, options: dict[str, Any], rows: int, jobs: int, tasks: int
 ) -> None:
     data = np.random.default_rng(0).integers(0, 3, (200, 1 << 16)).astype("u1")
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -76,7 +76,7 @@ def test_a_batch_is_shared_by_threads_that_are_idle(
     descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
     try:
         recent = RecentChunks(1 << 30)
-        context = ReadContext(recent=recent, threads=4, batches=lambda: batches)
+        context = ReadContext(recent=recent, threads=4, count_jobs=lambda: jobs)
         reader = SampleReader(layout, 1, descriptor, context)
         samples, out = np.arange(rows)[::-1], np.zeros(rows << 16, np.uint8)
         if layout.filters:  # so that the chunks are there
