@@ -21,6 +21,7 @@ KERNEL_MODULES = (
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
     "read/jpeg_scans.py",
+    "read/volumes/kernels.py",
     "transform/_simd.py",
     "transform/kernels.py",
     "transform/weights.py",

@@ -9,6 +9,7 @@
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
     ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
     ├── HDF5Error                (OSError)       an HDF5 file is damaged, has changed, or is in use
+    ├── VolumeError              (OSError)       a volume is damaged, has changed, or cannot be opened
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
@@ -30,6 +31,7 @@ __all__ = [
     "OptionError",
     "SharedMemoryError",
     "TooManyBadSamplesError",
+    "VolumeError",
     "WorkerError",
 ]
 
@@ -76,6 +78,10 @@ class CacheError(FastpipeError, OSError):
 
 class HDF5Error(FastpipeError, OSError):
     """An HDF5 file cannot be opened, is damaged, has changed since, or is being written to."""
+
+
+class VolumeError(FastpipeError, OSError):
+    """A volume cannot be opened, is damaged, has changed since, or is not what was said of it."""
 
 
 class WorkerError(FastpipeError, RuntimeError):

@@ -107,7 +107,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where decoded images are kept, so that they are decoded once.
+    """Where decoded images, chunks or parts of volumes are kept, so that they are decoded once.
 
     What is kept is what was decoded, before the random part of a transform: results stay the
     same.  A file that changes is decoded again.  Nothing is ever evicted: what does not fit is
@@ -123,6 +123,9 @@ class Cache:
             (to the cgroup, in a container), or of the free disk, when the cache is made.
         dir: with ``"disk"``, an existing or new folder, in which a folder ``fastpipe-decoded``
             of mode 0700 is made.  Default: in the user's cache folder.
+
+    Of volumes, parts are kept in memory within ``max_bytes``, from their first use on, and what is wanted
+    least makes room for what is wanted now; there is no ``"disk"``.
 
     Wherever a ``Cache`` is accepted one of its four words is too.
 
@@ -207,6 +210,8 @@ class Shuffle:
 
     Args:
         window: with groups, so many of them are mixed at a time; None takes as many as are 32 MB decoded.
+            Of volumes, patches come from so many places in turn; None takes as many as decode little more
+            than is used.
         unit: ``"sample"`` shuffles samples, each order as likely as any other, which is what
             ``shuffle=True`` does.  ``"group"`` shuffles the groups of samples that are cheap to read
             together, such as the chunks of an HDF5 file, and then the samples of each ``window``

@@ -1,4 +1,5 @@
-"""Data for tests and benchmarks, shipped with fastpipe: photographs and log-mels made from a seed, odd files.
+"""Data for tests and benchmarks, shipped with fastpipe: photographs, log-mels and volumes made from a seed,
+odd files.
 
 Nothing else in fastpipe imports this package.
 """
@@ -9,8 +10,10 @@ from fastpipe.testing.array_image import ArrayImage
 from fastpipe.testing.mels import log_mels, mel_rows, mel_segments, read_wav, spoken, write_table
 from fastpipe.testing.odd_images import OddImage, odd_images, write_fifo
 from fastpipe.testing.photos import imagenet_size, photo_tree, photograph
+from fastpipe.testing.volumes import scroll_slabs, write_zarr
 
 __all__ = [
     "ArrayImage", "OddImage", "imagenet_size", "log_mels", "mel_rows", "mel_segments", "odd_images",
-    "photo_tree", "photograph", "read_wav", "spoken", "write_fifo", "write_table",
+    "photo_tree", "photograph", "read_wav", "scroll_slabs", "spoken", "write_fifo", "write_table",
+    "write_zarr",
 ]  # fmt: skip

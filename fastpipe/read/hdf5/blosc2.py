@@ -14,7 +14,7 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError
-from fastpipe.read.hdf5.foreign import address, library_at
+from fastpipe.read.hdf5.foreign import address, library_at, once
 from fastpipe.read.hdf5.plugin_kernels import BLOSC2_CALLS
 
 __all__ = ["blosc2_functions", "has_blosc2"]
@@ -31,7 +31,7 @@ def blosc2_functions() -> tuple[int, ...]:
     return tuple(address(_library(), name) for name in BLOSC2_CALLS)
 
 
-@cache
+@once
 def _library() -> Any:
     """c-blosc2; None where hdf5plugin is not there, or does not show its functions."""
     try:

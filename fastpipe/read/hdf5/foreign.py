@@ -10,15 +10,38 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["ContextOfThread", "address", "library_at", "library_of"]
+__all__ = ["ContextOfThread", "address", "library_at", "library_of", "once"]
+
+T = TypeVar("T")
 
 Functions = Mapping[str, tuple[Any, Sequence[Any]]]
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """A function of no arguments that is called once, also by threads that call it at the same time.
+
+    (``functools.cache`` lets each of these call it, and keeps one result: whoever has another has what is
+    finalized as soon as it is dropped.)
+    """
+    lock = threading.Lock()
+    made: list[T] = []
+
+    @wraps(make)
+    def found() -> T:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return found
 
 
 def library_at(path: str | os.PathLike[str], functions: Functions) -> Any:

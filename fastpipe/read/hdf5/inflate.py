@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of
+from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of, once
 
 __all__ = ["decompressor", "inflate", "zlib_decompress"]
 
@@ -71,7 +70,7 @@ def _by_zlib(data: UInt8Array, out: UInt8Array) -> None:
     out[:] = np.frombuffer(made, np.uint8)
 
 
-@cache
+@once
 def _decompressors() -> ContextOfThread | None:
     """libdeflate's, each of which serves one call at a time; None where the package does not show them."""
     pointer, size = ctypes.c_void_p, ctypes.c_size_t

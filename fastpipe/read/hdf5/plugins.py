@@ -14,7 +14,7 @@ from fastpipe._extras import require
 from fastpipe.read.hdf5 import plugin_kernels as kernels
 from fastpipe.read.hdf5.blosc2 import blosc2_functions, has_blosc2
 from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of
+from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of, once
 from fastpipe.read.hdf5.kernels import BITSHUFFLE, BLOSC, BLOSC2, LZ4, ZSTD
 
 __all__ = [
@@ -149,7 +149,7 @@ def zstd_context() -> int:
 _ZSTD_DECOMPRESS = "ZSTD_decompressDCtx"
 
 
-@cache
+@once
 def _zstd_contexts() -> ContextOfThread | None:
     pointer = ctypes.c_void_p
     library = library_of(

@@ -1,0 +1,1 @@
+"""Boxes of arrays that are larger than memory, whatever they are stored in."""

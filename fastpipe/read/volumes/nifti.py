@@ -1,0 +1,141 @@
+"""NIfTI images: of those without compression parts are read; of others a copy is made once.
+
+The format: nifti1.h and nifti2.h of the NIfTI data format working group, as nibabel reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.read.volumes.files import RawVolume
+from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.volume import UnitReader, Volume
+
+__all__ = ["Converter", "ScaledVolume", "nifti_volume"]
+
+# The path of a file, the bytes of a copy of it, and a function that writes this, to the path of the copy.
+Converter = Callable[[str, int, Callable[[BinaryIO], None]], str]
+_PIECE = 1 << 22  # bytes that are decompressed at a time
+
+
+def nifti_volume(path: str, convert: Converter | None) -> Volume:
+    """An image, as ``nibabel.load(path).dataobj`` has it.
+
+    Args:
+        path: of the file, ``.nii`` or ``.nii.gz``.
+        convert: keeps what is made of compressed files.
+
+    Raises:
+        VolumeError: it is damaged or cut off, or no NIfTI image.
+    """
+    nibabel = require("nibabel", extra="volume")
+    is_packed = path.lower().endswith(".gz")
+    try:
+        image = nibabel.load(path)
+    except Exception as error:
+        raise VolumeError(f"{path} cannot be read as a NIfTI image: {error}") from None
+    proxy = image.dataobj
+    shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
+    if dtype.kind not in "biufc":
+        raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
+    file, how = path, "NIfTI, not compressed"
+    if is_packed:
+        if convert is None:
+            raise VolumeError(f"{path} is compressed as a whole: unpack it, as there is no place for a copy")
+        nbytes = offset + math.prod(shape) * dtype.itemsize
+        file = convert(path, nbytes, lambda to: unpack(path, to, nbytes))
+        how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
+    volume = RawVolume(file, shape, dtype, offset, True, how, name=path)
+    volume.source = path
+    slope, inter = float(proxy.slope), float(proxy.inter)
+    return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
+
+
+class ScaledVolume(Volume):
+    """A volume whose elements stand for others, slope · element + inter.
+
+    Args:
+        volume: as it is stored.
+        slope, inter: as in an image's header.
+    """
+
+    def __init__(self, volume: Volume, slope: float, inter: float) -> None:
+        self.inner, self.slope, self.inter = volume, slope, inter
+        self.name, self.shape = volume.name, volume.shape
+        self.grid = UnitGrid(volume.shape, volume.grid.unit)
+        self.dtype = self.scaled(np.zeros(1, volume.dtype)).dtype
+        self.how = f"{volume.how}, scaled to {self.dtype}"
+
+    def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What elements stand for, of the type that nibabel gives them."""
+        scale = require("nibabel.volumeutils", extra="volume").apply_read_scaling
+        made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
+        return made
+
+    def open(self) -> UnitReader:
+        """Open the volume."""
+        return _ScaledReader(self)
+
+    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """As of the volume."""
+        return self.inner.stored_in(numbers)
+
+    def state(self) -> tuple[str, str]:
+        """The volume's, and how it is scaled."""
+        file, state = self.inner.state()
+        return file, f"{state} scaled {self.slope!r} {self.inter!r}"
+
+
+class _ScaledReader(UnitReader):
+    def __init__(self, volume: ScaledVolume) -> None:
+        self._volume, self._reader = volume, volume.inner.open()
+
+    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units, and scale them."""
+        inner = self._volume.inner
+        for number, out in zip(numbers, outs, strict=True):
+            # What lies beyond the array's ends is arbitrary, but must not be a number that cannot be scaled.
+            stored = np.zeros(inner.unit_nbytes, np.uint8)
+            self._reader.read(number[None], [stored])
+            out.view(self._volume.dtype)[:] = self._volume.scaled(stored.view(inner.dtype))
+
+
+def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
+    """Decompress a gzip file, a piece at a time.
+
+    Args:
+        path: of the file.
+        target: the new file, open for writing.
+        nbytes: that it is to have, at least.
+
+    Raises:
+        VolumeError: it is damaged, or cut off.
+    """
+    done = 0
+    with open(path, "rb") as source:
+        stream, is_over = zlib.decompressobj(wbits=31), False
+        while data := source.read(_PIECE):
+            while data:
+                try:
+                    made = stream.decompress(data, _PIECE)
+                except zlib.error as error:
+                    done_so_far = in_bytes(done)
+                    raise VolumeError(f"{path} is damaged, {done_so_far} into its content: {error}") from None
+                done += target.write(made)
+                is_over, data = stream.eof, stream.unconsumed_tail
+                if is_over:  # another member may follow; zeros behind the last are no such
+                    data = stream.unused_data.lstrip(b"\0")
+                    stream = zlib.decompressobj(wbits=31) if data else stream
+        if not is_over or done < nbytes:
+            raise VolumeError(
+                f"{path} is cut off: it has {in_bytes(done)} of {in_bytes(nbytes)}; copy it again"
+            )

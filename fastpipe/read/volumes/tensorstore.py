@@ -1,0 +1,119 @@
+"""Arrays that tensorstore reads: Zarr with any codecs, N5, and whatever lies in an object store."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.state import folder_state
+from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
+
+__all__ = ["TensorStoreVolume"]
+
+_LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
+
+
+class TensorStoreVolume(Volume):
+    """An array that tensorstore opens.
+
+    Args:
+        name: for messages.
+        spec: tensorstore's, as JSON.
+        why: why it is not read here, in words; empty if it never is.
+    """
+
+    def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
+        self.name, self._spec = name, spec
+        store = _opened(name, spec)
+        self.shape = tuple(store.shape)
+        self.dtype = np.dtype(store.dtype.numpy_dtype)
+        sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
+        chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
+        self.grid = UnitGrid(self.shape, _unit(chunk, self.shape, self.dtype.itemsize))
+        said = "×".join(map(str, chunk))
+        self.how = f"{store.spec().to_json()['driver']} by tensorstore, chunks of {said}"
+        self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
+        self._pid = os.getpid()
+
+    def store(self) -> Any:
+        """tensorstore's own array, opened here."""
+        return _opened(self.name, self._spec)
+
+    def open(self) -> UnitReader:
+        """Open it here.
+
+        Raises:
+            VolumeError: this process was forked from one that used tensorstore, whose threads are missing.
+        """
+        return _Reader(self)
+
+    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """All in the same: they are read at the same time, as each may take long to come."""
+        return np.zeros_like(numbers)
+
+    def state(self) -> tuple[str, str]:
+        """That of its folder's files; of what is elsewhere nobody says it."""
+        store = self._spec["kvstore"]
+        if not isinstance(store, dict):
+            return "", ""
+        count, nbytes, latest = folder_state(store["path"])
+        return store["path"], f"tensorstore {self._spec} {count} files, {nbytes} bytes, {latest} ns"
+
+
+class _Reader(UnitReader):
+    def __init__(self, volume: TensorStoreVolume) -> None:
+        self._volume, self._grid = volume, volume.grid
+        self._store = _opened(volume.name, volume._spec)
+
+    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units, all at the same time."""
+        boxes = [self._grid.box(number) for number in numbers.tolist()]
+        reads = [self._store[box].read(order="C") for box in boxes]
+        for box, read, out in zip(boxes, reads, outs, strict=True):
+            try:
+                part = read.result()
+            except Exception as error:
+                place = ", ".join(f"{side.start}:{side.stop}" for side in box)
+                raise DamagedUnitError(f"{self._volume.name}, the part at [{place}]: {error}") from None
+            unit = out.view(self._volume.dtype).reshape(self._grid.unit)
+            unit[tuple(slice(size) for size in part.shape)] = part
+
+
+def _unit(chunk: Sequence[int], shape: Sequence[int], itemsize: int) -> list[int]:
+    """A whole number of chunks that is worth a call."""
+    unit = list(chunk)
+    while math.prod(unit) * itemsize < _LEAST_NBYTES:
+        growing = [dim for dim in range(len(unit)) if unit[dim] < shape[dim]]
+        if not growing:
+            break
+        dim = min(growing, key=lambda dim: unit[dim])
+        unit[dim] = min(2 * unit[dim], -(-shape[dim] // chunk[dim]) * chunk[dim])
+    return unit
+
+
+_used_in: list[int] = []  # the process in which tensorstore has threads
+
+
+def _opened(name: str, spec: dict[str, Any]) -> Any:
+    if _used_in and _used_in[0] != os.getpid():
+        raise VolumeError(
+            f"{name} is read by tensorstore, whose threads do not survive a fork: give the loader "
+            "multiprocessing_context='spawn', or num_workers=0, whose threads share what they decode"
+        )
+    tensorstore = require("tensorstore", extra="volume")
+    _used_in[:] = [os.getpid()]
+    # What is decoded is remembered by fastpipe.
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
+    try:
+        return tensorstore.open(spec, read=True, open=True, context=context).result()
+    except Exception as error:
+        raise VolumeError(f"{name} cannot be opened by tensorstore: {error}") from None

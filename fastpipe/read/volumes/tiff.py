@@ -1,0 +1,281 @@
+"""TIFF: files of many pages, and folders of files that are the slices of a volume.
+
+tifffile says where strips and tiles are, and undoes their compression.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.read.volumes.files import RawVolume, raw_unit, read_box
+from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.state import FileState, folder_state
+from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
+
+__all__ = ["TiffVolume", "is_tiff_name", "tiff_volume"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def is_tiff_name(name: str) -> bool:
+    """Whether a file's name is that of a TIFF file."""
+    return name.lower().endswith((".tif", ".tiff"))
+
+
+class _Page(NamedTuple):
+    """What pages of a volume have in common.
+
+    Attributes:
+        shape: (rows, columns), with samples behind, or in front where they lie in planes of their own.
+        dtype: of the elements, as they are stored.
+        segment: the shape of a strip or tile.
+        is_raw: whether all of a page lies in the file as it is.
+        compression: its name.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    segment: tuple[int, ...]
+    is_raw: bool
+    compression: str
+
+
+class _Segments(NamedTuple):
+    """Where a page's strips or tiles are in its file: int64 (N,) each."""
+
+    offsets: Int64Array
+    sizes: Int64Array
+
+
+def tiff_volume(path: str) -> Volume:
+    """The first series of images in a file, or the files of a folder as slices.
+
+    Args:
+        path: the file, or folder.
+
+    Raises:
+        VolumeError: it is damaged, or its pages are not alike.
+    """
+    if os.path.isdir(path):
+        files = sorted(os.path.join(path, name) for name in os.listdir(path) if is_tiff_name(name))
+        shape, page, _ = _series(files[0])
+        if len(shape) != len(page.shape):
+            raise VolumeError(
+                f"{path}: {files[0]} has {shape}, where a slice is one image: name a single file"
+            )
+        return TiffVolume(path, files, (len(files), *shape), page, None)
+    if (raw := _raw(path)) is not None:
+        return raw
+    shape, page, segments = _series(path)
+    return TiffVolume(path, [path], shape, page, segments)
+
+
+def _raw(path: str) -> RawVolume | None:
+    """A file whose images lie in it one after the other as they are; None for others."""
+    try:
+        with require("tifffile", extra="volume").TiffFile(path) as file:
+            series = file.series[0]
+            if series.dataoffset is None:
+                return None
+            dtype = series.dtype.newbyteorder(file.byteorder)
+            shape, offset = tuple(map(int, series.shape)), int(series.dataoffset)
+    except OSError:
+        raise
+    except Exception as error:  # of tifffile, struct and others
+        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+    return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed")
+
+
+def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments]]:
+    """The first series of a file: its shape, what its pages are, and where."""
+    tifffile = require("tifffile", extra="volume")
+    try:
+        with tifffile.TiffFile(path) as file:
+            series = file.series[0]
+            first, pages = series.keyframe, series.pages
+            page = _page(first, file.byteorder)
+            if any(one is not None and one.parent is not file for one in pages):
+                raise VolumeError(f"{path} refers to pages in other files: name the folder of the slices")
+            found = [_segments(one, page) for one in pages]
+            return tuple(map(int, series.shape)), page, found
+    except (VolumeError, OSError):
+        raise
+    except Exception as error:  # of tifffile, struct and others
+        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+
+
+def _page(first: Any, order: Any) -> _Page:
+    if first.dtype is None or first.dtype.kind not in "biufc":
+        raise ValueError(f"its elements are of {first.bitspersample} bits, in a format that NumPy has not")
+    shape = tuple(map(int, first.shape))
+    dtype = np.dtype(first.dtype).newbyteorder(order)
+    if first.imagedepth > 1:
+        raise ValueError("its images have a depth of their own")
+    if first.is_contiguous and first.compression == 1 and first.bitspersample % 8 == 0:
+        return _Page(shape, dtype, shape, True, "")
+    rows, columns = int(first.imagelength), int(first.imagewidth)
+    side = (first.tilelength, first.tilewidth) if first.is_tiled else (min(first.rowsperstrip, rows), columns)
+    is_planar, has_samples = first.planarconfig == 2 and first.samplesperpixel > 1, len(shape) > 2
+    segment = tuple(map(int, side))
+    if has_samples:
+        segment = (1, *segment) if is_planar else (*segment, shape[-1])
+    # What is undone is of the machine's own order of bytes.
+    return _Page(shape, dtype.newbyteorder("="), segment, False, first.compression.name.lower())
+
+
+def _segments(page: Any, common: _Page) -> _Segments:
+    """Where a page's segments are."""
+    if page is None:
+        raise ValueError("it misses pages")
+    if tuple(page.shape) != common.shape:
+        raise ValueError(f"its pages have {tuple(page.shape)} and {common.shape}")
+    offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+    if common.is_raw:
+        offsets, sizes = offsets[:1], np.array([sizes.sum()])
+    return _Segments(offsets, sizes)
+
+
+class TiffVolume(Volume):
+    """Pages of one file, or of several.
+
+    Args:
+        name: for messages.
+        files: the file, or one for each page.
+        shape: of the volume.
+        page: what pages are.
+        segments: where those of the file's pages are; None where each file is asked when it is read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[str],
+        shape: Sequence[int],
+        page: _Page,
+        segments: list[_Segments] | None,
+    ) -> None:
+        self.name, self.files, self.page, self.segments = name, list(files), page, segments
+        self.shape, self.dtype = tuple(shape), page.dtype
+        lead = [1] * (len(self.shape) - len(page.shape))
+        side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
+        self.grid = UnitGrid(self.shape, [*lead, *side])
+        self.dims = len(lead)
+        self.opened = FileState.of(name)
+        many = f"{len(files):,} files, " if segments is None else ""
+        what = "×".join(map(str, page.segment))
+        nbytes = in_bytes(math.prod(page.segment) * page.dtype.itemsize)
+        self.how = f"TIFF, {many}" + (
+            "not compressed" if page.is_raw else f"parts of {what} ({nbytes}; {page.compression})"
+        )
+
+    def open(self) -> UnitReader:
+        """Open it in this process."""
+        return _Reader(self)
+
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
+        """The page of each."""
+        inner = math.prod(self.grid.counts[self.dims :])
+        pages: Int64Array = numbers // inner
+        return pages
+
+    def state(self) -> tuple[str, str]:
+        """That of the file, or of all files of the folder."""
+        files = folder_state(self.name) if self.segments is None else ()
+        return self.name, f"tiff {self.opened.state} {files}"
+
+
+class _Reader(UnitReader):
+    def __init__(self, volume: TiffVolume) -> None:
+        self._volume, self._lock = volume, threading.Lock()
+        self._found: dict[int, _Segments] = {}
+        volume.opened.check()
+        with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
+            first = file.series[0].keyframe
+            self._decode: Callable[..., Any] = first.decode
+            self._tables = {} if first.jpegtables is None else {"jpegtables": first.jpegtables}
+
+    def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units: strips or tiles, or parts of pages that are not compressed."""
+        volume = self._volume
+        volume.opened.check()
+        pages = volume.stored_in(numbers)
+        for page in np.unique(pages).tolist():
+            path = volume.files[0] if volume.segments is not None else volume.files[page]
+            which = np.flatnonzero(pages == page).tolist()
+            segments = self._segments(page, path)
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
+                for place in which:
+                    self._read_unit(descriptor, segments, int(numbers[place]), outs[place])
+            except (VolumeError, OSError):
+                raise
+            except Exception as error:  # of whatever library undoes the compression
+                raise DamagedUnitError(f"{path}, page {page}: {error}") from None
+            finally:
+                os.close(descriptor)
+
+    def _segments(self, page: int, path: str) -> _Segments:
+        """Where those of a page are; of a file of its own this is found out when it is first read."""
+        volume = self._volume
+        if volume.segments is not None:
+            return volume.segments[page]
+        with self._lock:
+            found = self._found.get(page)
+        if found is None:
+            _, common, (found, *_) = _series(path)
+            if common != volume.page:
+                raise VolumeError(f"{path} is not like {volume.files[0]}: {common} and {volume.page}")
+            with self._lock:
+                self._found[page] = found
+        return found
+
+    def _read_unit(
+        self, descriptor: int, segments: _Segments, number: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        volume, page = self._volume, self._volume.page
+        box = volume.grid.box(number)[volume.dims :]
+        unit = out.view(volume.dtype).reshape(volume.grid.unit[volume.dims :])
+        sizes = [side.stop - side.start for side in box]
+        if page.is_raw:
+            part = unit if list(unit.shape) == sizes else np.empty(sizes, volume.dtype)
+            read_box(descriptor, int(segments.offsets[0]), page.shape, box, part)
+            if part is not unit:
+                unit[tuple(map(slice, sizes))] = part
+            return
+        inner = math.prod(volume.grid.counts[volume.dims :])
+        at = number % inner
+        stored = _read_bytes(descriptor, int(segments.offsets[at]), int(segments.sizes[at]))
+        data, _, shape = self._decode(stored or None, at, **self._tables)
+        if data is None:  # never written
+            unit[...] = 0
+            return
+        made = data.reshape(data.shape[1:])  # (rows, columns, samples)
+        if len(page.shape) == 2:
+            made = made[..., 0]
+        elif page.segment[0] == 1 and page.shape[-1] != made.shape[-1]:  # planes of samples
+            made = made[..., 0][None]
+        if list(made.shape) != sizes:
+            made = made[tuple(map(slice, sizes))]
+        if list(made.shape) != sizes:
+            raise ValueError(f"a part of {shape} in the place of {sizes}")
+        unit[tuple(map(slice, sizes))] = made
+
+
+def _read_bytes(descriptor: int, offset: int, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        more = os.pread(descriptor, size - len(found), offset + len(found))
+        if not more:
+            raise ValueError("the file ends within it")
+        found += more
+    return found
