@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import json
 import logging
 import os
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +14,9 @@ from fastpipe._private_folder import PrivateFolder, user_cache_folder
 from fastpipe.cache.budget import free_disk, free_memory
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import is_stale
-from fastpipe.cache.locks import locks_are_possible, try_to_lock
-from fastpipe.cache.shared_memory import anonymous_file, descriptor_of
+from fastpipe.cache.locks import locks_are_possible
+from fastpipe.cache.meeting import LOCK, alone, announce, announced, meeting_folder, meeting_name
+from fastpipe.cache.shared_memory import anonymous_file
 from fastpipe.cache.store import DamagedStoreError, EntryStore
 from fastpipe.errors import CacheError
 from fastpipe.types import Cache
@@ -35,9 +30,6 @@ _LEFT = 1 << 28  # bytes of memory or disk below which nothing more is kept
 _MARKS = 1 << 20
 _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun anew
 _LOOKED_AT = 1000  # entries, to know how stale it is
-_LOCK, _PATIENCE_S = "lock", 1.0
-# Age of what was announced elsewhere, from where nobody here can ask whether it still is.
-_FORGOTTEN_S = 30 * 86400.0
 
 
 def open_store(option: Cache) -> EntryStore | None:
@@ -103,13 +95,12 @@ def _ram(option: Cache) -> EntryStore:
     """The store in memory that processes of this user share, or a new one."""
     store = None
     try:
-        with PrivateFolder(user_cache_folder() / "shared-memory") as folder, _alone(folder):
-            place, name = _meeting_point(option)
-            _clear(folder, place)
+        with meeting_folder() as folder:
+            name = meeting_name(str(option.max_bytes))
             store = _join(folder, name)
             if store is None:
                 store = _new_ram(option)
-            _announce(folder, name, store)
+            announce(folder, name, store.descriptors, {"max_bytes": store.max_bytes}, store)
     except (CacheError, OSError) as error:
         _log.info("the cache in memory is not shared with other processes: %s", error)
     return _new_ram(option) if store is None else store
@@ -146,63 +137,18 @@ def _memory_is_short() -> bool:
     return free is not None and free < _LEFT
 
 
-def _meeting_point(option: Cache) -> tuple[str, str]:
-    """Names on which processes agree: those that can share memory on the first, which is of one
-    machine that was started once and of those that see each other's numbers; those that ask for
-    the same on both."""
-    facts = []
-    with contextlib.suppress(OSError):
-        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    place = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    return place, f"{place}.{option.max_bytes}"
-
-
-def _announce(folder: PrivateFolder, name: str, store: EntryStore) -> None:
-    """Tell other processes that a store is at two descriptors of this one."""
-    data, log = store.descriptors
-    told = {
-        "pid": os.getpid(), "descriptors": [data, log], "max_bytes": store.max_bytes,
-        "inodes": [os.fstat(data).st_ino, os.fstat(log).st_ino],
-    }  # fmt: skip
-    file = f"{name}.{os.getpid()}.{data}.json"
-    folder.write(file, lambda out: out.write(json.dumps(told).encode()), sync=False)
-    weakref.finalize(store, _withdraw, folder.path / file, os.getpid())
-
-
-def _withdraw(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not in a child of a fork
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _clear(folder: PrivateFolder, place: str) -> None:
-    """Remove what was announced by processes that are gone."""
-    for name in folder.names():
-        with contextlib.suppress(OSError):
-            if name.startswith(f"{place}."):
-                gone = not os.path.exists(f"/proc/{name.split('.')[2]}")
-            else:  # on another machine or before this one was started, or in another container
-                gone = time.time() - (folder.path / name).lstat().st_mtime > _FORGOTTEN_S
-            if gone and name != _LOCK:
-                folder.remove(name)
-
-
 def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
-    """A store that a living process holds; what it has not any more is cleared away."""
-    for file in sorted(folder.names()):
-        if not file.startswith(f"{name}."):
-            continue
+    """A store that a living process holds."""
+    for found in announced(folder, name):
         opened: list[int] = []
         try:
-            told = json.loads(folder.read(file) or b"")
-            limit = int(told["max_bytes"])
-            for number, inode in zip(told["descriptors"], told["inodes"], strict=True):
-                opened.append(descriptor_of(int(told["pid"]), int(number), int(inode)))
+            limit = int(found.about["max_bytes"])
+            opened = found.opened()
             data, log = opened
         except (OSError, ValueError, KeyError, TypeError):
             for descriptor in opened:
                 os.close(descriptor)
-            folder.remove(file)
+            folder.remove(found.note)
             continue
         try:
             return _ram_store(data, log, limit)
@@ -217,7 +163,7 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
 def _disk(option: Cache) -> EntryStore:
     """The store in a folder: its newest generation of files, or a new one."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
-    with PrivateFolder(parent / "fastpipe-decoded") as folder, _alone(folder):
+    with PrivateFolder(parent / "fastpipe-decoded") as folder, alone(folder):
         # Who uses older files goes on with them: they lose their names only.
         for generation in itertools.count(max(_generations(folder), default=0)):
             try:
@@ -228,7 +174,7 @@ def _disk(option: Cache) -> EntryStore:
             if store.allocated <= _FULL * store.max_bytes or not _is_mostly_stale(store):
                 break
         for name in folder.names():
-            if name != _LOCK and not name.startswith(f"{generation:06d}."):
+            if name != LOCK and not name.startswith(f"{generation:06d}."):
                 folder.remove(name)
         return store
 
@@ -272,18 +218,3 @@ def _is_stale(store: EntryStore, entry: Entry) -> bool:
         return is_stale(store.note(entry))
     except OSError:  # the data file is shorter than it was
         return True
-
-
-@contextmanager
-def _alone(folder: PrivateFolder) -> Iterator[None]:
-    """Alone among the processes that open a cache in this folder; without it after a second, in
-    which nobody needs it: two caches instead of one are no error."""
-    descriptor = folder.open(_LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        deadline = time.monotonic() + _PATIENCE_S
-        with contextlib.suppress(OSError):  # the file system has no locks
-            while not try_to_lock(descriptor) and time.monotonic() < deadline:
-                time.sleep(0.005)
-        yield
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["available_cpus", "default_threads"]
+__all__ = ["available_cpus", "default_threads", "local_ranks"]
 
 
 def available_cpus() -> int:
@@ -23,14 +23,16 @@ def default_threads(workers: int = 1) -> int:
 
     Args:
         workers: how many worker processes share the work; 1 for this process alone.
-
-    Ranks are what the launcher says in ``LOCAL_WORLD_SIZE``.
     """
+    return max(1, available_cpus() // (local_ranks() * max(1, workers)))
+
+
+def local_ranks() -> int:
+    """Ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
     try:
-        ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:
-        ranks = 1
-    return max(1, available_cpus() // (ranks * max(1, workers)))
+        return 1
 
 
 def _cgroup_quota(root: Path) -> int | None:

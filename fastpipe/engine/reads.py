@@ -74,6 +74,7 @@ class PendingRead:
         self._tasks: Sequence[Task] = read(samples, np.arange(len(samples)))
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
+        self._is_given_up = False
         if pool is None:
             self.job = Job(self._run, len(self._tasks))
             self.job.run_here()
@@ -104,15 +105,22 @@ class PendingRead:
         """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
         return self._left_out
 
+    def item(self, row: int) -> Item:
+        """What is said of the sample asked for at a row."""
+        return self._policy.item(int(self.samples[row]))
+
     def cancel(self) -> None:
         """Give the batch up: tasks that have not been begun never are."""
+        self._is_given_up = True
         self.job.cancel()
+        self._failed.clear()  # a traceback refers to this batch and its memory
 
     def _run(self, number: int) -> None:
         try:
             self._tasks[number].run()
         except BaseException as error:  # ``wait`` sees to it
-            self._failed[number] = error
+            if not self._is_given_up:
+                self._failed[number] = error
 
     def _settle(self, failed: dict[int, BaseException]) -> None:
         """Read the samples of tasks that failed one by one, to know which of them are bad."""
@@ -165,7 +173,7 @@ class PendingRead:
             del error, cause
 
     def _no_replacement(self, row: int, tried: int) -> BadSampleError:
-        item = self._policy.item(int(self.samples[row]))
+        item = self.item(row)
         return BadSampleError(
             f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its "
             "place. The warnings logged for each say why; restore the file from a copy.",

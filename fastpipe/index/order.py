@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-__all__ = ["epoch_order", "grouped_order"]
+__all__ = ["epoch_order", "grouped_order", "tour_words"]
 
 # Last word of Philox's 256-bit counter.  Whatever else draws from Philox under the same
 # (seed, epoch) counts up from another place, so that the order of the samples and the
@@ -18,6 +18,7 @@ __all__ = ["epoch_order", "grouped_order"]
 _DOMAIN = int.from_bytes(b"fp-order", "little")
 _WORD = 2**64
 _GROUP_DOMAIN = int.from_bytes(b"fp-group", "little")
+_TOUR_DOMAINS = int.from_bytes(b"fp-tour0", "little"), int.from_bytes(b"fp-tour1", "little")
 _LOW_BITS = 40  # of a sample's word that decide its place among those of a window
 
 
@@ -89,6 +90,19 @@ def grouped_order(
     words = _words(len(groups), seed, epoch, _DOMAIN)
     places = windows[groups] << np.uint64(_LOW_BITS) | words >> np.uint64(64 - _LOW_BITS)
     return _sorted(places)
+
+
+def tour_words(
+    count: int, seed: SupportsIndex, epoch: SupportsIndex, *, other: bool = False
+) -> npt.NDArray[np.uint64]:
+    """Random words of an epoch for tours through volumes: uint64 (count,).
+
+    Args:
+        count: how many.
+        seed, epoch: as for ``epoch_order``.
+        other: of another sequence.
+    """
+    return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
 def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -> npt.NDArray[np.uint64]:

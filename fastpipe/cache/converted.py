@@ -1,0 +1,99 @@
+"""Copies of files that can only be read from their beginning on, in a form of which parts can be read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from fastpipe._private_folder import PrivateFolder, user_cache_folder
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.budget import free_disk
+from fastpipe.cache.identity import identify
+from fastpipe.errors import CacheError
+
+__all__ = ["ConvertedFiles"]
+
+_UNUSED_S = 30 * 86400.0
+_LEFT = 1 << 28  # bytes of disk that are left to others
+_SUFFIX = ".raw"
+
+
+class ConvertedFiles:
+    """Keeps copies in a private folder.
+
+    A copy belongs to one state of one file: one that changes gets another.  Copies that nobody has used
+    for thirty days are removed when another is made.
+
+    Args:
+        folder: for the copies; None is ``converted`` in fastpipe's folder in the user's cache folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self._folder = folder
+
+    def __call__(self, path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> str:
+        """The copy of a file, which is made if it is not there.
+
+        Args:
+            path: of the file.
+            nbytes: that the copy will have.
+            fill: writes it.
+
+        Returns:
+            Its path.
+
+        Raises:
+            CacheError: there is no folder for it, or no room.
+            Others: what ``fill`` raises; nothing is kept then.
+        """
+        file = identify(path, b"converted 1")
+        place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
+        name = f"{place}-{file.digest.hex()}{_SUFFIX}"
+        with PrivateFolder(self._path()) as folder:
+            if not self._is_there(folder, name, nbytes):
+                descriptor = os.open(folder.path, os.O_RDONLY)
+                try:
+                    room = free_disk(descriptor)
+                finally:
+                    os.close(descriptor)
+                if room < nbytes + _LEFT:
+                    raise CacheError(
+                        f"{path} is read from a copy of {in_bytes(nbytes)} that is not compressed, and "
+                        f"{str(folder.path)!r} has room for {in_bytes(max(0, room - _LEFT))}: make some, or "
+                        "set XDG_CACHE_HOME to a folder elsewhere"
+                    )
+                _remove_old(folder, place)
+                folder.write(name, fill)
+            return str(folder.path / name)
+
+    def _path(self) -> Path:
+        return user_cache_folder() / "converted" if self._folder is None else Path(self._folder)
+
+    @staticmethod
+    def _is_there(folder: PrivateFolder, name: str, nbytes: int) -> bool:
+        try:
+            descriptor = folder.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            with contextlib.suppress(OSError):  # in use: not to be removed; but not changed
+                os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
+            return status.st_size >= nbytes
+
+
+def _remove_old(folder: PrivateFolder, place: str) -> None:
+    """Remove copies of earlier states of a file, and those that nobody has used for long."""
+    for name in folder.names():
+        if not name.endswith(_SUFFIX):
+            continue
+        with contextlib.suppress(OSError):
+            with os.fdopen(folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                unused = time.time() - os.fstat(file.fileno()).st_atime
+            if name.startswith(f"{place}-") or unused > _UNUSED_S:
+                folder.remove(name)

@@ -1,0 +1,52 @@
+"""Memory for decoded units that processes share which have no parent in common that made it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from fastpipe.cache.meeting import Announced, announce, announced, meeting_folder, meeting_name
+from fastpipe.cache.units import UnitMemory
+from fastpipe.errors import CacheError
+
+__all__ = ["joined_memory"]
+
+_log = logging.getLogger("fastpipe.cache")
+
+
+def joined_memory(what: str, keys: int, slots: int, slot_nbytes: int) -> UnitMemory:
+    """Memory for units that all processes of this user on this machine share which ask for the same.
+
+    Args:
+        what: says what the units are of.
+        keys, slots, slot_nbytes: as of ``UnitMemory``; where there is memory already it has its own number of
+            slots.
+
+    Raises:
+        OSError: there can be none.
+    """
+    digest = hashlib.sha256(f"units 1 {what} {keys} {slot_nbytes}".encode()).hexdigest()[:32]
+    try:
+        with meeting_folder() as folder:
+            name = meeting_name(digest)
+            for found in announced(folder, name):
+                memory = _announced_memory(found, keys, slot_nbytes)
+                if memory is not None:
+                    break
+                folder.remove(found.note)
+            else:
+                memory = UnitMemory(keys, slots, slot_nbytes)
+            announce(folder, name, [memory.descriptor], {"slots": memory.slots}, memory)
+            return memory
+    except CacheError as error:
+        _log.info("decoded parts of volumes are not shared with other processes: %s", error)
+        return UnitMemory(keys, slots, slot_nbytes)
+
+
+def _announced_memory(found: Announced, keys: int, slot_nbytes: int) -> UnitMemory | None:
+    """Memory that a process has, perhaps this one; None where it is not what it was said to be."""
+    try:
+        (number,), (inode,) = found.numbers, found.inodes
+        return UnitMemory.joined(found.pid, number, inode, keys, int(found.about["slots"]), slot_nbytes)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,312 @@
+"""Where the patches of an epoch are: functions of seed, epoch and index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+
+__all__ = [
+    "FixedPatches",
+    "ForegroundPatches",
+    "MaskedPatches",
+    "PatchPlaces",
+    "PatchSpace",
+    "Places",
+    "UniformPatches",
+    "given_places",
+    "grid_places",
+]
+
+Int64Array = npt.NDArray[np.int64]
+_ATTEMPTS = 64  # to find a patch with enough of a mask
+_TRIED, _ROUNDS = 4096, 4  # patches that are tried when a dataset is made
+# (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
+Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
+
+
+class Places(NamedTuple):
+    """Where patches begin.
+
+    Attributes:
+        volumes: int64 (N,): the number of the volume of each.
+        starts: int64 (N, D): where it begins there; with padding perhaps below 0.
+    """
+
+    volumes: Int64Array
+    starts: Int64Array
+
+
+class PatchSpace:
+    """Where patches of one size can be in volumes.
+
+    Args:
+        shapes: of the volumes, of D dimensions each.
+        patch: the patches' size, of D dimensions.
+        names: the volumes', for messages.
+        pads: whether a patch that is larger than a volume reaches beyond it, on both sides alike.
+
+    Attributes:
+        shapes: int64 (V, D).
+        patch: int64 (D,).
+        lows: int64 (V, D): where the first patch of each begins.
+        counts: int64 (V, D): places along each dimension.
+
+    Raises:
+        OptionError: a patch does not fit.
+    """
+
+    def __init__(
+        self, shapes: Sequence[Sequence[int]], patch: Sequence[int], names: Sequence[str], pads: bool
+    ) -> None:
+        self.shapes, self.patch = np.array(shapes, np.int64), np.array(patch, np.int64)
+        self.names = names
+        over = np.maximum(self.patch - self.shapes, 0)
+        if not pads and over.any():
+            volume = int(np.flatnonzero(over.any(axis=1))[0])
+            raise OptionError(
+                f"a patch of {tuple(patch)} does not fit into {names[volume]}, which has "
+                f"{tuple(self.shapes[volume].tolist())}: choose a smaller patch_size, or padding='constant' "
+                "or another mode of numpy.pad"
+            )
+        self.lows = -(over // 2)
+        self.counts = np.maximum(self.shapes - self.patch, 0) + 1
+
+    def sizes(self) -> list[int]:
+        """How many places each volume has, of any size."""
+        return [math.prod(counts) for counts in self.counts.tolist()]
+
+
+class PatchPlaces(Protocol):
+    """The patches of epochs.
+
+    Attributes:
+        count: of an epoch.
+        is_random: whether they are others in each epoch.
+    """
+
+    count: int
+    is_random: bool
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """Where patches of an epoch are: a row depends on its own index only."""
+
+
+class FixedPatches:
+    """The same patches in every epoch.
+
+    Args:
+        found: where they are.
+    """
+
+    is_random = False
+
+    def __init__(self, found: Places) -> None:
+        self._found, self.count = found, len(found.volumes)
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As for ``PatchPlaces``."""
+        return Places(self._found.volumes[indices], self._found.starts[indices])
+
+
+class UniformPatches:
+    """Patches anywhere.
+
+    Args:
+        space: where they can be.
+        count: how many in an epoch.
+        by_size: whether volumes are taken by the number of their places, and not as often as each other.
+        draw: gives random numbers.
+    """
+
+    is_random = True
+
+    def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
+        self._space, self.count, self._draw = space, count, draw
+        sizes = space.sizes() if by_size else [1] * len(space.shapes)
+        total = sum(sizes)
+        # Of exact integers, as there may be more places than a float tells apart.
+        self._ends = np.array([sum(sizes[: end + 1]) / total for end in range(len(sizes))])
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As for ``PatchPlaces``."""
+        drawn = self._draw(seed, epoch, indices, 1 + len(self._space.patch))
+        volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
+        return Places(volumes, _within(self._space, volumes, drawn[:, 1:]))
+
+
+class ForegroundPatches:
+    """Patches anywhere, some of them around a voxel of the foreground.
+
+    Args:
+        space: where they can be.
+        elsewhere: the patches that are not around the foreground; as many as there are to be.
+        fraction: of patches around the foreground.
+        voxels: for each volume, the voxels of each of its labels, as places in C order: int64 (M,).
+        draw: gives random numbers, others than ``elsewhere`` has.
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        space: PatchSpace,
+        elsewhere: PatchPlaces,
+        fraction: float,
+        voxels: Sequence[Sequence[Int64Array]],
+        draw: Draw,
+    ) -> None:
+        self._space, self._elsewhere, self.count = space, elsewhere, elsewhere.count
+        self._fraction, self._draw = fraction, draw
+        # One array for all: a row for each label of each volume, which ends where the next begins.
+        lists = [label for labels in voxels for label in labels]
+        self._voxels = np.concatenate([np.zeros(0, np.int64), *lists])
+        self._ends = np.cumsum([0, *(len(label) for label in lists)], dtype=np.int64)
+        self._labels = np.array([len(labels) for labels in voxels], np.int64)
+        self._firsts = np.cumsum(self._labels) - self._labels
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As for ``PatchPlaces``."""
+        volumes, starts = self._elsewhere.places(seed, epoch, indices)
+        drawn = self._draw(seed, epoch, indices, 3)
+        labels = self._labels[volumes]
+        rows = np.flatnonzero((drawn[:, 0] < self._fraction) & (labels > 0))
+        if len(rows):
+            starts = starts.copy()
+            chosen = np.minimum((drawn[rows, 1] * labels[rows]).astype(np.int64), labels[rows] - 1)
+            chosen += self._firsts[volumes[rows]]
+            begins, counts = self._ends[chosen], np.diff(self._ends)[chosen]
+            voxels = self._voxels[begins + np.minimum((drawn[rows, 2] * counts).astype(np.int64), counts - 1)]
+            for volume in np.unique(volumes[rows]).tolist():
+                some = volumes[rows] == volume
+                shape = tuple(self._space.shapes[volume].tolist())
+                centre = np.stack(np.unravel_index(voxels[some], shape), axis=1)
+                starts[rows[some]] = self._around(volume, centre)
+        return Places(volumes, starts)
+
+    def _around(self, volume: int, centre: Int64Array) -> Int64Array:
+        lows = self._space.lows[volume]
+        highs = lows + self._space.counts[volume] - 1
+        starts: Int64Array = np.clip(centre - self._space.patch // 2, lows, highs)
+        return starts
+
+
+class MaskedPatches:
+    """Patches of which enough is in a mask: others are drawn anew.
+
+    Args:
+        base: the patches, for a number of the attempt.
+        least: the part of a patch that is to be in the mask.
+        fractions: for volumes, and places in them, the part that is.
+
+    Raises:
+        OptionError: there seem to be no such patches.
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        base: Callable[[int], PatchPlaces],
+        least: float,
+        fractions: Callable[[Places], npt.NDArray[np.float64]],
+    ) -> None:
+        self._base, self._least, self._fractions = base, least, fractions
+        self.count = base(0).count
+        # What is left after many attempts is taken from these.
+        tried = np.arange(_TRIED)
+        found = [base(_ATTEMPTS + 1).places(0, number, tried) for number in range(_ROUNDS)]
+        places = Places(*(np.concatenate(some) for some in zip(*found, strict=True)))
+        shares = fractions(places)
+        good = np.flatnonzero(shares >= least)
+        if not len(good):
+            raise OptionError(
+                f"mask_fraction={least}: of {len(shares):,} patches that were tried none has so much of the "
+                f"mask; the most is {shares.max():.3f}"
+            )
+        self._good = Places(places.volumes[good], places.starts[good])
+
+    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
+        """As for ``PatchPlaces``."""
+        volumes, starts = (part.copy() for part in self._base(0).places(seed, epoch, indices))
+        left = np.flatnonzero(self._fractions(Places(volumes, starts)) < self._least)
+        for attempt in range(1, _ATTEMPTS):
+            if not len(left):
+                break
+            again = self._base(attempt).places(seed, epoch, indices[left])
+            volumes[left], starts[left] = again
+            left = left[self._fractions(again) < self._least]
+        if len(left):
+            some = (indices[left] + epoch) % len(self._good.volumes)
+            volumes[left], starts[left] = self._good.volumes[some], self._good.starts[some]
+        return Places(volumes, starts)
+
+
+def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float64]) -> Int64Array:
+    """Places of volumes, by numbers in [0, 1) along each dimension."""
+    counts = space.counts[volumes]
+    steps = np.minimum((drawn * counts).astype(np.int64), counts - 1)
+    starts: Int64Array = space.lows[volumes] + steps
+    return starts
+
+
+def grid_places(space: PatchSpace, stride: Sequence[int]) -> Places:
+    """All patches at regular distances, in C order, volume after volume.
+
+    Args:
+        space: where they can be.
+        stride: integers (D,).
+    """
+    volumes, starts = [], []
+    for volume, (lows, counts) in enumerate(zip(space.lows.tolist(), space.counts.tolist(), strict=True)):
+        along = [
+            np.append(np.arange(low, low + count - 1, step), low + count - 1)
+            for low, count, step in zip(lows, counts, stride, strict=True)
+        ]
+        made = np.stack(np.meshgrid(*along, indexing="ij"), axis=-1).reshape(-1, len(stride))
+        starts.append(made)
+        volumes.append(np.full(len(made), volume))
+    return Places(np.concatenate(volumes), np.concatenate(starts))
+
+
+def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
+    """Patches at given places.
+
+    Args:
+        space: where they can be.
+        array: int64 (N, D), or (N, 1 + D) with the number of the volume in front.
+        pads: whether they may reach beyond it.
+
+    Raises:
+        OptionError: one cannot be there.
+    """
+    dims = len(space.patch)
+    if array.shape[1] == dims and len(space.shapes) == 1:
+        array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)
+    if array.shape[1] != dims + 1:
+        some = f"{dims} numbers, or with that of the volume in front {dims + 1}"
+        what = some if len(space.shapes) == 1 else f"{dims + 1} numbers, the volume's in front"
+        raise OptionError(f"Positions(array) must have {what} for each patch, got {array.shape[1]}")
+    volumes, starts = array[:, 0], array[:, 1:]
+    unknown = (volumes < 0) | (volumes >= len(space.shapes))
+    if unknown.any():
+        raise OptionError(
+            f"Positions(array) names volume {volumes[unknown][0]} of {len(space.shapes)}, counted from 0"
+        )
+    shapes = space.shapes[volumes]
+    outside = (starts < 0) | (starts > shapes - space.patch)
+    if pads:  # but there must be something to pad
+        outside = (starts >= shapes) | (starts <= -space.patch)
+    if outside.any():
+        which = int(np.flatnonzero(outside.any(axis=1))[0])
+        raise OptionError(
+            f"Positions(array): patch {which}, of {tuple(space.patch.tolist())} at "
+            f"{tuple(starts[which].tolist())}, is not within {space.names[int(volumes[which])]}, which has "
+            f"{tuple(shapes[which].tolist())}" + ("" if pads else "; padding= lets patches reach beyond it")
+        )
+    return Places(volumes, starts)

@@ -1,0 +1,145 @@
+"""Copies of files in another form: made once, whole, for one state of a file, and removed when nobody uses them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from fastpipe.cache import converted
+from fastpipe.cache.converted import ConvertedFiles
+from fastpipe.errors import CacheError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.gz"
+    path.write_bytes(b"packed")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "converted"
+
+
+class Fill:
+    """Writes a copy, and counts how often."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.count = data, 0
+
+    def __call__(self, file: BinaryIO) -> None:
+        self.count += 1
+        file.write(self.data)
+
+
+def test_a_copy_is_made_once(source: Path, folder: Path) -> None:
+    fill = Fill(b"unpacked")
+    paths = {ConvertedFiles(folder)(str(source), 8, fill) for _ in range(3)}
+    (path,) = paths
+    assert fill.count == 1
+    assert Path(path).read_bytes() == b"unpacked"
+    assert Path(path).parent == folder
+    assert os.stat(folder).st_mode & 0o077 == 0
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_another_name_of_the_same_path_has_the_same_copy(
+    source: Path, folder: Path, monkeypatch: Any
+) -> None:
+    fill, convert = Fill(b"unpacked"), ConvertedFiles(folder)
+    first = convert(str(source), 8, fill)
+    monkeypatch.chdir(source.parent)
+    assert convert("source.gz", 8, fill) == first
+    assert fill.count == 1
+
+
+def test_a_file_that_changed_gets_another_copy_and_the_old_one_goes(source: Path, folder: Path) -> None:
+    convert = ConvertedFiles(folder)
+    first = convert(str(source), 3, Fill(b"one"))
+    source.write_bytes(b"packed anew")
+    second = convert(str(source), 3, Fill(b"two"))
+    assert first != second
+    assert Path(second).read_bytes() == b"two"
+    assert os.listdir(folder) == [os.path.basename(second)]
+
+
+def test_two_files_have_a_copy_each(source: Path, folder: Path) -> None:
+    other = source.with_name("other.gz")
+    other.write_bytes(b"packed")
+    convert = ConvertedFiles(folder)
+    paths = [convert(str(path), 3, Fill(data)) for path, data in ((source, b"one"), (other, b"two"))]
+    assert [Path(path).read_bytes() for path in paths] == [b"one", b"two"]
+
+
+def test_an_error_while_it_is_made_leaves_nothing(source: Path, folder: Path) -> None:
+    def failing(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise ValueError("damaged")
+
+    convert = ConvertedFiles(folder)
+    with pytest.raises(ValueError, match="damaged"):
+        convert(str(source), 8, failing)
+    assert os.listdir(folder) == []
+    assert Path(convert(str(source), 8, Fill(b"unpacked"))).read_bytes() == b"unpacked"
+
+
+def test_a_copy_that_is_too_short_is_made_again(source: Path, folder: Path) -> None:
+    convert, fill = ConvertedFiles(folder), Fill(b"unpacked")
+    path = convert(str(source), 8, fill)
+    os.truncate(path, 5)
+    assert Path(convert(str(source), 8, fill)).read_bytes() == b"unpacked"
+    assert fill.count == 2
+
+
+def test_copies_that_nobody_has_used_for_long_go_when_another_is_made(source: Path, folder: Path) -> None:
+    convert = ConvertedFiles(folder)
+    others = []
+    for number in range(3):
+        path = source.with_name(f"{number}.gz")
+        path.write_bytes(b"packed")
+        others.append((path, convert(str(path), 3, Fill(b"one"))))
+    long_ago = time.time() - 31 * 86400
+    for _, copy in others[:2]:
+        os.utime(copy, (long_ago, long_ago))
+    convert(str(others[0][0]), 3, Fill(b"one"))  # used: it stays
+    newest = convert(str(source), 3, Fill(b"new"))
+    left = {os.path.basename(path) for path in (others[0][1], others[2][1], newest)}
+    assert set(os.listdir(folder)) == left
+
+
+def test_other_files_in_the_folder_stay(source: Path, folder: Path) -> None:
+    convert = ConvertedFiles(folder)
+    convert(str(source), 3, Fill(b"one"))
+    (folder / "notes.txt").write_text("mine")
+    os.utime(folder / "notes.txt", (0, 0))
+    source.write_bytes(b"packed anew")
+    convert(str(source), 3, Fill(b"two"))
+    assert (folder / "notes.txt").exists()
+
+
+def test_no_room_is_an_error_that_says_where_and_how_much(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(converted, "free_disk", lambda descriptor: (1 << 28) + (3 << 20))
+    with pytest.raises(
+        CacheError, match=r"source\.gz is read from a copy of 4 MiB .* has room for 3 MiB.*XDG_CACHE_HOME"
+    ):
+        ConvertedFiles(folder)(str(source), 4 << 20, Fill(b""))
+    assert os.listdir(folder) == []
+
+
+def test_a_folder_of_others_is_refused(source: Path, folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with pytest.raises(CacheError):
+        ConvertedFiles(folder)(str(source), 3, Fill(b"one"))
+
+
+def test_a_source_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ConvertedFiles(folder)(str(tmp_path / "none.gz"), 3, Fill(b"one"))

@@ -1,0 +1,125 @@
+"""Blended parts are those of a straightforward implementation over the whole array."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe.engine.blending import Blender, gaussian_weights
+from fastpipe.errors import OptionError
+
+
+def blended_by_numpy(shape: Any, starts: Any, weights: Any, values: Any) -> Any:
+    """All of it at once, in float64."""
+    lead = values.shape[1 : values.ndim - len(shape)]
+    side = weights.shape
+    sums, total = np.zeros((*lead, *(size + 2 * side[dim] for dim, size in enumerate(shape)))), 0.0
+    total = np.zeros([size + 2 * side[dim] for dim, size in enumerate(shape)])
+    for start, value in zip(starts.tolist(), values, strict=True):
+        box = tuple(slice(at + more, at + 2 * more) for at, more in zip(start, side, strict=True))
+        sums[(..., *box)] += value * weights.astype(np.float64)
+        total[box] += weights
+    inner = tuple(slice(more, more + size) for more, size in zip(side, shape, strict=True))
+    sums, total = sums[(..., *inner)], total[inner]
+    return np.where(total > 0, sums / np.where(total > 0, total, 1), 0)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Any:
+    dims = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(dims))
+    patch = tuple(draw(st.integers(1, 6)) for _ in range(dims))
+    part = tuple(draw(st.integers(1, 10)) for _ in range(dims))
+    starts = [
+        [draw(st.integers(1 - side, size - 1)) for side, size in zip(patch, shape, strict=True)]
+        for _ in range(draw(st.integers(1, 8)))
+    ]
+    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+    return shape, patch, part, np.array(starts), lead, draw(st.sampled_from([0, 100, 400, 1 << 20]))
+
+
+@settings(max_examples=150)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_parts_are_those_of_numpy(tmp_path: Path, case: Any, seed: int) -> None:
+    shape, patch, part, starts, lead, max_bytes = case
+    random = np.random.default_rng(seed)
+    weights = random.uniform(0.1, 1, patch).astype(np.float32)
+    values = random.normal(size=(len(starts), *lead, *patch)).astype(np.float32)
+    made = np.zeros((*lead, *shape), np.float32)
+    written = np.zeros(shape, int)
+
+    def write(start: Any, values: Any) -> None:
+        assert values.dtype == np.float32
+        sizes = values.shape[values.ndim - len(shape) :]
+        box = tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))
+        assert made[(..., *box)].shape == values.shape  # within the array
+        made[(..., *box)] = values
+        written[box] += 1
+
+    with Blender(shape, starts, weights, part, write, max_bytes, tmp_path) as blender:
+        for start, value in zip(starts.tolist(), values, strict=True):
+            blender.add(start, value)
+    assert written.max() == 1  # no part twice
+    np.testing.assert_allclose(made, blended_by_numpy(shape, starts, weights, values), rtol=2e-5, atol=2e-5)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_part_is_written_when_its_last_patch_has_come(tmp_path: Path) -> None:
+    starts = np.array([[0], [2], [4], [6]])
+    written: list[int] = []
+    with Blender(
+        (8,), starts, np.ones(2, "f4"), (4,), lambda start, _: written.append(start[0]), 1 << 20, tmp_path
+    ) as blender:
+        for number, start in enumerate(starts.tolist()):
+            assert written == [0, 4][: number // 2]
+            blender.add(start, np.zeros(2, "f4"))
+    assert written == [0, 4]
+
+
+def test_sums_that_wait_in_a_file_take_its_places_again(tmp_path: Path) -> None:
+    """Rows by columns: each part is put away and fetched many times, and the file holds each once."""
+    starts = np.array([[y, x] for y in range(0, 12, 2) for x in range(0, 24, 2)])
+    made = np.zeros((12, 24), "f4")
+
+    def write(start: Any, part: Any) -> None:
+        made[start[0] : start[0] + 4, start[1] : start[1] + 4] = part
+
+    with Blender((12, 24), starts, np.ones((2, 2), "f4"), (4, 4), write, 1, tmp_path) as blender:
+        for number, start in enumerate(starts.tolist()):
+            blender.add(start, np.full((2, 2), number, "f4"))
+            if blender._file is not None:
+                assert os.fstat(blender._file.fileno()).st_size <= 7 * 2 * 4 * 4 * 4
+    expected = np.kron(np.arange(72).reshape(6, 12), np.ones((2, 2)))
+    assert np.array_equal(made, expected)
+
+
+def test_another_shape_than_before_is_an_error(tmp_path: Path) -> None:
+    starts = np.array([[0, 0], [0, 1]])
+    with Blender((4, 4), starts, np.ones((2, 2), "f4"), (4, 4), print, 1 << 20, tmp_path) as blender:
+        with pytest.raises(OptionError, match=r"a prediction has shape \(3, 2\)"):
+            blender.add([0, 0], np.zeros((3, 2), "f4"))
+        blender.add([0, 0], np.zeros((5, 2, 2), "f4"))
+        with pytest.raises(OptionError, match=r"shape \(4, 2, 2\), where \(5, 2, 2\) was expected"):
+            blender.add([0, 1], np.zeros((4, 2, 2), "f4"))
+
+
+@pytest.mark.parametrize("patch", [(1,), (7,), (16, 9), (5, 6, 33)])
+def test_gaussian_weights_are_those_of_monai(patch: Any) -> None:
+    monai = pytest.importorskip("monai.data.utils", reason="needs MONAI: pip install monai")
+    expected = monai.compute_importance_map(patch, mode="gaussian", sigma_scale=0.125).numpy()
+    np.testing.assert_allclose(gaussian_weights(patch), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gaussian_weights_are_symmetric_and_positive() -> None:
+    weights = gaussian_weights((9, 4, 30))
+    assert weights.dtype == np.float32
+    assert weights.max() <= 1
+    assert weights.min() == np.float32(0.001)
+    for axis in range(3):
+        np.testing.assert_array_equal(weights, np.flip(weights, axis))
