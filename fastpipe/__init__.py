@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastpipe import errors
+from fastpipe import errors, sampling
 from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle
 
 if TYPE_CHECKING:
@@ -21,20 +21,32 @@ if TYPE_CHECKING:
         FastHDF5Dataset,
         FastImageFolder,
         FastLoader,
+        FastPatchDataset,
         accelerate,
         group_batches,
         segment_reduce,
+        stitch,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "Shard",
-    "Shuffle", "accelerate", "errors", "group_batches", "segment_reduce",
+    "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
+    "FastPatchDataset", "Shard", "Shuffle", "accelerate", "errors", "group_batches", "sampling",
+    "segment_reduce", "stitch",
 ]  # fmt: skip
 
 _LAZY = dict.fromkeys(
-    ("FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate", "group_batches", "segment_reduce"),
+    (
+        "FastHDF5Dataset",
+        "FastImageFolder",
+        "FastLoader",
+        "FastPatchDataset",
+        "accelerate",
+        "group_batches",
+        "segment_reduce",
+        "stitch",
+    ),
     "fastpipe.torch",
 )
 

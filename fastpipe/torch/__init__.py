@@ -19,15 +19,21 @@ from fastpipe.torch.trainers import prepare  # noqa: E402
 
 if TYPE_CHECKING:
     from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+    from fastpipe.torch.patches.dataset import FastPatchDataset
+    from fastpipe.torch.patches.stitching import stitch
 
 __all__ = [
-    "FastHDF5Dataset", "FastImageFolder", "FastLoader", "accelerate", "group_batches", "prepare",
-    "segment_reduce",
+    "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate", "group_batches",
+    "prepare", "segment_reduce", "stitch",
 ]  # fmt: skip
 
 
 # With kernels that who reads images only has no use for.
-_LAZY = {"FastHDF5Dataset": "fastpipe.torch.hdf5.dataset"}
+_LAZY = {
+    "FastHDF5Dataset": "fastpipe.torch.hdf5.dataset",
+    "FastPatchDataset": "fastpipe.torch.patches.dataset",
+    "stitch": "fastpipe.torch.patches.stitching",
+}
 
 
 def __getattr__(name: str) -> Any:

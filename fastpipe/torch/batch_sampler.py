@@ -78,8 +78,11 @@ class DatasetBatches(Sampler[list[int]]):
             seed = self._dataset.seed
             if seed is None:
                 seed, epoch = draw_seed(self.generator), 0
+        # The order may be the samples' own, but these others in each epoch.
+        key = self._dataset.seed if seed is None else seed
+        keyed = getattr(self._dataset, "_keyed_indices", None)
         for indices, _ in self._batches(seed).indices(epoch):
-            yield indices
+            yield indices if keyed is None or key is None else keyed(indices, key, epoch)
 
     def __len__(self) -> int:
         return len(self._batches(None))

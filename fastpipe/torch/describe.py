@@ -8,8 +8,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.kinds import hdf5_class
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
+from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
 from fastpipe.types import Shard
@@ -88,7 +88,7 @@ def _topology_note(loader: DataLoader[Any], source: Source | None, depth: int) -
     return f"work: {source.threads} threads in this process, {depth} batches ahead"
 
 
-def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, Any]) -> DataLoader[Any]:
+def stock_loader(loader: Any, order: EpochOrder, workers: dict[str, Any]) -> DataLoader[Any]:
     """torch's loader over torchvision's dataset, with the same batches in the same order.
 
     Args:
@@ -101,9 +101,12 @@ def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, 
         "pin_memory": loader.pin_memory, "pin_memory_device": loader.pin_memory_device,
         "generator": loader.generator, "in_order": loader.in_order, **workers,
     }  # fmt: skip
-    ours = order.ours()
-    if ours is not None and (ours.seed is not None or ours.shard.world > 1):
+    ours, seed = order.ours(), loader._effective_seed()
+    keyed = getattr(loader.dataset, "_keyed_indices", None) if seed is not None else None
+    if ours is not None and (ours.seed is not None or ours.shard.world > 1 or keyed is not None):
         ours.epoch = order.next_epoch
+        if keyed is not None:
+            ours.keyed = lambda indices, epoch: keyed(indices, seed, epoch)
         if order.is_batched:
             return DataLoader(batch_sampler=ours, **options)
         return DataLoader(batch_size=None, sampler=_Singles(ours), **options)
@@ -112,13 +115,13 @@ def stock_loader(loader: DataLoader[Any], order: EpochOrder, workers: dict[str, 
 
 def stock_dataset(dataset: Any) -> Any:
     """A dataset with torchvision's ``ImageFolder`` in the place of each ``FastImageFolder``, and rows read by
-    h5py in the place of each ``FastHDF5Dataset``."""
+    the formats' own libraries in the place of fastpipe's datasets of them."""
     if type(dataset) is Subset:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
         return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
-    if type(dataset) is hdf5_class():
-        return dataset._through_h5py()
+    if RowsDataset in type(dataset).__bases__:
+        return dataset._stock()
     if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
         return dataset
     folder = ImageFolder.__new__(ImageFolder)

@@ -131,7 +131,11 @@ class _Epoch:
         return self._keyed(indices, first, count, self._step)
 
     def _keyed(self, indices: Any, first: int, count: int, step: int) -> KeyedIndices:
-        return KeyedIndices(indices, self._batches.seed, self._key_epoch, first, count, step)
+        seed, epoch = self._batches.seed, self._key_epoch
+        drawn = getattr(self._order.sampler, "drawn", None)
+        if seed is None and drawn is not None:  # the samples are those that the sampler put in order
+            seed, epoch = drawn, 0
+        return KeyedIndices(indices, seed, epoch, first, count, step)
 
     def _begin(self) -> None:
         batches = self._batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,16 +14,51 @@ from torch.utils.data import Sampler
 
 from fastpipe.errors import OptionError
 from fastpipe.index.order import epoch_order, grouped_order
+from fastpipe.index.tours import interleaved
 from fastpipe.torch.views import ends_of, numbers_of
 from fastpipe.types import Shuffle
 
-__all__ = ["Arrangement", "GroupSampler", "arrangement_of", "draw_seed", "order_of"]
+__all__ = ["Arrangement", "GroupSampler", "Groups", "Tour", "arrangement_of", "draw_seed", "order_of"]
 
 _WINDOW_NBYTES = 1 << 25
 
 
-class Arrangement:
-    """The groups of a dataset's samples, and how many are mixed at a time.
+class Arrangement(ABC):
+    """How the samples of an epoch are put in order, by what is cheap to read together.
+
+    Attributes:
+        window: how many groups, or places, are mixed at a time.
+        gives_seed: whether samples are to be drawn by the seed that the order was made by.
+    """
+
+    window: int
+    gives_seed = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of an epoch: a permutation of all samples."""
+
+    @property
+    def option(self) -> Shuffle:
+        """The option that asks for it."""
+        return Shuffle(self.window, "group")
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """What decides the order, beside seed and epoch."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How an epoch is shuffled, in words."""
+
+
+class Groups(Arrangement):
+    """The groups of a dataset's samples, some of which are mixed at a time.
 
     Args:
         groups: int64 (N,): the group of each sample.
@@ -30,7 +66,6 @@ class Arrangement:
 
     Attributes:
         groups: the same, counted from 0 without gaps.
-        window: as given.
         count: number of groups.
     """
 
@@ -42,10 +77,12 @@ class Arrangement:
             self.groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
         self.window, self.count = window, int(self.groups.max(initial=-1)) + 1
 
-    @property
-    def option(self) -> Shuffle:
-        """The option that asks for it."""
-        return Shuffle(self.window, "group")
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of an epoch."""
+        return grouped_order(self.groups, self.window, seed=seed, epoch=epoch)
 
     @property
     def about(self) -> str:
@@ -61,6 +98,40 @@ class Arrangement:
         )
 
 
+class Tour(Arrangement):
+    """The patches of volumes on a tour through these, from several places at a time.
+
+    Args:
+        dataset: of patches, also behind torch's wrappers.
+        window: places.
+    """
+
+    gives_seed = True
+
+    def __init__(self, dataset: Any, window: int) -> None:
+        self._dataset, self.window = dataset, window
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of an epoch."""
+        ranks = numbers_of(self._dataset, lambda base: base._tour_ranks(self.window, seed, epoch))
+        return interleaved(ranks, self.window, seed=seed, epoch=epoch)
+
+    @property
+    def about(self) -> str:
+        """What decides the order, beside seed and epoch."""
+        some = (base._tour_about(self.window) for base in dict.fromkeys(ends_of(self._dataset)))
+        return f"{self.option!r} of {', '.join(some)}"
+
+    def describe(self) -> str:
+        """How an epoch is shuffled, in words."""
+        times = max(base._tour_amplification(self.window) for base in ends_of(self._dataset))
+        places = "one place" if self.window == 1 else f"{self.window} places at a time"
+        return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
+
+
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
@@ -70,13 +141,13 @@ def order_of(
         count: samples.
         seed: None for the samples' own order.
         epoch: its number.
-        arrangement: the samples' groups; None to shuffle samples.
+        arrangement: by which they are shuffled; None to shuffle samples.
     """
     if seed is None:
         return range(count)
     if arrangement is None:
         return epoch_order(count, seed=seed, epoch=epoch)
-    return grouped_order(arrangement.groups, arrangement.window, seed=seed, epoch=epoch)
+    return arrangement.order(seed, epoch)
 
 
 class GroupSampler(Sampler[int]):
@@ -87,9 +158,14 @@ class GroupSampler(Sampler[int]):
 
     Args:
         data_source: the dataset.
-        arrangement: its groups.
+        arrangement: its order.
         generator: torch's; None is its global one.
+
+    Attributes:
+        drawn: the seed of the epoch that began last, where samples are to be drawn by it.
     """
+
+    drawn: int | None = None
 
     def __init__(
         self, data_source: Any, arrangement: Arrangement, generator: torch.Generator | None = None
@@ -98,11 +174,14 @@ class GroupSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # A generator, as ``RandomSampler``'s: it draws when the first index is asked for.
-        order = order_of(len(self), draw_seed(self.generator), 0, self.arrangement)
-        yield from order.tolist() if isinstance(order, np.ndarray) else order
+        seed = draw_seed(self.generator)
+        if self.arrangement.gives_seed:
+            self.drawn = seed
+        order = self.arrangement.order(seed, 0)
+        yield from order.tolist()
 
     def __len__(self) -> int:
-        return len(self.arrangement.groups)
+        return len(self.arrangement)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -121,13 +200,21 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
     """
     if shuffle.unit == "sample":
         return None
-    groups, bases = numbers_of(dataset, _groups_of), dict.fromkeys(ends_of(dataset))
+    bases = list(dict.fromkeys(ends_of(dataset)))
     window = shuffle.window
+    is_tour = [hasattr(base, "_tour_ranks") for base in bases]
+    if any(is_tour) and not all(is_tour):
+        raise OptionError("Shuffle(unit='group') makes no common order of patches and other samples")
+    if all(is_tour):
+        if window is None:
+            window = min((base._tour_window() for base in bases), default=1)
+        return Tour(dataset, window)
+    groups = numbers_of(dataset, _groups_of)
     if window is None:
         window = min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
     for base in bases:
         base._expect_window(window)
-    return Arrangement(groups, window)
+    return Groups(groups, window)
 
 
 def _groups_of(base: Any) -> npt.NDArray[np.int64]:

@@ -48,8 +48,6 @@ __all__ = ["FastLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-_MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
-
 
 class FastLoader(DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
@@ -297,7 +295,7 @@ class FastLoader(DataLoader[_T_co]):
             return stock_iterator(view)
         depth = self._depth(source)
         source.expect_ahead(depth)
-        spare = min(_MOST_SPARE, (free_memory() or 0) // 8) if self.prefetch_batches == "auto" else 0
+        spare = min(source.spare_nbytes, (free_memory() or 0) // 8) if self.prefetch_batches == "auto" else 0
         return ThreadedIterator(view, source, depth, spare, self.batch_size if source.skips else None)
 
     def _index_batches(self, seed: int | None, is_keyed: bool) -> IndexBatches:

@@ -51,6 +51,8 @@ class EpochBatches:
         self.count, self.batch_size, self.drop_last = count, batch_size, drop_last
         self.seed, self.shard, self.arrangement = seed, shard, arrangement
         self.epoch = 0
+        # Of indices and an epoch, such that say of which epoch they are; where a dataset asks for these.
+        self.keyed: Callable[[list[int], int], Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch."""
@@ -76,7 +78,7 @@ class EpochBatches:
         # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for indices, _ in self.indices(epoch):
-            yield indices
+            yield indices if self.keyed is None else self.keyed(indices, epoch)
 
     def __len__(self) -> int:
         return len(self.steps())

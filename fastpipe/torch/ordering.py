@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from fastpipe.errors import OptionError
 from fastpipe.torch.grouping import Arrangement, arrangement_of
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.kinds import is_hdf5
 from fastpipe.torch.order import ShardSampler
+from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.views import ends_of
 from fastpipe.types import Shard, Shuffle
@@ -85,4 +85,4 @@ class SeedOf:
         if self._seed is not None:
             return self._seed
         first = ends_of(self._dataset)[0]
-        return first.seed if isinstance(first, FastImageFolder) or is_hdf5(first) else None
+        return first.seed if isinstance(first, (FastImageFolder, RowsDataset)) else None

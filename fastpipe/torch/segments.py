@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from fastpipe.errors import OptionError
-from fastpipe.torch.kinds import is_hdf5
 from fastpipe.torch.loader import FastLoader
+from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.views import numbers_of
 
 __all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
@@ -173,7 +173,7 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
 
 
 def _own_ids(base: Any) -> npt.NDArray[np.int64]:
-    found = base._places_in_files() if is_hdf5(base) else None
+    found = base._places_in_files() if isinstance(base, RowsDataset) else None
     if found is None:
         raise OptionError(
             f"this {type(base).__name__} does not say which file a sample is of: give groups=, an integer "

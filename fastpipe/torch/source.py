@@ -18,6 +18,9 @@ from fastpipe.types import Key
 __all__ = ["MixedBatch", "Source", "StartedBatch"]
 
 
+_MOST_SPARE = 1 << 30
+
+
 class StartedBatch(Protocol):
     """A batch that is being made."""
 
@@ -67,6 +70,11 @@ class Source(ABC):
     @abstractmethod
     def runs_user_code(self) -> bool:
         """Whether functions of the script's are called on the way, other than in threads."""
+
+    @property
+    def spare_nbytes(self) -> int:
+        """Bytes of batches that may be begun while one sample holds up the one that is due."""
+        return _MOST_SPARE
 
     def send_bytes(self) -> None:
         """Leave out the end of a transform that can be made up for on the device, where there is one."""

@@ -1,4 +1,4 @@
-"""What fastpipe makes batches of: image folders and HDF5 datasets, also behind torch's wrappers."""
+"""What fastpipe makes batches of: image folders and datasets of rows, also behind torch's wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.batches import batch_memory
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.kinds import hdf5_source, is_fast_hdf5, is_hdf5
+from fastpipe.torch.rows.dataset import RowsDataset, is_fast_rows
+from fastpipe.torch.rows.source import RowsSource
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
@@ -152,8 +153,8 @@ def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> 
         cache: where these keep decoded images.
     """
     ends = ends_of(dataset)
-    if all(map(is_fast_hdf5, ends)):
-        return hdf5_source(dataset, ends)
+    if all(map(is_fast_rows, ends)):
+        return RowsSource(dataset, ends)
     folders = []
     for end in ends:
         folder = _folder_of(end, twins, cache)
@@ -167,14 +168,14 @@ def why_no_source(dataset: Any) -> str:
     """Why ``source_of`` gives None, in words; empty where it does not."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
-    if not any(reasons) and len({is_hdf5(end) for end in ends}) > 1:
-        return "image folders and HDF5 files make no batches together"
+    if not any(reasons) and len({isinstance(end, RowsDataset) for end in ends}) > 1:
+        return "image folders and arrays make no batches together"
     return next(filter(None, reasons), "")
 
 
 def _why_not_alone(dataset: Any) -> str:
-    if isinstance(dataset, FastImageFolder) or is_hdf5(dataset):
-        is_fast = is_fast_hdf5(dataset) or _is_fast_folder(dataset)
+    if isinstance(dataset, (FastImageFolder, RowsDataset)):
+        is_fast = is_fast_rows(dataset) or _is_fast_folder(dataset)
         return "" if is_fast else f"{type(dataset).__name__} makes its samples in its own way"
     return why_no_twin(dataset)
 

@@ -7,7 +7,7 @@ import math
 from fastpipe._sizes import in_bytes
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.layout import Layout
-from fastpipe.torch.hdf5.samples import Form
+from fastpipe.torch.rows.samples import Form
 
 __all__ = ["HDF5Plan"]
 

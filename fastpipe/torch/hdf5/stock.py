@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from fastpipe._extras import require
 from fastpipe.read.hdf5.files import SampleFiles
-from fastpipe.torch.hdf5.batch import UserCode
-from fastpipe.torch.hdf5.samples import Form
+from fastpipe.torch.rows.batch import UserCode
+from fastpipe.torch.rows.samples import Form
 
 __all__ = ["H5pyDataset"]
 

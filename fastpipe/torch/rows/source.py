@@ -1,4 +1,4 @@
-"""Batches of HDF5 datasets, begun ahead of their use."""
+"""Batches of datasets of rows, begun ahead of their use."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.torch.hdf5.batch import HDF5Batch
-from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+from fastpipe.torch.rows.batch import RowsBatch
+from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.views import integers, located
 from fastpipe.types import Key
 
-__all__ = ["HDF5Source"]
+__all__ = ["RowsSource"]
 
 
-class HDF5Source(Source):
-    """Makes batches of the HDF5 datasets behind a dataset of the user's.
+class RowsSource(Source):
+    """Makes batches of the datasets of rows behind a dataset of the user's.
 
     Args:
         dataset: the user's.
-        ends: the HDF5 datasets behind it.
+        ends: the datasets behind it, of HDF5 files or volumes.
     """
 
-    def __init__(self, dataset: Any, ends: Sequence[FastHDF5Dataset]) -> None:
+    def __init__(self, dataset: Any, ends: Sequence[RowsDataset]) -> None:
         self._dataset = dataset
-        self.bases: list[FastHDF5Dataset] = list(dict.fromkeys(ends))
+        self.bases: list[RowsDataset] = list(dict.fromkeys(ends))
 
-    def start(self, indices: Sequence[int], key: Key) -> HDF5Batch | _Mixed:
+    def start(self, indices: Sequence[int], key: Key) -> RowsBatch | _Mixed:
         """Begin a batch."""
         parts = located(self._dataset, integers(indices))
         if len(parts) > 1:
             return _Mixed(parts, key)
         base, _, local = parts[0] if parts else (self.bases[0], None, ())
-        batch: HDF5Batch = base._start_batch(local, key)
+        batch: RowsBatch = base._start_batch(local, key)
         return batch
 
     def tensors(self, batch_size: int) -> int:
@@ -47,6 +47,11 @@ class HDF5Source(Source):
         """Whether functions of the script's are called on the way, other than in threads."""
         return any(base._runs_user_code() for base in self.bases)
 
+    @property
+    def spare_nbytes(self) -> int:
+        """Bytes of batches that may be begun while one sample holds up the one that is due."""
+        return min((base._spare_nbytes for base in self.bases), default=super().spare_nbytes)
+
     def describe(self) -> list[str]:
         """What is read how."""
         return list(dict.fromkeys(line for base in self.bases for line in base.plan.lines))
@@ -56,7 +61,7 @@ class _Mixed(MixedBatch):
     """A batch of several datasets."""
 
     def __init__(
-        self, parts: Sequence[tuple[FastHDF5Dataset, npt.NDArray[np.int64], npt.NDArray[np.int64]]], key: Key
+        self, parts: Sequence[tuple[RowsDataset, npt.NDArray[np.int64], npt.NDArray[np.int64]]], key: Key
     ) -> None:
         super().__init__()
         for base, rows, local in parts:

@@ -1,26 +1,48 @@
-"""A batch of an HDF5 dataset in the making: its memory, and the user code that is still to run."""
+"""A batch of rows in the making: its memory, and the user code that is still to run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
-from fastpipe.engine.pool import Job
+from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import BadSampleError
-from fastpipe.torch.hdf5.runtime import Runtime
-from fastpipe.torch.hdf5.samples import Form, Part, SampleRows
 from fastpipe.torch.noting import note
+from fastpipe.torch.rows.samples import Form, Part, SampleRows
 from fastpipe.torch.stock import is_thread_safe, preserved_generators, run_keyed, seed_generators
 from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
-__all__ = ["HDF5Batch", "UserCode"]
+__all__ = ["Code", "RowsBatch", "UserCode"]
+
+
+class Code(Protocol):
+    """What a script does to the values of a sample.
+
+    Attributes:
+        is_safe: whether ``transformed`` may be called from several threads at once.
+    """
+
+    is_safe: bool
+
+    def __bool__(self) -> bool:
+        """Whether it does anything."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether some of it runs in the consumer's thread only."""
+
+    def transformed(self, values: list[Any], seed: int | None) -> list[Any]:
+        """The values after what may run in threads, its draws through torch from a seed if there is one."""
+
+    def sample(self, values: list[Any]) -> Any:
+        """The sample of such values."""
 
 
 class UserCode:
@@ -68,7 +90,7 @@ class UserCode:
         return self._form.sample(values)
 
 
-class HDF5Batch:
+class RowsBatch:
     """A batch that is being read, and what is needed to finish it.
 
     Attributes:
@@ -78,7 +100,7 @@ class HDF5Batch:
 
     Args:
         pending, parts: as above.
-        runtime: whose threads read it.
+        pool: the threads that read it; None for this one.
         form: what a sample is made of.
         code: what the script does to samples.
         key: the key of its random parameters; None where nothing is drawn.
@@ -90,16 +112,16 @@ class HDF5Batch:
         self,
         pending: PendingRead,
         parts: Sequence[Part],
-        runtime: Runtime,
+        pool: ThreadPool | None,
         form: Form,
-        code: UserCode,
+        code: Code,
         key: Key | None,
         is_keyed: bool,
         is_threaded: bool,
     ) -> None:
         self.pending, self.parts = pending, parts
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
-        self._runtime, self._form, self._code = runtime, form, code
+        self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
         self.kept: Sequence[int] = ()
 
@@ -145,8 +167,8 @@ class HDF5Batch:
             except Exception as error:  # raised where its sample is the first that failed
                 failed[row] = error
 
-        if self._code.is_safe and self._is_threaded and self._runtime.pool is not None:
-            self._runtime.pool.submit(make, len(self.kept)).wait()
+        if self._code.is_safe and self._is_threaded and self._pool is not None:
+            self._pool.submit(make, len(self.kept)).wait()
         elif self._code.is_safe:
             for number in range(len(self.kept)):
                 make(number)
@@ -177,7 +199,7 @@ class HDF5Batch:
         return sample_seed(self._key.seed, self._key.epoch, int(self._key.draws[row]))
 
     def _item(self, row: int) -> Item:
-        return self._runtime.policy.item(int(self.pending.samples[row]))
+        return self.pending.item(row)
 
 
 def _chosen(part: Part, rows: Sequence[int]) -> Part:

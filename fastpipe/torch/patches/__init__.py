@@ -1,0 +1,1 @@
+"""``FastPatchDataset``: patches of volumes as samples, a batch at a time."""

@@ -1,0 +1,140 @@
+"""Where the patches of a dataset are, by its sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+from fastpipe.index.arrays import FileArrays
+from fastpipe.index.masks import MaskDensity
+from fastpipe.index.patches import (
+    FixedPatches,
+    ForegroundPatches,
+    MaskedPatches,
+    PatchPlaces,
+    PatchSpace,
+    Places,
+    UniformPatches,
+    given_places,
+    grid_places,
+)
+from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
+from fastpipe.torch.patches.scanning import label_voxels, mask_density
+from fastpipe.torch.patches.sources import Role
+from fastpipe.transform.keys import sample_seed, uniforms
+
+__all__ = ["places_of"]
+
+# Where a seed's numbers for places begin, far from those for the transforms of any sample; each attempt to
+# find a place has others, and so have patches around the foreground.
+_PLACES, _FOREGROUND = 1 << 62, 1 << 20
+
+
+def drawn(
+    attempt: int, seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.float64]:
+    """Random numbers for the places of patches: others than those for their transforms."""
+    return uniforms(sample_seed(seed, attempt, _PLACES), epoch, indices, count)
+
+
+class Attempts:
+    """Makes the patches of each attempt once."""
+
+    def __init__(self, space: PatchSpace, count: int, by_size: bool) -> None:
+        self._space, self._count, self._by_size = space, count, by_size
+        self._made: dict[int, UniformPatches] = {}
+
+    def __call__(self, number: int) -> PatchPlaces:
+        """The patches of an attempt."""
+        if number not in self._made:
+            draw = partial(drawn, number)
+            self._made[number] = UniformPatches(self._space, self._count, self._by_size, draw)
+        return self._made[number]
+
+
+class Shares:
+    """The part of patches that is in the masks of their volumes."""
+
+    def __init__(self, space: PatchSpace, densities: Sequence[MaskDensity]) -> None:
+        self._space, self._densities = space, densities
+
+    def __call__(self, places: Places) -> npt.NDArray[np.float64]:
+        """Of patches at places: float64 (N,)."""
+        found = np.zeros(len(places.volumes))
+        for volume in np.unique(places.volumes).tolist():
+            rows = np.flatnonzero(places.volumes == volume)
+            found[rows] = self._densities[volume].fractions(places.starts[rows], self._space.patch)
+        return found
+
+
+def places_of(
+    sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
+) -> PatchPlaces:
+    """The patches of epochs.
+
+    Args:
+        sampling: the dataset's option.
+        space: where patches can be.
+        roles: the arrays.
+        pads: whether patches may reach beyond volumes.
+        kept: where what is found out about labels and masks is kept from one time to the next.
+
+    Raises:
+        OptionError: the sampling does not fit the volumes.
+    """
+    if isinstance(sampling, Uniform):
+        return _anywhere(sampling, space, roles, kept)
+    if isinstance(sampling, Grid):
+        return FixedPatches(grid_places(space, _stride(sampling, space)))
+    if isinstance(sampling, Positions):
+        return FixedPatches(given_places(space, sampling.array, pads))
+    if isinstance(sampling, Foreground):
+        labels = _role(roles, "labels", "Foreground draws patches around labels")
+        found = [
+            label_voxels(labels, number, sampling.voxels, sampling.classes, kept)
+            for number in range(len(labels.volumes))
+        ]
+        voxels = [[one.of(int(label)) for label in one.labels] for one in found]
+        if sampling.fraction and not any(voxels):
+            which = "above 0" if sampling.classes is None else f"of {list(sampling.classes)}"
+            raise OptionError(f"{labels.volumes[0].name} has no label {which}, around which to draw patches")
+        elsewhere = _anywhere(sampling, space, roles, kept)
+        return ForegroundPatches(space, elsewhere, sampling.fraction, voxels, partial(drawn, _FOREGROUND))
+    raise OptionError(
+        "sampling must be one of fastpipe.sampling: Uniform(n), Foreground(n), Grid() or Positions(array); "
+        f"got {sampling!r}"
+    )
+
+
+def _anywhere(
+    sampling: Uniform | Foreground, space: PatchSpace, roles: Sequence[Role], kept: FileArrays | None
+) -> PatchPlaces:
+    """Patches anywhere, or where there is enough of the mask."""
+    attempt = Attempts(space, sampling.samples_per_epoch, sampling.volumes == "size")
+    if not sampling.mask_fraction:
+        return attempt(0)
+    mask = _role(roles, "mask", "mask_fraction= is a part of the mask")
+    found = [mask_density(mask, number, kept) for number in range(len(mask.volumes))]
+    return MaskedPatches(attempt, sampling.mask_fraction, Shares(space, found))
+
+
+def _role(roles: Sequence[Role], name: str, why: str) -> Role:
+    for role in roles:
+        if role.name == name:
+            return role
+    raise OptionError(f"{why}: give {name}=")
+
+
+def _stride(sampling: Grid, space: PatchSpace) -> Sequence[int]:
+    patch: list[int] = space.patch.tolist()
+    if sampling.stride is None:
+        return patch
+    if isinstance(sampling.stride, int):
+        return [sampling.stride] * len(patch)
+    if len(sampling.stride) != len(patch):
+        raise OptionError(f"Grid(stride=…) must have {len(patch)} numbers, got {sampling.stride!r}")
+    return sampling.stride

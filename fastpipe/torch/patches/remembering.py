@@ -1,0 +1,179 @@
+"""The memory for decoded units: one budget for all arrays, threads and processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import get_worker_info
+
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.budget import free_memory
+from fastpipe.cache.joined_units import joined_memory
+from fastpipe.cache.units import UnitMemory, UnitSlots
+from fastpipe.engine.cpus import local_ranks
+from fastpipe.errors import OptionError
+from fastpipe.index.patches import Places
+from fastpipe.index.visits import unit_visits
+from fastpipe.read.volumes.volume import Volume
+from fastpipe.torch.patches.sources import Role
+from fastpipe.types import Cache
+
+__all__ = ["Remembered", "budget_of", "planned_room"]
+
+_log = logging.getLogger("fastpipe.cache")
+_SHARE = 4  # "auto" takes one part in so many of what is free
+_ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
+_ALIGNMENT = 64
+
+
+def budget_of(cache: Cache) -> int:
+    """Bytes for decoded units.
+
+    Raises:
+        OptionError: the option is not for volumes.
+    """
+    if cache.where == "off":
+        return 0
+    if cache.where == "disk":
+        raise OptionError(
+            "Cache('disk') is not for volumes; of one that is slow to read, make a copy that is not: "
+            "fastpipe repack"
+        )
+    if cache.max_bytes != "auto":
+        return int(cache.max_bytes)
+    return (free_memory() or 4 * _ASSUMED) // _SHARE
+
+
+def planned_room(cache: Cache) -> int:
+    """Bytes for which an order is planned: not what is free just now, so that it is the same anywhere."""
+    return 0 if cache.where == "off" else _ASSUMED if cache.max_bytes == "auto" else int(cache.max_bytes)
+
+
+class _Class(NamedTuple):
+    """Units of one size.
+
+    Attributes:
+        slot_nbytes: of each.
+        keys: how many there are.
+        slots: how many are remembered.
+    """
+
+    slot_nbytes: int
+    keys: int
+    slots: int
+
+
+class Remembered:
+    """The memory for the units of some arrays.  Made in the parent of the processes that share it.
+
+    Args:
+        roles: the arrays.
+        budget: bytes for all of it.
+        is_fixed: whether it is the same whenever this is asked.
+
+    Attributes:
+        note: how much is remembered, in words.
+        keeps_all: whether everything is, sooner or later.
+    """
+
+    def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
+        self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
+        volumes = [role.volumes[number] for role, number in self._arrays]
+        keys: dict[int, int] = {}
+        # For each array: the size of its units, and the number of its first among those of that size.
+        self._firsts: list[tuple[int, int]] = []
+        for volume in volumes:
+            size = -(-volume.unit_nbytes // _ALIGNMENT) * _ALIGNMENT
+            self._firsts.append((size, keys.get(size, 0)))
+            keys[size] = keys.get(size, 0) + (volume.grid.count if volume.array is None else 0)
+        total = sum(size * count for size, count in keys.items())
+        share = min(1.0, budget / total) if total else 0.0
+        self.keeps_all = share == 1.0
+        self._classes = [
+            _Class(size, count, count if share == 1.0 else int(share * count)) for size, count in keys.items()
+        ]
+        job = _job(volumes, budget if is_fixed else 0)
+        self._memories = {one.slot_nbytes: _memory(one, job) for one in self._classes if one.slots}
+        if not total:
+            self.note = "nothing has to be decoded"
+        elif not budget:
+            self.note = "not remembered (cache='off')"
+        else:
+            some = in_bytes(total) if self.keeps_all else f"{in_bytes(budget)} of {in_bytes(total)}"
+            self.note = f"remembered in memory that threads and processes share, {some}"
+
+    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int32]]:
+        """How often patches use each unit.
+
+        Args:
+            places: of all patches of an epoch.
+            patch: their size.
+
+        Returns:
+            For units of a size, int32 (keys,).
+        """
+
+        def of(size: int) -> npt.NDArray[np.int32]:
+            found = []
+            for (slot_nbytes, _), (role, number) in zip(self._firsts, self._arrays, strict=True):
+                volume, lead = role.volumes[number], len(role.lead)
+                if slot_nbytes != size or volume.array is not None:
+                    continue
+                visits = unit_visits(
+                    role.spatial(number), volume.grid.unit[lead:], patch,
+                    places.starts[places.volumes == number],
+                )  # fmt: skip
+                found.append(np.broadcast_to(visits, volume.grid.counts).ravel())
+            return np.concatenate(found)
+
+        return of
+
+    def slots(self) -> list[tuple[UnitSlots | None, int]]:
+        """For each array the memory of its units in this process, and the number there of its first."""
+        made: dict[int, UnitSlots | None] = {}
+        for one in self._classes:
+            memory = self._memories.get(one.slot_nbytes)
+            if memory is None and one.slots and (own := _share_of_worker(one.slots)):
+                memory = _memory(one._replace(slots=own))
+            made[one.slot_nbytes] = _mapped(memory)
+        return [(made.get(size), first) for size, first in self._firsts]
+
+
+def _share_of_worker(slots: int) -> int:
+    """Of so many, where workers cannot share them."""
+    worker = get_worker_info()
+    return slots // (worker.num_workers if worker else 1)
+
+
+def _job(volumes: Sequence[Volume], budget: int) -> str:
+    """What the ranks of a job on this machine have in common, who then share their memory; empty without."""
+    if local_ranks() == 1:
+        return ""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    launch = [os.environ.get(name, "") for name in names]
+    return repr([launch, budget, [(one.name, one.shape, one.dtype.str, one.grid.unit) for one in volumes]])
+
+
+def _memory(one: _Class, job: str = "") -> UnitMemory | None:
+    try:
+        if job:
+            return joined_memory(job, one.keys, one.slots, one.slot_nbytes)
+        return UnitMemory(one.keys, one.slots, one.slot_nbytes)
+    except OSError as error:
+        _log.warning("decoded parts of volumes are not remembered: %s", error)
+        return None
+
+
+def _mapped(memory: UnitMemory | None) -> UnitSlots | None:
+    if memory is None:
+        return None
+    try:
+        return memory.opened()
+    except OSError as error:
+        _log.warning("decoded parts of volumes are not remembered: %s", error)
+        return None

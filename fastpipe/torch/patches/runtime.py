@@ -1,0 +1,161 @@
+"""What patches need in one process and must not be taken to another."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.engine.bad import BadSampleLog, is_of_machine
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import VolumeError
+from fastpipe.read.volumes.patches import Counts, PatchReader
+from fastpipe.read.volumes.volume import DamagedUnitError
+from fastpipe.torch.patches.padding import Padding, read_patch
+from fastpipe.torch.patches.remembering import Remembered
+from fastpipe.torch.patches.sources import Role
+from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
+from fastpipe.types import BadSamples
+
+__all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
+
+_MOST_OPEN = 256  # volumes
+
+
+class Options(NamedTuple):
+    """A dataset's options that a runtime is made by."""
+
+    bad_samples: BadSamples
+    threads: int | str
+
+
+class PatchTask(NamedTuple):
+    """One patch of one array.
+
+    Attributes:
+        rows: int64 (1,): its row of the batch.
+        run: reads it.
+    """
+
+    rows: npt.NDArray[np.int64]
+    run: Callable[[], None]
+
+
+class Runtime:
+    """Threads, memory and open volumes of one dataset in one process.
+
+    Args:
+        options: the dataset's.
+        roles: the arrays.
+        remembered: memory for decoded units.
+        padding: what is beyond the ends of volumes.
+        checks_nan: whether a patch with a NaN is an error.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        roles: Sequence[Role],
+        remembered: Remembered,
+        padding: Padding,
+        nan: str | float,
+    ) -> None:
+        self.pid, self.options = os.getpid(), options
+        self.pool = new_pool(options.threads, "fastpipe-patch")
+        self.clock = StageClock()
+        self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
+        self.log = BadSampleLog(options.bad_samples)
+        self._roles, self._padding, self._nan = roles, padding, nan
+        self._units = remembered.slots()
+        self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
+
+    def fits(self, options: Options) -> bool:
+        """Whether this is the runtime of these options in this process."""
+        return self.pid == os.getpid() and self.options == options
+
+    def expect(self, seed: int, epoch: int, uses: Callable[[], Callable[[int], Any]]) -> None:
+        """Hear which patches an epoch has: units that none of them will use any more make room first.
+
+        Args:
+            seed, epoch: of the epoch.
+            uses: gives how often it uses units of a size.
+        """
+        what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
+        found: list[Callable[[int], Any]] = []
+
+        def of(size: int) -> Any:
+            if not found:
+                found.append(uses())
+            return found[0](size)
+
+        for units in dict.fromkeys(units for units, _ in self._units if units is not None):
+            units.expect(what, partial(of, units.slot_nbytes))
+
+    def tasks(self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any]) -> list[PatchTask]:
+        """What is to be done for a patch.
+
+        Args:
+            row: of the batch.
+            volume: its number.
+            start: where it begins there.
+            outs: for each role its memory, (*lead, *patch).
+        """
+        rows = np.array([row])
+
+        def task(role: int) -> PatchTask:
+            return PatchTask(rows, lambda: self._read(role, volume, start, outs[role]))
+
+        return [task(role) for role in range(len(self._roles))]
+
+    def _read(self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any]) -> None:
+        role, reader = self._roles[number], self._reader(number, volume)
+        shape = role.spatial(volume)
+        read_patch(reader, shape, start, out, len(role.lead), self._padding, role.name)
+        if number == 0 and self._nan != "keep" and out.dtype.kind in "fc":
+            _settle_nan(out, self._nan, role.volumes[volume].name)
+
+    def _reader(self, role: int, volume: int) -> PatchReader:
+        with self._lock:
+            reader = self._open.get((role, volume))
+            if reader is not None:
+                self._open.move_to_end((role, volume))
+                return reader
+        place = sum(len(one.volumes) for one in self._roles[:role]) + volume
+        units, first = self._units[place]
+        reader = PatchReader(self._roles[role].volumes[volume], self.clock, self.counts, units, first)
+        with self._lock:
+            self._open[role, volume] = reader
+            while len(self._open) > _MOST_OPEN:  # closed when the last task of it is done
+                self._open.popitem(last=False)
+        return reader
+
+
+def _settle_nan(out: npt.NDArray[Any], nan: str | float, name: str) -> None:
+    """Do what was asked for about elements that are no number."""
+    is_nan = np.isnan(out)
+    if not is_nan.any():
+        return
+    if nan == "error":
+        raise DamagedUnitError(
+            f"{name}: {int(is_nan.sum()):,} of the patch's elements are NaN, and nan='error' was asked for"
+        )
+    out[is_nan] = nan
+
+
+def is_bad(error: BaseException) -> bool:
+    """Whether an error is about patches, and not about the machine or all of a volume."""
+    if isinstance(error, VolumeError):
+        return isinstance(error, DamagedUnitError)
+    return (
+        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
+    )

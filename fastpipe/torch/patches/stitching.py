@@ -1,0 +1,268 @@
+"""``stitch``: predictions of patches, blended into volumes on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastpipe._extras import require
+from fastpipe.engine.blending import Blender, gaussian_weights
+from fastpipe.errors import OptionError
+from fastpipe.torch.patches.dataset import FastPatchDataset
+
+__all__ = ["stitch"]
+
+_PART = 128  # the most along a dimension that is finished at once
+
+
+def stitch(
+    predictions: Iterable[Any],
+    dataset: FastPatchDataset,
+    out: Any,
+    *,
+    weights: Literal["gaussian", "constant"] | npt.NDArray[np.floating[Any]] = "gaussian",
+    apply: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] | None = None,
+    max_bytes: int = 1 << 30,
+) -> Any:
+    """Blend predictions of overlapping patches into whole volumes.
+
+    Where patches overlap, the mean of their predictions by weights is taken.  Parts of the volume are
+    written as soon as no more patch is to come for them; memory does not depend on the volume's size.
+    Where there is no patch, there is 0.
+
+    Args:
+        predictions: for each batch of the dataset's patches, in the dataset's order, a tensor or array
+            (N, *channels, *patch_size).
+        dataset: with ``sampling=Grid(…)`` or ``Positions(…)``.
+        out: where the volume goes, of shape (*channels, *volume): a path that ends in ``.zarr`` or ``.npy``,
+            which must not exist yet, or an array; for a dataset of several volumes a sequence of these.
+        weights: of a patch's voxels: ``"gaussian"`` counts those in its middle most (a sigma of an eighth of
+            its sides, as nnU-Net and MONAI do), ``"constant"`` all alike; or an array of the patch's size.
+        apply: is given each blended part, float32 (*channels, …), and returns what is written, of the same
+            size along the last dimensions: ``lambda p: p.argmax(0).astype("uint8")`` makes labels of scores.
+        max_bytes: for sums in memory; beyond it they wait in a file beside ``out``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        FileExistsError: there is something at ``out``.
+        OptionError: predictions are of another shape, or there are fewer or more than patches.
+
+    >>> from fastpipe.sampling import Grid
+    >>> volume = np.arange(6 * 6, dtype=np.float32).reshape(6, 6)
+    >>> dataset = FastPatchDataset(volume, (4, 4), sampling=Grid(stride=2))
+    >>> loader = torch.utils.data.DataLoader(dataset, batch_size=3)
+    >>> made = stitch((2 * batch for batch in loader), dataset, np.empty((6, 6), np.float32))
+    >>> bool(np.allclose(made, 2 * volume))
+    True
+    """
+    if dataset._places.is_random:
+        raise OptionError(
+            f"stitch needs patches that are the same each time: sampling=Grid(…), not {dataset.sampling!r}"
+        )
+    volumes, starts = dataset.places()
+    shapes = dataset._space.shapes.tolist()
+    outs = out if isinstance(out, (list, tuple)) else [out]
+    if len(outs) != len(shapes):
+        raise OptionError(f"the dataset has {len(shapes)} volumes, and out= names {len(outs)}")
+    if (np.diff(volumes) < 0).any():
+        raise OptionError("Positions(array) must have the patches of a volume after each other for stitch")
+    source = _Rows(predictions, len(dataset), len(dataset.patch_size))
+    chosen = _weights(weights, dataset.patch_size)
+    targets = [_target(one, shape) for one, shape in zip(outs, shapes, strict=True)]
+    try:
+        for volume, (shape, target) in enumerate(zip(shapes, targets, strict=True)):
+            _stitch_one(source, shape, starts[volumes == volume], chosen, target, apply, max_bytes)
+        source.check_over()
+        for target in targets:
+            target.finish()
+    except BaseException:
+        for target in targets:
+            target.give_up()
+        raise
+    return out
+
+
+def _stitch_one(
+    source: _Rows,
+    shape: Sequence[int],
+    starts: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float32],
+    target: _Array | _File,
+    apply: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] | None,
+    max_bytes: int,
+) -> None:
+    def write(start: Sequence[int], blended: npt.NDArray[np.float32]) -> None:
+        made = blended if apply is None else np.asarray(apply(blended))
+        if made.shape[made.ndim - len(shape) :] != blended.shape[blended.ndim - len(shape) :]:
+            raise OptionError(
+                f"apply= has made {made.shape} of {blended.shape}: it must keep the last dimensions"
+            )
+        target.write(start, made)
+
+    target.begin()
+    with Blender(shape, starts, weights, _part_of(shape), write, max_bytes, target.folder) as blender:
+        for start in starts.tolist():
+            blender.add(start, source.next())
+
+
+def _part_of(shape: Sequence[int]) -> list[int]:
+    """The shape of what is finished at once."""
+    return [min(_PART, max(1, size)) for size in shape]
+
+
+class _Rows:
+    """The predictions, one by one."""
+
+    def __init__(self, batches: Iterable[Any], count: int, dims: int) -> None:
+        self._batches, self._count, self._dims = iter(batches), count, dims
+        self._taken = 0
+        self._rows: list[npt.NDArray[np.float32]] = []
+
+    def next(self) -> npt.NDArray[np.float32]:
+        """The next one."""
+        while not self._rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise OptionError(
+                    f"there were predictions for {self._taken:,} of {self._count:,} patches: go through the "
+                    "dataset in its own order, without shuffle= and drop_last="
+                )
+            array = batch.detach().cpu().float().numpy() if isinstance(batch, torch.Tensor) else batch
+            array = np.asarray(array, np.float32)
+            if array.ndim <= self._dims:
+                raise OptionError(
+                    f"predictions must be batches (N, *channels, *patch_size), got one of {array.shape}"
+                )
+            self._rows = list(array[::-1])
+        self._taken += 1
+        return self._rows.pop()
+
+    def check_over(self) -> None:
+        """Raise an error if there are more."""
+        if self._rows or next(self._batches, None) is not None:
+            raise OptionError(f"there were predictions for more than the {self._count:,} patches")
+
+
+def _weights(weights: str | npt.NDArray[np.floating[Any]], patch: Sequence[int]) -> npt.NDArray[np.float32]:
+    if isinstance(weights, np.ndarray):
+        if weights.shape != tuple(patch) or not (weights > 0).all():
+            raise OptionError(
+                f"weights= must be positive numbers of shape {tuple(patch)}, got {weights.shape}"
+            )
+        return weights.astype(np.float32)
+    if weights == "gaussian":
+        return gaussian_weights(patch)
+    if weights == "constant":
+        return np.ones(tuple(patch), np.float32)
+    raise OptionError(f"weights must be 'gaussian', 'constant' or an array, got {weights!r}")
+
+
+def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
+    if isinstance(out, np.ndarray):
+        return _Array(out, shape)
+    path = os.fspath(out)
+    if not path.endswith((".zarr", ".npy")):
+        raise OptionError(f"out= must be an array, or a path that ends in .zarr or .npy, got {path!r}")
+    if os.path.exists(path):
+        raise FileExistsError(f"{path} exists; remove it, or name another")
+    return _File(path, shape)
+
+
+class _Array:
+    """An array of the script's."""
+
+    def __init__(self, array: npt.NDArray[Any], shape: Sequence[int]) -> None:
+        if list(array.shape[array.ndim - len(shape) :]) != list(shape):
+            raise OptionError(f"out= has shape {array.shape}, and the volume {tuple(shape)}")
+        self._array = array
+        self.folder = tempfile.gettempdir()
+
+    def begin(self) -> None:
+        """Where there is no patch, there is to be 0."""
+        self._array[...] = 0
+
+    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
+        """Write a part."""
+        sizes = part.shape[part.ndim - len(start) :]
+        box: list[Any] = [slice(at, at + size) for at, size in zip(start, sizes, strict=True)]
+        self._array[(..., *box)] = part
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def give_up(self) -> None:
+        """What was written stays: the array is the script's."""
+
+
+class _File:
+    """A file, or folder, that appears under its name when it is complete."""
+
+    def __init__(self, path: str, shape: Sequence[int]) -> None:
+        self._path, self._shape, self._part = path, tuple(shape), tuple(_part_of(shape))
+        self.folder = os.path.dirname(os.path.abspath(path))
+        self._partial = f"{path}.partial"
+        self._store: Any = None
+
+    def begin(self) -> None:
+        """Remove what another run has left."""
+        self.give_up()
+
+    def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
+        """Write a part; the first says of which type and shape the volume is."""
+        lead = part.shape[: part.ndim - len(start)]
+        if self._store is None:
+            self._store = self._made(lead, part.dtype)
+        box = tuple(slice(at, at + size) for at, size in zip(start, part.shape[len(lead) :], strict=True))
+        box = (*[slice(None)] * len(lead), *box)
+        if self._path.endswith(".npy"):
+            self._store[box] = part
+        else:
+            self._store[box].write(part).result()
+
+    def _made(self, lead: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        shape = (*lead, *self._shape)
+        if self._path.endswith(".npy"):
+            return np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
+        tensorstore = require("tensorstore", extra="volume")
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": os.path.abspath(self._partial) + "/"},
+            "metadata": {
+                "shape": list(shape),
+                "data_type": dtype.name,
+                "chunk_grid": {
+                    "name": "regular", "configuration": {"chunk_shape": [*[1] * len(lead), *self._part]},
+                },
+                "codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 3, "shuffle": "shuffle"}},
+                ],
+            },
+        }  # fmt: skip
+        return tensorstore.open(spec, create=True, delete_existing=True).result()
+
+    def finish(self) -> None:
+        """Give it its name."""
+        if self._store is None:  # there were no patches
+            self._store = self._made((), np.dtype(np.float32))
+        if self._path.endswith(".npy"):
+            self._store.flush()
+        self._store = None
+        os.rename(self._partial, self._path)
+
+    def give_up(self) -> None:
+        """Leave nothing behind."""
+        self._store = None
+        if os.path.isdir(self._partial):
+            shutil.rmtree(self._partial)
+        elif os.path.exists(self._partial):
+            os.remove(self._partial)

@@ -1,0 +1,253 @@
+"""What datasets have in common whose samples are rows of arrays, made a batch at a time."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import OptionError
+from fastpipe.torch.batch_sampler import DatasetBatches
+from fastpipe.torch.lane_memory import shared_flat
+from fastpipe.torch.rows.batch import Code, RowsBatch
+from fastpipe.torch.rows.samples import Form, Part, SampleRows, Value
+from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.views import integers
+from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.types import BadSamples, Key, Shard, Shuffle
+
+__all__ = ["RowsDataset", "RowsRuntime", "checked_threads", "drawn_substitute", "is_fast_rows"]
+
+# Samples tried in a bad one's place.
+_MOST_REPLACEMENTS = 100
+# Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
+# slots, and who sends them from a worker a segment.
+_OWN_MEMORY = 1 << 18
+
+
+class RowsRuntime(Protocol):
+    """What such a dataset needs in one process, and must not take to another.
+
+    Attributes:
+        pool: threads; None for the calling one.
+        clock: time by stage.
+        slots: for each value of a sample, memory of its rows.
+    """
+
+    pool: ThreadPool | None
+    clock: StageClock
+    slots: list[SlotPool]
+
+
+class RowsDataset(Dataset[Any]):
+    """Makes batches whose samples are rows of arrays.
+
+    Attributes:
+        seed, bad_samples: the dataset's options.
+    """
+
+    seed: int | None
+    bad_samples: BadSamples
+    # Bytes of batches that a loader may begin while one sample holds up the one that is due.
+    _spare_nbytes: int = 1 << 30
+    _form: Form
+    _values: list[Value]
+    _runtime: Any
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _start_batch(
+        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
+    ) -> RowsBatch:
+        """Begin a batch without waiting for it."""
+
+    @abstractmethod
+    def _running(self) -> RowsRuntime:
+        """What this process has, made when first needed."""
+
+    @abstractmethod
+    def _code(self) -> Code:
+        """What the script does to samples."""
+
+    @abstractmethod
+    def _stock(self) -> Dataset[Any]:
+        """The same samples without fastpipe."""
+
+    def _places_in_files(self) -> npt.NDArray[np.int64] | None:
+        """The file, or the like, of each sample: int64 (N,); None where there is but one."""
+        return None
+
+    @property
+    @abstractmethod
+    def plan(self) -> Any:
+        """What is read how; ``print`` it."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample ``index``."""
+        batch = self._start_batch([operator.index(index)], threaded=False)
+        samples = batch.finish()
+        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
+            raise batch.why_empty() or AssertionError("one sample was asked for")
+        if isinstance(samples, SampleRows):  # whose own samples are of types that collate without a copy
+            return self._form.sample([part.array[0] for part in batch.parts])
+        return samples[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """Several samples, read side by side; what ``DataLoader`` calls for a batch.
+
+        Args:
+            indices: positions in the dataset.
+
+        Returns:
+            The samples in the order of the indices.
+        """
+        if not self._answers_for_batches():
+            return [self[index] for index in indices]
+        batch = self._start_batch(indices)
+        samples = batch.finish()
+        error = None if len(samples) else batch.why_empty()
+        if error is not None:  # nothing can be collated from no samples
+            raise error
+        return samples
+
+    def batch_sampler(
+        self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
+    ) -> DatasetBatches:
+        """Batches of indices for a stock ``DataLoader``, which a :class:`fastpipe.FastLoader` makes itself.
+
+        With the dataset's ``seed`` the order is a function of seed and epoch; without one each epoch's
+        is drawn from torch's global generator.
+
+        Args:
+            batch_size: samples in a batch.
+            shuffle: False, True or a :class:`fastpipe.Shuffle`.
+            drop_last: leave out an incomplete last batch.
+            shard: this rank's part.
+
+        >>> import h5py, os, tempfile
+        >>> from fastpipe import FastHDF5Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "x.h5")
+        >>> with h5py.File(path, "w") as file:
+        ...     _ = file.create_dataset("x", data=np.arange(12), chunks=(3,), compression="lzf")
+        >>> dataset = FastHDF5Dataset(path, "x", seed=0)
+        >>> batches = dataset.batch_sampler(6, shuffle=Shuffle(window=2, unit="group"))
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+        >>> [sorted(batch.tolist()) for batch in loader]
+        [[6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]]
+        >>> folder.cleanup()
+        """
+        return DatasetBatches(self, batch_size, shuffle, drop_last, shard)
+
+    @property
+    def clock(self) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        return self._running().clock
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and open files stay here; the copy has its own when it needs them.
+        return {**self.__dict__, "_runtime": None}
+
+    # ---- what a loader asks ---------------------------------------------------------------------
+
+    def _expect_ahead(self, batches: int) -> None:
+        """Keep memory for so many batches that a loader begins ahead of the one that is due."""
+        for slots in self._running().slots:
+            slots.keep = max(slots.keep, KEPT_SLOTS + batches)
+
+    def _thread_count(self) -> int:
+        pool = self._running().pool
+        return pool.threads if pool else 1
+
+    def _runs_user_code(self) -> bool:
+        """Whether functions of the script's are called in the consumer's thread."""
+        return self._code().runs_here
+
+    def _answers_for_batches(self) -> bool:
+        """Whether no subclass says that samples are made one by one."""
+        return type(self).__getitem__ is RowsDataset.__getitem__
+
+    def _large_parts(self, count: int) -> int:
+        """How many of a batch's arrays are so large that they are sent in memory of their own."""
+        return sum(count * value.nbytes >= _OWN_MEMORY for value in self._values)
+
+    # ---- how a batch is made --------------------------------------------------------------------
+
+    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Positions in the dataset: int64 (N,)."""
+        positions = integers(indices)
+        length = len(self)
+        if (positions.view(np.uint64) < length).all():  # where those below 0 are large
+            return positions
+        wrong = (positions < -length) | (positions >= length)
+        if wrong.any():
+            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
+        return np.where(positions < 0, positions + length, positions)
+
+    def _memory(self, count: int, runtime: RowsRuntime, threaded: bool) -> list[Part]:
+        """The batch's arrays."""
+        found = []
+        for value, slots in zip(self._values, runtime.slots, strict=True):
+            shape, nbytes = (count, *value.shape), count * value.nbytes
+            if not threaded or nbytes < _OWN_MEMORY or value.dtype.hasobject:
+                array = np.empty(shape, value.dtype)
+            elif value.torch_dtype is not None and get_worker_info() is not None:
+                # Will be sent to the parent: make it where both see it.
+                array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
+            else:
+                array = slots.take(shape, value.dtype)
+            found.append(Part(array, None if value.torch_dtype is None else torch.from_numpy(array)))
+        return found
+
+
+def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
+    """Whether a dataset is one whose batches fastpipe makes, and no subclass in its own way."""
+    return (
+        isinstance(dataset, RowsDataset)
+        and type(dataset).__getitems__ is RowsDataset.__getitems__
+        and dataset._answers_for_batches()
+    )
+
+
+def checked_threads(threads: Any) -> Any:
+    """The option of that name.
+
+    Raises:
+        OptionError: it cannot work.
+    """
+    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+        raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+    return threads
+
+
+def drawn_substitute(
+    count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
+) -> int | None:
+    """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws.
+
+    Args:
+        count: of the dataset's samples.
+        samples: int64 (N,): the batch's.
+        key: of the batch.
+        row: number in it of the one to be replaced.
+        attempt: from 1.
+
+    Returns:
+        None when enough were tried.
+    """
+    if attempt > min(count - 1, _MOST_REPLACEMENTS):
+        return None
+    seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
+    drawn = float(uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0][attempt - 1])
+    return (int(samples[row]) + 1 + int(drawn * (count - 1))) % count

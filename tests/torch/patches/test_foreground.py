@@ -1,0 +1,233 @@
+"""Patches around the foreground: how many, where, of which classes; and what is kept about labels."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe import FastLoader, FastPatchDataset
+from fastpipe.errors import OptionError
+from fastpipe.sampling import Foreground
+from fastpipe.torch.patches import scanning
+
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
+
+SHAPE, PATCH = (40, 50, 60), (8, 9, 10)
+
+
+def labelled(*boxes: tuple[int, tuple[int, int, int]]) -> Any:
+    """Labels with cubes of side 3: a label, and where its cube begins."""
+    labels = np.zeros(SHAPE, np.uint8)
+    for label, (z, y, x) in boxes:
+        labels[z : z + 3, y : y + 3, x : x + 3] = label
+    return labels
+
+
+def dataset_of(labels: Any, count: int = 2000, **options: Any) -> FastPatchDataset:
+    volume = (
+        np.zeros(SHAPE, np.uint8)
+        if isinstance(labels, np.ndarray)
+        else [np.zeros(SHAPE, np.uint8)] * len(labels)
+    )
+    return FastPatchDataset(volume, PATCH, labels=labels, sampling=Foreground(count, **options), seed=1)
+
+
+def inside(starts: Any, corner: Any, side: int = 3) -> Any:
+    """Whether patches have a voxel of a cube."""
+    corner = np.array(corner)
+    return ((starts < corner + side) & (starts + np.array(PATCH) > corner)).all(axis=1)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.33, 0.8, 1.0])
+def test_so_many_patches_are_around_the_foreground(fraction: float) -> None:
+    dataset = dataset_of(labelled((1, (5, 40, 20))), fraction=fraction)
+    _, starts = dataset.places()
+    anywhere = dataset_of(labelled((1, (5, 40, 20))), fraction=0.0).places()[1]
+    by_chance = inside(anywhere, (5, 40, 20)).mean()
+    share = inside(starts, (5, 40, 20)).mean()
+    assert share == pytest.approx(fraction + (1 - fraction) * by_chance, abs=0.04)
+    assert (fraction == 1.0) <= (share == 1.0)
+    other = dataset.places(1)[1]
+    assert not np.array_equal(other, starts)
+    assert inside(other, (5, 40, 20)).mean() == pytest.approx(share, abs=0.04)
+
+
+def test_the_rest_of_the_patches_is_anywhere_alike() -> None:
+    """Those that are not around the foreground are those of ``Uniform``."""
+    some, none = (dataset_of(labelled((1, (5, 40, 20))), fraction=part).places()[1] for part in (0.5, 0.0))
+    same = (some == none).all(axis=1)
+    assert same.mean() == pytest.approx(0.5, abs=0.05)
+    assert inside(some[~same], (5, 40, 20)).all()
+
+
+@settings(max_examples=40)
+@given(voxel=st.tuples(*(st.integers(0, size - 1) for size in SHAPE)), pads=st.booleans())
+def test_the_voxel_is_in_the_middle_as_far_as_the_volume_goes(voxel: Any, pads: bool) -> None:
+    labels = np.zeros(SHAPE, np.uint8)
+    labels[voxel] = 7
+    dataset = FastPatchDataset(
+        labels, PATCH, labels=labels, sampling=Foreground(5, fraction=1.0), seed=0,
+        padding="constant" if pads else "error",
+    )  # fmt: skip
+    _, starts = dataset.places()
+    centred = np.array(voxel) - np.array(PATCH) // 2
+    expected = np.clip(centred, 0, np.array(SHAPE) - PATCH)
+    assert (starts == expected).all()
+    assert dataset[0][1].max() == 7
+
+
+def test_classes_are_drawn_alike_whatever_their_size() -> None:
+    labels = np.zeros(SHAPE, np.uint8)
+    labels[:20, :20, :20] = 1
+    labels[30, 40, 50] = 2
+    labels[35, 5, 5] = 9
+    _, starts = dataset_of(labels, fraction=1.0).places()
+    # Small ones are found by the patch that is centred at their only voxel.
+    for voxel in ((30, 40, 50), (35, 5, 5)):
+        start = np.clip(np.array(voxel) - np.array(PATCH) // 2, 0, np.array(SHAPE) - PATCH)
+        assert (starts == start).all(axis=1).mean() == pytest.approx(1 / 3, abs=0.04)
+
+
+def test_only_the_classes_that_are_named() -> None:
+    labels = labelled((1, (5, 5, 5)), (2, (30, 30, 30)), (3, (5, 30, 50)))
+    _, starts = dataset_of(labels, fraction=1.0, classes=(2, 3)).places()
+    assert (inside(starts, (30, 30, 30)) | inside(starts, (5, 30, 50))).all()
+    _, background = dataset_of(labels, fraction=1.0, classes=(0,)).places()
+    assert len(np.unique(background, axis=0)) > 1000
+    one = dataset_of(labels, fraction=1.0, classes=(2,), voxels=1).places()[1]
+    assert len(np.unique(one, axis=0)) == 1
+
+
+def test_labels_of_other_types() -> None:
+    labels = labelled((1, (5, 5, 5)), (200, (30, 30, 30)))
+    expected = dataset_of(labels, fraction=1.0).places()[1]
+    for dtype in (np.int16, np.uint32, np.int64, np.float32, np.float64):
+        found = dataset_of(labels.astype(dtype), fraction=1.0).places()[1]
+        np.testing.assert_array_equal(found, expected)
+    is_one = dataset_of(labels == 1, fraction=1.0).places()[1]
+    assert inside(is_one, (5, 5, 5)).all()
+
+
+def test_labels_with_channels_in_front() -> None:
+    labels = np.stack([labelled((1, (5, 5, 5))), labelled((1, (30, 30, 30)))])
+    dataset = FastPatchDataset(labels, PATCH, labels=labels, sampling=Foreground(300, fraction=1.0), seed=1)
+    _, starts = dataset.places()
+    assert (inside(starts, (5, 5, 5)) | inside(starts, (30, 30, 30))).all()
+    assert inside(starts, (30, 30, 30)).mean() == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_volume_without_foreground_has_patches_anywhere() -> None:
+    dataset = dataset_of([labelled(), labelled((1, (5, 40, 20)))], fraction=1.0)
+    volumes, starts = dataset.places()
+    assert (volumes == 0).mean() == pytest.approx(0.5, abs=0.05)
+    assert inside(starts[volumes == 1], (5, 40, 20)).all()
+    assert inside(starts[volumes == 0], (5, 40, 20)).mean() < 0.2
+
+
+def test_no_foreground_at_all_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"labels=.* has no label above 0, around which to draw patches"):
+        dataset_of(labelled())
+    with pytest.raises(OptionError, match=r"has no label of \[5, 6\]"):
+        dataset_of(labelled((1, (3, 3, 3))), classes=(5, 6))
+    assert len(dataset_of(labelled(), fraction=0.0)) == 2000
+
+
+@pytest.mark.parametrize(
+    "kind", ["zarr3 zstd", "zarr3 blosc", "zarr3 sharded", "hdf5 gzip", "tiff tiles", "npy", "nii.gz"]
+)
+def test_places_do_not_depend_on_how_labels_are_stored(tmp_path: Path, write_volume: Any, kind: str) -> None:
+    labels = labelled((1, (5, 5, 5)), (2, (30, 30, 30)))
+    labels[10:20] = 3
+    path = write_volume(kind, tmp_path / "x", labels, (7, 16, 9))
+    expected = dataset_of(labels, voxels=20, fraction=1.0).places()[1]
+    volume = np.zeros(SHAPE, "u1")
+    dataset = FastPatchDataset(
+        volume, PATCH, labels=path, sampling=Foreground(2000, fraction=1.0, voxels=20), seed=1
+    )
+    np.testing.assert_array_equal(dataset.places()[1], expected)
+    for _, found in FastLoader(dataset, 50):
+        assert (found.numpy().reshape(len(found), -1) > 0).any(axis=1).all()
+
+
+# ---- what is kept -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The volumes that were gone through."""
+    found: list[str] = []
+    real = scanning._scan
+
+    def scan(volume: Any, look: Any) -> None:
+        found.append(volume.name)
+        real(volume, look)
+
+    monkeypatch.setattr(scanning, "_scan", scan)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["zarr3 zstd", "zarr3 sharded", "hdf5 gzip", "tiff folder", "npy", "nii.gz"])
+def test_what_was_found_in_labels_is_kept_until_they_change(
+    tmp_path: Path, write_volume: Any, scans: list[str], later: None, kind: str
+) -> None:
+    first = labelled((1, (5, 5, 5)))
+    path = write_volume(kind, tmp_path / "labels", first, (20, 25, 30))
+
+    def places(**options: Any) -> Any:
+        dataset = FastPatchDataset(
+            np.zeros(SHAPE, "u1"),
+            PATCH,
+            labels=path,
+            sampling=Foreground(50, fraction=1.0, **options),
+            seed=1,
+        )
+        return dataset.places()[1]
+
+    expected = places()
+    assert len(scans) == 1
+    np.testing.assert_array_equal(places(), expected)
+    assert len(scans) == 1
+    places(classes=(1,))  # another question
+    places(voxels=3)
+    assert len(scans) == 3
+    # Written anew: for Zarr only the files of its chunks are others.
+    target = Path(path.removesuffix("/raw"))
+    kept = (target / "zarr.json").read_bytes() if "zarr" in kind else b""
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    second = labelled((1, (30, 30, 30)))
+    write_volume(kind, tmp_path / "labels", second, (20, 25, 30))
+    if kept:
+        assert (target / "zarr.json").read_bytes() == kept
+    found = places()
+    assert len(scans) == 4
+    assert inside(found, (30, 30, 30)).all()
+
+
+def test_a_chunk_that_is_written_over_is_seen(
+    tmp_path: Path, write_volume: Any, scans: list[str], later: None
+) -> None:
+    path = write_volume("zarr3 zstd", tmp_path / "labels", labelled((1, (5, 5, 5))), (20, 25, 30))
+    options = {"labels": path, "sampling": Foreground(50, fraction=1.0), "seed": 1}
+    FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, **options)
+    array = zarr.open_array(path, mode="r+")
+    array[...] = labelled((1, (30, 30, 30)))
+    _, starts = FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, **options).places()
+    assert len(scans) == 2
+    assert inside(starts, (30, 30, 30)).all()
+
+
+def test_without_a_cache_nothing_is_kept(
+    tmp_path: Path, write_volume: Any, scans: list[str], cache_folder: Path
+) -> None:
+    path = write_volume("npy", tmp_path / "labels", labelled((1, (5, 5, 5))), ())
+    for _ in range(2):
+        FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, labels=path, sampling=Foreground(5), cache="off")
+    assert len(scans) == 2
+    assert not cache_folder.exists()

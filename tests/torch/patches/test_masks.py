@@ -1,0 +1,153 @@
+"""``mask_fraction=``: patches of which enough is in the mask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastpipe import FastLoader, FastPatchDataset, Shuffle
+from fastpipe.errors import OptionError
+from fastpipe.sampling import Foreground, Uniform
+from fastpipe.torch.patches import scanning
+
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
+
+SHAPE, PATCH = (48, 56, 60), (12, 16, 20)
+
+
+def ball(radius: float = 20.0) -> Any:
+    """A mask with a round surface, where blocks are partly inside."""
+    z, y, x = np.ogrid[: SHAPE[0], : SHAPE[1], : SHAPE[2]]
+    return ((z - 24) ** 2 + (y - 28) ** 2 + (x - 30) ** 2 < radius**2).astype(np.uint8)
+
+
+def shares(mask: Any, starts: Any) -> Any:
+    """The part of each patch that is in the mask."""
+    boxes = [
+        tuple(slice(at, at + side) for at, side in zip(start, PATCH, strict=True))
+        for start in starts.tolist()
+    ]
+    return np.array([(mask[box] != 0).mean() for box in boxes])
+
+
+@pytest.mark.parametrize("least", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["array", "zarr3 blosc", "hdf5 gzip", "tiff strips"])
+def test_every_patch_has_so_much_of_the_mask(
+    tmp_path: Path, write_volume: Any, kind: str, least: float
+) -> None:
+    mask = ball()
+    path = write_volume(kind, tmp_path / "mask", mask, (11, 13, 17))
+    dataset = FastPatchDataset(
+        np.zeros(SHAPE, "u1"), PATCH, mask=path, sampling=Uniform(300, mask_fraction=least), seed=2
+    )
+    _, starts = dataset.places()
+    found = shares(mask, starts)
+    # Blocks of side 4 at the surface count by their share: less than half a block's side is wrong.
+    assert found.min() >= least - 0.06
+    assert found.min() < least + 0.1  # and not only the middle is taken
+    plain = FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, sampling=Uniform(300), seed=2).places()[1]
+    kept = (plain == starts).all(axis=1)
+    assert (shares(mask, plain[kept]) >= least - 0.06).all()  # those that were good are as they were
+    assert (shares(mask, plain[~kept]) <= least + 0.06).all()
+    assert not np.array_equal(dataset.places(1)[1], starts)
+
+
+def test_a_mask_of_whole_blocks_is_exact() -> None:
+    mask = np.zeros(SHAPE, np.float32)
+    mask[:, :28, 20:] = -0.5  # whatever is not 0
+    for least in (0.25, 0.5, 1.0):
+        dataset = FastPatchDataset(mask, PATCH, mask=mask, sampling=Uniform(400, mask_fraction=least), seed=1)
+        _, starts = dataset.places()
+        assert shares(mask, starts).min() >= least - 1e-9
+
+
+def test_a_mask_with_channels_is_inside_where_any_is() -> None:
+    masks = np.zeros((2, *SHAPE), np.uint8)
+    masks[0, :, :28], masks[1, :, 28:, :32] = 1, 1
+    dataset = FastPatchDataset(
+        np.zeros(SHAPE, "u1"), PATCH, mask=masks, sampling=Uniform(200, mask_fraction=1.0), seed=1
+    )
+    assert (shares(masks.any(axis=0), dataset.places()[1]) == 1).all()
+
+
+def test_a_little_mask_is_found_nevertheless() -> None:
+    mask = np.zeros(SHAPE, np.uint8)
+    mask[:12, :16, :20] = 1  # one patch in 60,000 is all in it, and some hundreds half
+    dataset = FastPatchDataset(mask, PATCH, mask=mask, sampling=Uniform(100, mask_fraction=0.5), seed=1)
+    assert shares(mask, dataset.places()[1]).min() >= 0.5 - 1e-9
+
+
+def test_what_cannot_be_is_an_error_that_says_the_most() -> None:
+    with pytest.raises(OptionError, match=r"mask_fraction=0.99: of 16,384 patches .* the most is 0\.\d"):
+        FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, mask=ball(9), sampling=Uniform(10, mask_fraction=0.99))
+    with pytest.raises(OptionError, match=r"the most is 0\.000"):
+        FastPatchDataset(
+            np.zeros(SHAPE, "u1"), PATCH, mask=np.zeros(SHAPE, "u1"), sampling=Uniform(10, mask_fraction=0.01)
+        )
+
+
+def test_patches_around_the_foreground_are_not_asked_for_the_mask() -> None:
+    mask, labels = ball(), np.zeros(SHAPE, np.uint8)
+    labels[2, 2, 2] = 1
+    dataset = FastPatchDataset(
+        labels, PATCH, labels=labels, mask=mask, seed=1,
+        sampling=Foreground(400, fraction=0.5, mask_fraction=0.6),
+    )  # fmt: skip
+    _, starts = dataset.places()
+    around = (starts == 0).all(axis=1)
+    assert around.mean() == pytest.approx(0.5, abs=0.08)
+    assert shares(mask, starts[~around]).min() >= 0.54
+
+
+def test_padding_is_outside_of_the_mask() -> None:
+    mask = np.ones((6, 56, 60), np.uint8)
+    with pytest.raises(OptionError, match=r"the most is 0\.500"):
+        FastPatchDataset(mask, PATCH, mask=mask, padding="edge", sampling=Uniform(10, mask_fraction=0.6))
+    dataset = FastPatchDataset(
+        mask, PATCH, mask=mask, padding="constant", sampling=Uniform(10, mask_fraction=0.5), seed=1
+    )
+    assert dataset[0][1].mean() == 0.5
+
+
+def test_several_volumes_with_masks() -> None:
+    masks = [ball(), np.zeros((40, 40, 40), np.uint8)]
+    masks[1][:, 20:] = 1
+    dataset = FastPatchDataset(masks, PATCH, mask=masks, sampling=Uniform(300, mask_fraction=0.7), seed=3)
+    volumes, starts = dataset.places()
+    for volume in (0, 1):
+        assert shares(masks[volume], starts[volumes == volume]).min() >= 0.64
+    assert set(volumes.tolist()) == {0, 1}
+
+
+def test_a_tour_has_each_of_them_once() -> None:
+    mask = np.arange(np.prod(SHAPE)).reshape(SHAPE) * ball()
+    dataset = FastPatchDataset(mask, PATCH, mask=ball(), sampling=Uniform(60, mask_fraction=0.5), seed=3)
+    for epoch, loader in enumerate([FastLoader(dataset, 7, shuffle=Shuffle(unit="group"))] * 2):
+        found = Counter(patch.numpy().tobytes() for batch, _ in loader for patch in batch)
+        _, starts = dataset.places(epoch)
+        expected = Counter(
+            np.ascontiguousarray(mask[z : z + 12, y : y + 16, x : x + 20]).tobytes()
+            for z, y, x in starts.tolist()
+        )
+        assert found == expected
+
+
+def test_counts_are_kept(
+    tmp_path: Path, write_volume: Any, later: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_volume("zarr3 zstd", tmp_path / "mask", ball(), (20, 20, 20))
+    scanned = []
+    real = scanning._scan
+    monkeypatch.setattr(scanning, "_scan", lambda volume, look: (scanned.append(1), real(volume, look)))
+    places = [
+        FastPatchDataset(
+            np.zeros(SHAPE, "u1"), PATCH, mask=path, sampling=Uniform(40, mask_fraction=least), seed=1
+        ).places()[1]
+        for least in (0.5, 0.5, 0.3)
+    ]
+    assert len(scanned) == 1
+    np.testing.assert_array_equal(places[0], places[1])

@@ -1,0 +1,126 @@
+"""Patches that reach beyond a volume: what ``numpy.pad`` of all of it gives, in every mode."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe import Cache, FastPatchDataset
+from fastpipe.errors import OptionError
+from fastpipe.sampling import Foreground, Grid, Positions, Uniform
+
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
+
+MODES = ["constant", "edge", "reflect", "symmetric", "wrap"]
+
+
+@st.composite
+def beyond(draw: st.DrawFn) -> Any:
+    """A shape, a patch that is perhaps larger, places that have at least a voxel, and how it is stored."""
+    dims = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 8)) for _ in range(dims))
+    patch = tuple(draw(st.integers(1, 20)) for _ in range(dims))
+    starts = [
+        [draw(st.integers(1 - side, size - 1)) for side, size in zip(patch, shape, strict=True)]
+        for _ in range(draw(st.integers(1, 5)))
+    ]
+    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=1)))
+    kind = draw(st.sampled_from(["array", "npy", "npy fortran", "zarr3 blosc", "hdf5 gzip"]))
+    return shape, patch, starts, lead, kind, draw(st.sampled_from([Cache("off"), Cache("ram", 1 << 20)]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=40)
+@given(case=beyond())
+def test_patches_are_slices_of_the_padded_volume(
+    mode: str, case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    shape, patch, starts, lead, kind, cache = case
+    array = random_array((*lead, *shape), "i2", 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_volume(kind, os.path.join(folder, "x"), array, (*lead, *[3] * len(shape)))
+        dataset = FastPatchDataset(
+            path, patch, sampling=Positions(starts), padding=mode, cache=cache, threads=2
+        )
+        for start, sample in zip(starts, dataset.__getitems__(range(len(starts))), strict=True):
+            assert equal(sample, cut(array, start, patch, mode)), f"{case} at {start}"
+        reference = dataset._stock()
+        assert all(equal(reference[index], dataset[index]) for index in range(len(starts)))
+        del dataset, sample, reference
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_far_out_patches_repeat_as_numpy_does(mode: str, cut: Any, equal: Any) -> None:
+    """Many times the volume's size, where ``reflect`` and its kind go forth and back."""
+    array = np.arange(15).reshape(3, 5)
+    starts = [[-50, -70], [2, 4], [-57, 0], [0, -73]]
+    dataset = FastPatchDataset(array, (60, 75), sampling=Positions(starts), padding=mode)
+    for start, patch in zip(starts, dataset.__getitems__(range(4)), strict=True):
+        assert equal(patch, cut(array, start, (60, 75), mode))
+
+
+def test_constants_of_volume_labels_and_mask() -> None:
+    volume, labels = np.ones((4, 4), np.float32), np.ones((4, 4), np.int16)
+    starts = Positions([[-2, -1]])
+    for padding, wanted in [
+        ("constant", (0, 0)), (("constant", -1000), (-1000, 0)), (("constant", 2.5, 255), (2.5, 255)),
+    ]:  # fmt: skip
+        dataset = FastPatchDataset(
+            volume, (3, 4), labels=labels, mask=labels, sampling=starts, padding=padding
+        )
+        values, classes, mask = dataset[0]
+        inside = np.zeros((3, 4), bool)
+        inside[2:, 1:] = True
+        assert np.array_equal(values, np.where(inside, 1, wanted[0]).astype("f4"))
+        assert np.array_equal(classes, np.where(inside, 1, wanted[1]))
+        assert np.array_equal(mask, inside)
+        assert f"Padding: {padding!r}" in repr(dataset)
+
+
+@pytest.mark.parametrize("sampling", [Uniform(5), Grid(), Foreground(5, fraction=1.0)])
+def test_a_patch_larger_than_the_volume_is_around_its_middle(sampling: Any) -> None:
+    array = np.arange(1, 13).reshape(4, 3)
+    dataset = FastPatchDataset(array, (9, 2), labels=array % 2, sampling=sampling, padding="constant", seed=0)
+    _, starts = dataset.places()
+    assert (starts[:, 0] == -2).all()
+    assert set(starts[:, 1].tolist()) <= {0, 1}
+    sample = dataset[0][0]
+    assert not sample[:2].any()
+    assert not sample[6:].any()
+    assert sample[2:6].all()
+
+
+def test_without_padding_what_reaches_beyond_is_refused() -> None:
+    array = np.zeros((4, 6), "u1")
+    with pytest.raises(OptionError, match=r"a patch of \(5, 2\) does not fit into .*which has \(4, 6\)"):
+        FastPatchDataset(array, (5, 2))
+    for start in ([-1, 0], [0, 5], [3, 0]):
+        with pytest.raises(OptionError, match=r"patch 1, of \(2, 2\) at .* is not within .*padding= lets"):
+            FastPatchDataset(array, (2, 2), sampling=Positions([[0, 0], start]))
+
+
+def test_a_patch_without_a_voxel_of_the_volume_is_refused() -> None:
+    array = np.zeros((4, 6), "u1")
+    for start in ([-2, 0], [0, 6], [4, 0]):
+        with pytest.raises(OptionError, match=r"patch 0, of \(2, 2\) at .* is not within"):
+            FastPatchDataset(array, (2, 2), sampling=Positions([start]), padding="edge")
+
+
+@pytest.mark.parametrize(
+    "padding", ["zero", "mean", 0, None, ("constant",), ("edge", 1), ("constant", "a"), ("constant", 1, 2, 3)]
+)
+def test_paddings_that_cannot_be(padding: Any) -> None:
+    with pytest.raises(OptionError, match=r"padding must be 'error', one of 'constant'.*got "):
+        FastPatchDataset(np.zeros((4, 4)), (2, 2), padding=padding)
+
+
+@pytest.mark.parametrize("value", [300, -1, float("nan")])
+def test_a_constant_that_the_volume_cannot_hold_is_refused(value: float) -> None:
+    with pytest.raises(OptionError, match="constant"):
+        FastPatchDataset(np.ones((4, 4), np.uint8), (6, 6), padding=("constant", value), sampling=Grid())

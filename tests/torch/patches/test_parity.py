@@ -1,0 +1,208 @@
+"""Patches are what NumPy cuts from the whole array: any kind of volume, shape, chunk, dtype, patch and border."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe import Cache, FastPatchDataset
+from fastpipe.sampling import Grid, Positions, Uniform
+
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
+
+# Kinds that hold arrays of 1 to 4 dimensions and any usual dtype.
+CHUNKED = [
+    "zarr3 blosc", "zarr3 bitshuffle", "zarr3 zstd", "zarr3 gzip", "zarr3 none", "zarr3 big-endian", "zarr2 blosc",
+    "zarr2 zstd", "zarr2 zlib", "zarr2 none", "hdf5 gzip", "hdf5 lzf", "hdf5 chunks", "b2nd",
+]  # fmt: skip
+PLAIN = ["hdf5 contiguous", "npy", "npy fortran", "array"]
+SLOWER = ["zarr3 sharded", "zarr2 fortran", "n5 gzip", "n5 raw"]
+PAGED = ["tiff tiles", "tiff strips", "tiff raw", "tiff big-endian", "tiff big-endian tiles", "tiff raw tiles",
+         "bigtiff", "tiff folder", "tiff folder zlib"]  # fmt: skip
+DTYPES = ["u1", "i1", "u2", "i2", "i4", "i8", "f4", "f8"]
+CACHES = [Cache("ram", 1), Cache("ram", 700), Cache("ram", 20_000), Cache("off"), Cache("ram", 1 << 20)]
+
+
+@st.composite
+def cases(draw: st.DrawFn, kinds: Sequence[str], dims: tuple[int, int], dtypes: Sequence[str]) -> Any:
+    """A kind, a shape, chunks, a dtype, a patch's size, how many dimensions it has, a cache and a seed."""
+    count = draw(st.integers(*dims))
+    shape = tuple(draw(st.integers(2, (40, 30, 17, 9)[count - 1])) for _ in range(count))
+    chunk = tuple(draw(st.integers(1, size + 1)) for size in shape)
+    cut = draw(st.integers(1, count))
+    patch = tuple(draw(st.integers(1, size)) for size in shape[count - cut :])
+    return (
+        draw(st.sampled_from(kinds)), shape, chunk, draw(st.sampled_from(dtypes)), patch,
+        draw(st.sampled_from(CACHES)), draw(st.integers(0, 99)), draw(st.booleans()),
+    )  # fmt: skip
+
+
+def check(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+    kind, shape, chunk, dtype, patch, cache, seed, in_batches = case
+    if kind == "nii.gz" and cache.where == "off":  # which leaves no place for a copy
+        cache = Cache("ram", 1)
+    array = random_array(shape, dtype, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_volume(kind, os.path.join(folder, "x"), array, chunk)
+        dataset = FastPatchDataset(
+            path, patch, sampling=Positions(corners(shape[len(shape) - len(patch) :], patch, seed)),
+            cache=cache, threads=2,
+        )  # fmt: skip
+        _, starts = dataset.places()
+        samples = (
+            dataset.__getitems__(range(len(dataset))) if in_batches else [*map(dataset.__getitem__, range(9))]
+        )
+        for start, sample in zip(starts.tolist(), samples, strict=False):
+            assert equal(sample, cut(array, start, patch)), f"{case} at {start}"
+        del dataset, samples
+
+
+def corners(shape: Sequence[int], patch: Sequence[int], seed: int) -> Any:
+    """Where patches begin: at the ends of the volume, and in between."""
+    random = np.random.default_rng(seed)
+    most = [size - side for size, side in zip(shape, patch, strict=True)]
+    ends = list(itertools.product(*({0, last} for last in most)))[:9]
+    return np.array([*ends, *(random.integers(0, np.array(most) + 1) for _ in range(9))])
+
+
+@settings(max_examples=150)
+@given(case=cases(CHUNKED, (1, 4), DTYPES))
+def test_volumes_in_chunks(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@settings(max_examples=60)
+@given(case=cases(PLAIN, (1, 4), [*DTYPES, ">i2", ">f4", "c8", "f2"]))
+def test_volumes_that_lie_as_they_are(
+    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@settings(max_examples=25)
+@given(case=cases(SLOWER, (1, 4), ["u1", "i2", "f4"]))
+def test_volumes_through_tensorstore(
+    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@settings(max_examples=60)
+@given(case=cases(PAGED, (3, 3), ["u1", "u2", "i4", "f4"]))
+def test_pages_of_tiff_files(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@settings(max_examples=25)
+@given(case=cases(["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"]))
+def test_nifti_images(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@settings(max_examples=15)
+@given(case=cases(["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"]))
+def test_filters_that_only_the_library_undoes(
+    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    check(case, write_volume, random_array, cut, equal)
+
+
+@st.composite
+def together(draw: st.DrawFn) -> Any:
+    """A shape, and for each of volume, labels and mask a kind, chunks, a dtype, and channels in front."""
+    shape = tuple(draw(st.integers(3, 14)) for _ in range(draw(st.integers(2, 3))))
+    roles = []
+    for kinds in (CHUNKED + PLAIN, CHUNKED + PLAIN, ["array", "zarr3 blosc", "hdf5 gzip"]):
+        lead = tuple(draw(st.lists(st.integers(1, 3), max_size=1)))
+        chunk = tuple(draw(st.integers(1, size)) for size in (*lead, *shape))
+        roles.append((draw(st.sampled_from(kinds)), lead, chunk, draw(st.sampled_from(["u1", "i2", "f4"]))))
+    patch = tuple(draw(st.integers(1, size)) for size in shape)
+    return shape, roles, patch, draw(st.sampled_from(CACHES)), draw(st.integers(0, 99))
+
+
+@settings(max_examples=40)
+@given(case=together())
+def test_labels_and_mask_are_cut_at_the_same_places(
+    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    shape, roles, patch, cache, seed = case
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = [random_array((*lead, *shape), dtype, seed + 1) for _, lead, _, dtype in roles]
+        paths = [
+            write_volume(kind, os.path.join(folder, str(number)), array, chunk)
+            for number, ((kind, _, chunk, _), array) in enumerate(zip(roles, arrays, strict=True))
+        ]
+        dataset = FastPatchDataset(
+            paths[0], patch, labels=paths[1], mask=paths[2], sampling=Uniform(12), seed=seed, cache=cache,
+            threads=2,
+        )  # fmt: skip
+        batches = dataset.batch_sampler(5, shuffle=True)
+        _, starts = dataset.places()
+        for indices in batches:
+            for index, sample in zip(indices, dataset.__getitems__(indices), strict=True):
+                assert isinstance(sample, tuple)
+                for array, value in zip(arrays, sample, strict=True):
+                    assert equal(value, cut(array, starts[index].tolist(), patch))
+        del dataset, sample, value
+
+
+def test_channels_behind_are_dimensions_of_the_patch(
+    write_volume: Any, tmp_path: Any, random_array: Any
+) -> None:
+    array = random_array((9, 12, 3), "u1")
+    path = write_volume("zarr3 blosc", tmp_path / "x", array, (4, 5, 3))
+    dataset = FastPatchDataset(path, (4, 6, 3), sampling=Grid(stride=(3, 4, 3)))
+    _, starts = dataset.places()
+    assert (starts[:, 2] == 0).all()
+    for start, patch in zip(starts.tolist(), dataset.__getitems__(range(len(dataset))), strict=True):
+        z, y, _ = start
+        assert np.array_equal(patch, array[z : z + 4, y : y + 6])
+
+
+def test_a_negative_index_counts_from_the_end(random_array: Any) -> None:
+    array = random_array((6, 6), "i2")
+    dataset = FastPatchDataset(array, (3, 3), sampling=Grid())
+    assert np.array_equal(dataset[-1], dataset[3])
+    with pytest.raises(IndexError, match="sample 4 of a dataset of 4"):
+        dataset[4]
+    with pytest.raises(IndexError, match="sample -5 of a dataset of 4"):
+        dataset[-5]
+
+
+def test_grid_covers_the_volume_and_the_last_patch_moves_inwards(random_array: Any) -> None:
+    array = random_array((10, 7), "i2")
+    dataset = FastPatchDataset(array, (4, 3), sampling=Grid(stride=(3, 2)))
+    volumes, starts = dataset.places()
+    assert (volumes == 0).all()
+    expected = list(itertools.product((0, 3, 6), (0, 2, 4)))
+    assert [tuple(start) for start in starts.tolist()] == expected
+    short = FastPatchDataset(array, (4, 3), sampling=Grid())
+    assert {tuple(start) for start in short.places()[1].tolist()} == set(
+        itertools.product((0, 4, 6), (0, 3, 4))
+    )
+
+
+def test_uniform_places_are_as_likely_as_each_other() -> None:
+    dataset = FastPatchDataset(np.zeros((7, 5), "u1"), (4, 3), sampling=Uniform(12_000), seed=5)
+    _, starts = dataset.places()
+    counts = np.zeros((4, 3))
+    np.add.at(counts, tuple(starts.T), 1)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 34  # 11 degrees of freedom: 99.96 % are below
+
+
+@pytest.mark.parametrize("by", ["equal", "size"])
+def test_volumes_are_taken_equally_or_by_their_places(by: Any) -> None:
+    volumes = [np.zeros((4, 4), "u1"), np.zeros((4, 12), "u1"), np.zeros((12, 4), "u1")]
+    dataset = FastPatchDataset(volumes, (4, 4), sampling=Uniform(9000, volumes=by), seed=1)
+    counts = np.bincount(dataset.places()[0], minlength=3) / 9000
+    expected = [1 / 3] * 3 if by == "equal" else [1 / 19, 9 / 19, 9 / 19]
+    np.testing.assert_allclose(counts, expected, atol=0.02)
+    assert not np.array_equal(dataset.places(0)[1], dataset.places(1)[1])

@@ -1,0 +1,315 @@
+"""``stitch``: predictions of overlapping patches become volumes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from fastpipe import FastLoader, FastPatchDataset, stitch
+from fastpipe.engine.blending import gaussian_weights
+from fastpipe.errors import OptionError
+from fastpipe.sampling import Grid, Positions, Uniform
+from fastpipe.torch.patches import stitching
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+
+def by_numpy(shape: Any, starts: Any, weights: Any, predictions: Any) -> Any:
+    """All of it at once: the mean by weights, and 0 where there is no patch."""
+    patch = weights.shape
+    lead = predictions.shape[1 : predictions.ndim - len(patch)]
+    sums, total = np.zeros((*lead, *shape)), np.zeros(shape)
+    for start, prediction in zip(starts.tolist(), predictions, strict=True):
+        box = tuple(slice(at, at + side) for at, side in zip(start, patch, strict=True))
+        sums[(..., *box)] += prediction * weights.astype(np.float64)
+        total[box] += weights
+    return np.divide(sums, total, out=np.zeros_like(sums), where=np.broadcast_to(total > 0, sums.shape))
+
+
+def in_batches(values: Any, size: int) -> Iterator[torch.Tensor]:
+    for begin in range(0, len(values), size):
+        yield torch.from_numpy(values[begin : begin + size])
+
+
+def dataset_of(shape: Any = (9, 10), patch: Any = (4, 5), stride: Any = (3, 2)) -> FastPatchDataset:
+    return FastPatchDataset(np.zeros(shape, np.uint8), patch, sampling=Grid(stride=stride))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Any:
+    dims = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 14)) for _ in range(dims))
+    patch = tuple(draw(st.integers(1, size)) for size in shape)
+    stride = tuple(draw(st.integers(1, side + 2)) for side in patch)
+    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+    return shape, patch, stride, lead
+
+
+@settings(max_examples=60)
+@given(
+    case=cases(), kind=st.sampled_from(["gaussian", "constant", "own"]), part=st.sampled_from([3, 5, 128]),
+    max_bytes=st.sampled_from([0, 1000, 1 << 30]), size=st.integers(1, 7), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_overlapping_predictions_are_blended_as_by_numpy(
+    monkeypatch: pytest.MonkeyPatch, case: Any, kind: Any, part: int, max_bytes: int, size: int, seed: int
+) -> None:
+    shape, patch, stride, lead = case
+    monkeypatch.setattr(stitching, "_PART", part)
+    dataset = FastPatchDataset(np.zeros(shape, "u1"), patch, sampling=Grid(stride=stride))
+    random = np.random.default_rng(seed)
+    weights = {
+        "gaussian": gaussian_weights(patch), "constant": np.ones(patch, "f4"),
+        "own": random.uniform(0.2, 2, patch).astype("f4"),
+    }[kind]  # fmt: skip
+    predictions = random.normal(size=(len(dataset), *lead, *patch)).astype("f4")
+    expected = by_numpy(shape, dataset.places()[1], weights, predictions)
+    out = np.full((*lead, *shape), np.nan, "f4")
+    option = weights if kind == "own" else kind
+    found = stitch(in_batches(predictions, size), dataset, out, weights=option, max_bytes=max_bytes)
+    assert found is out
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["gaussian", "constant"])
+@pytest.mark.parametrize("value", [1.0, -3.25, 1e-3, 12345.678])
+def test_a_constant_prediction_gives_that_constant(weights: Any, value: float) -> None:
+    dataset = dataset_of((40, 33), (16, 12), (5, 3))
+    predictions = np.full((len(dataset), 2, 16, 12), value, "f4")
+    out = stitch(in_batches(predictions, 8), dataset, np.empty((2, 40, 33), "f4"), weights=weights)
+    np.testing.assert_allclose(out, np.float32(value), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loader", [DataLoader, FastLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_dataset_itself_comes_back(tmp_path: Path, random_array: Any, loader: Any, workers: int) -> None:
+    array = random_array((20, 18, 17), "f4", 1)
+    np.save(tmp_path / "x.npy", array)
+    dataset = FastPatchDataset(tmp_path / "x.npy", (8, 7, 9), sampling=Grid(stride=(5, 7, 3)))
+    out = stitch(loader(dataset, 4, num_workers=workers), dataset, np.empty(array.shape, "f4"))
+    np.testing.assert_allclose(out, array, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_on_patches_that_reach_beyond_the_volume() -> None:
+    array = np.arange(1, 13, dtype="f4").reshape(3, 4)
+    dataset = FastPatchDataset(array, (6, 7), sampling=Grid(), padding="reflect")
+    made = stitch(DataLoader(dataset), dataset, np.empty((3, 4), "f4"))
+    np.testing.assert_allclose(made, array, rtol=1e-6)
+
+
+# ---- where it goes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+@pytest.mark.parametrize("lead", [(), (3,)])
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
+def test_files_have_what_an_array_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, lead: Any, max_bytes: int
+) -> None:
+    monkeypatch.setattr(stitching, "_PART", 4)
+    dataset = dataset_of()
+    predictions = np.random.default_rng(0).normal(size=(len(dataset), *lead, 4, 5)).astype("f4")
+    expected = stitch(in_batches(predictions, 3), dataset, np.empty((*lead, 9, 10), "f4"))
+    path = tmp_path / f"out{suffix}"
+    assert stitch(in_batches(predictions, 3), dataset, path, max_bytes=max_bytes) == path
+    assert os.listdir(tmp_path) == [path.name]
+    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+    again = FastPatchDataset(path, (*lead, 9, 10), sampling=Grid())
+    np.testing.assert_array_equal(again[0], expected)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_apply_makes_labels_of_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr(stitching, "_PART", 3)
+    dataset = dataset_of()
+    scores = np.random.default_rng(1).normal(size=(len(dataset), 4, 4, 5)).astype("f4")
+    blended = stitch(in_batches(scores, 3), dataset, np.empty((4, 9, 10), "f4"))
+    path = f"{tmp_path}/labels{suffix}"
+    stitch(in_batches(scores, 3), dataset, path, apply=lambda part: part.argmax(0).astype(np.uint8))
+    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, blended.argmax(0))
+
+
+def test_several_volumes_have_a_target_each(tmp_path: Path) -> None:
+    volumes = [
+        np.random.default_rng(n).normal(size=shape).astype("f4") for n, shape in enumerate([(7, 9), (12, 5)])
+    ]
+    dataset = FastPatchDataset(volumes, (4, 5), sampling=Grid(stride=2))
+    outs = [f"{tmp_path}/a.npy", f"{tmp_path}/b.zarr"]
+    # Batches that have patches of both.
+    assert stitch(DataLoader(dataset, 5), dataset, outs) == outs
+    np.testing.assert_allclose(np.load(outs[0]), volumes[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(zarr.open_array(outs[1], mode="r")[...], volumes[1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(OptionError, match="the dataset has 2 volumes, and out= names 1"):
+        stitch(DataLoader(dataset, 5), dataset, f"{tmp_path}/c.npy")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr", None])
+def test_where_there_is_no_patch_there_is_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str | None
+) -> None:
+    monkeypatch.setattr(stitching, "_PART", 4)
+    dataset = FastPatchDataset(np.zeros((20, 20), "u1"), (3, 3), sampling=Positions([[1, 1], [9, 10]]))
+    out: Any = np.full((20, 20), 7, "f4") if suffix is None else f"{tmp_path}/x{suffix}"
+    stitch([np.ones((2, 3, 3))], dataset, out)
+    found = np.load(out) if suffix == ".npy" else zarr.open_array(out, mode="r")[...] if suffix else out
+    expected = np.zeros((20, 20), "f4")
+    expected[1:4, 1:4] = expected[9:12, 10:13] = 1
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_a_volume_without_patches_is_all_zero(tmp_path: Path, suffix: str) -> None:
+    volumes = [np.zeros((4, 4), "u1"), np.zeros((5, 6), "u1")]
+    dataset = FastPatchDataset(volumes, (2, 2), sampling=Positions([[0, 0, 0]]))
+    outs = [f"{tmp_path}/a{suffix}", f"{tmp_path}/b{suffix}"]
+    stitch([np.ones((1, 2, 2))], dataset, outs)
+    empty = np.load(outs[1]) if suffix == ".npy" else zarr.open_array(outs[1], mode="r")[...]
+    assert empty.shape == (5, 6)
+    assert not empty.any()
+
+
+# ---- what cannot be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
+def test_too_few_and_too_many_predictions_leave_nothing_behind(
+    tmp_path: Path, suffix: str, max_bytes: int
+) -> None:
+    dataset = dataset_of()
+    path, count = f"{tmp_path}/out{suffix}", len(dataset)
+    few = np.zeros((count - 1, 4, 5), "f4")
+    with pytest.raises(OptionError, match=rf"predictions for {count - 1} of {count} patches"):
+        stitch(in_batches(few, 4), dataset, path, max_bytes=max_bytes)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OptionError, match=rf"for more than the {count} patches"):
+        stitch(in_batches(np.zeros((count + 1, 4, 5), "f4"), 4), dataset, path, max_bytes=max_bytes)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+@pytest.mark.parametrize("where", ["model", "apply"])
+def test_an_error_of_the_script_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, where: str
+) -> None:
+    monkeypatch.setattr(stitching, "_PART", 3)
+    dataset, calls = dataset_of(), 0
+
+    def predictions() -> Iterator[Any]:
+        for number in range(len(dataset)):
+            if where == "model" and number == len(dataset) - 1:
+                raise RuntimeError("no more")
+            yield np.zeros((1, 4, 5), "f4")
+
+    def apply(part: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if where == "apply" and calls == 3:
+            raise RuntimeError("no more")
+        return part
+
+    with pytest.raises(RuntimeError, match="no more"):
+        stitch(predictions(), dataset, f"{tmp_path}/out{suffix}", apply=apply, max_bytes=0)
+    assert os.listdir(tmp_path) == []
+    assert calls >= 3
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_it_refuses_to_write_over_something(tmp_path: Path, suffix: str) -> None:
+    dataset = dataset_of()
+    path = tmp_path / f"out{suffix}"
+    path.write_bytes(b"precious")
+
+    def none() -> Iterator[Any]:
+        raise AssertionError("no prediction is to be made in vain")
+        yield
+
+    with pytest.raises(FileExistsError, match=r"out\.(npy|zarr) exists"):
+        stitch(none(), dataset, path)
+    assert path.read_bytes() == b"precious"
+
+
+def test_a_target_that_exists_is_found_before_any_prediction_is_made(tmp_path: Path) -> None:
+    dataset = FastPatchDataset([np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Grid())
+    (tmp_path / "b.npy").write_bytes(b"precious")
+    asked = []
+
+    def predictions() -> Iterator[Any]:
+        for number in range(len(dataset)):
+            asked.append(number)
+            yield np.zeros((1, 2, 2), "f4")
+
+    with pytest.raises(FileExistsError):
+        stitch(predictions(), dataset, [f"{tmp_path}/a.npy", f"{tmp_path}/b.npy"])
+    assert asked == []
+
+
+def test_what_a_killed_run_has_left_is_no_obstacle(tmp_path: Path) -> None:
+    dataset = dataset_of()
+    (tmp_path / "a.npy.partial").write_bytes(b"half")
+    (tmp_path / "b.zarr.partial").mkdir()
+    (tmp_path / "b.zarr.partial" / "zarr.json").write_text("{}")
+    for name in ("a.npy", "b.zarr"):
+        stitch([np.ones((len(dataset), 4, 5))], dataset, tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.zarr"]
+    assert (np.load(tmp_path / "a.npy") == 1).all()
+
+
+def test_values_that_cannot_be() -> None:
+    dataset, out = dataset_of(), np.empty((9, 10), "f4")
+    rows = [np.zeros((len(dataset), 4, 5), "f4")]
+    with pytest.raises(OptionError, match=r"sampling=Grid\(…\), not Uniform"):
+        stitch(rows, FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3)), out)
+    with pytest.raises(OptionError, match="weights must be 'gaussian', 'constant' or an array, got 'mean'"):
+        stitch(rows, dataset, out, weights="mean")  # type: ignore[arg-type]
+    with pytest.raises(
+        OptionError, match=r"weights= must be positive numbers of shape \(4, 5\), got \(4, 4\)"
+    ):
+        stitch(rows, dataset, out, weights=np.ones((4, 4)))
+    with pytest.raises(OptionError, match="weights= must be positive"):
+        stitch(rows, dataset, out, weights=np.zeros((4, 5)))
+    with pytest.raises(OptionError, match=r"ends in \.zarr or \.npy, got .*x\.tif"):
+        stitch(rows, dataset, "x.tif")
+    with pytest.raises(OptionError, match=r"out= has shape \(8, 10\), and the volume \(9, 10\)"):
+        stitch(rows, dataset, np.empty((8, 10), "f4"))
+    with pytest.raises(OptionError, match=r"a prediction has shape \(4, 4\)"):
+        stitch([np.zeros((len(dataset), 4, 4), "f4")], dataset, out)
+    with pytest.raises(OptionError, match=r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"):
+        stitch(iter(rows[0]), dataset, out)
+    with pytest.raises(OptionError, match=r"apply= has made \(8, 10\) of \(9, 10\)"):
+        stitch(rows, dataset, out, apply=lambda part: part[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        twice = FastPatchDataset(
+            [np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]])
+        )
+        with pytest.raises(OptionError, match="patches of a volume after each other"):
+            stitch([], twice, [f"{folder}/a.npy", f"{folder}/b.npy"])
+        assert os.listdir(folder) == []
+
+
+def test_predictions_of_half_precision_and_on_arrays_of_other_types() -> None:
+    dataset = dataset_of()
+    rows = np.random.default_rng(3).normal(size=(len(dataset), 4, 5)).astype("f4")
+    expected = stitch([rows], dataset, np.empty((9, 10), "f4"))
+    for batch in (
+        torch.from_numpy(rows).double(),
+        torch.from_numpy(rows).requires_grad_(),
+        rows.astype("f8"),
+    ):
+        np.testing.assert_array_equal(stitch([batch], dataset, np.empty((9, 10), "f4")), expected)
+    half = stitch([torch.from_numpy(rows).bfloat16()], dataset, np.empty((9, 10), "f4"))
+    np.testing.assert_allclose(half, expected, atol=0.03)

@@ -1,0 +1,187 @@
+"""``transform=`` is given the values of a patch together, and draws as the loader does; ``nan=`` before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fastpipe import FastLoader, FastPatchDataset
+from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.sampling import Grid, Uniform
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+VOLUME = np.arange(8 * 9).reshape(8, 9)
+LABELS = VOLUME % 5
+
+
+def joined(*values: Any) -> Any:
+    return {
+        "count": len(values),
+        "sum": sum(int(value.sum()) for value in values),
+        "volume": values[0].copy(),
+    }
+
+
+def flipped(volume: Any, labels: Any) -> Any:
+    """Both alike, as the draw says."""
+    if torch.rand(()) < 0.5:
+        return volume[::-1].copy(), labels[::-1].copy()
+    return volume, labels
+
+
+def noisy(volume: Any) -> Any:
+    return torch.from_numpy(volume).double() + torch.rand(())
+
+
+def noisy_by_numpy(volume: Any) -> Any:
+    return volume + np.random.rand()
+
+
+def dataset_of(transform: Any, roles: int = 1, sampling: Any = None, **options: Any) -> FastPatchDataset:
+    more = dict(list({"labels": LABELS, "mask": LABELS > 1}.items())[: roles - 1])
+    return FastPatchDataset(
+        VOLUME, (3, 4), sampling=sampling or Grid(), transform=transform, threads=2, **{**more, **options}
+    )
+
+
+def values(loader: Any) -> list[Any]:
+    return [
+        sample.tolist() for batch in loader for sample in (batch[0] if isinstance(batch, list) else batch)
+    ]
+
+
+@pytest.mark.parametrize("roles", [1, 2, 3])
+@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_is_called_with_all_values_that_there_are(roles: int, kind: Any, workers: int) -> None:
+    dataset, plain = dataset_of(joined, roles), dataset_of(None, roles)
+    batch = next(iter(kind(dataset, len(dataset), num_workers=workers)))
+    assert batch["count"].tolist() == [roles] * len(dataset)
+    for number in range(len(dataset)):
+        sample = plain[number] if roles > 1 else (plain[number],)
+        assert batch["sum"][number] == sum(int(value.sum()) for value in sample)
+        assert np.array_equal(batch["volume"][number], sample[0])
+    one = dataset[2]
+    assert one["count"] == roles
+
+
+def test_what_belongs_together_is_changed_together() -> None:
+    dataset = dataset_of(flipped, 2, Uniform(60), seed=1)
+    changed = 0
+    for volume, labels in FastLoader(dataset, 8):
+        assert torch.equal(labels, volume % 5)
+        changed += int((volume[:, 0, 0] > volume[:, 1, 0]).sum())
+    assert 10 < changed < 50
+
+
+@pytest.mark.parametrize(
+    ("transform", "thread_safe"), [(noisy, False), (noisy, True), (noisy_by_numpy, False)]
+)
+def test_under_a_seed_every_topology_draws_the_same(transform: Any, thread_safe: bool) -> None:
+    def make(size: int = 4, **options: Any) -> Any:
+        return FastLoader(
+            dataset_of(transform, sampling=Uniform(20), seed=3, thread_safe=thread_safe),
+            size,
+            shuffle=True,
+            **options,
+        )
+
+    first = make()
+    wanted = [values(first) for _ in range(2)]
+    assert wanted[0] != wanted[1]
+    for loader in (make(), make(7), make(num_workers=2)):
+        assert [values(loader) for _ in range(2)] == wanted
+    fractions = {round(value[0][0] % 1, 6) for value in wanted[0]}
+    assert len(fractions) == 20  # each its own
+
+
+def test_without_a_seed_manual_seed_decides() -> None:
+    for kind in (FastLoader, DataLoader):
+        streams = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            streams.append(values(kind(dataset_of(noisy, sampling=Uniform(12)), 4)))
+        assert streams[0] == streams[1] != streams[2]
+
+
+def test_the_batch_is_the_transforms_own(tmp_path: Any) -> None:
+    """What it keeps, or writes into, is no other sample's."""
+    kept: list[Any] = []
+
+    def keeping(volume: Any) -> Any:
+        kept.append(volume)
+        volume += 1
+        return volume
+
+    dataset = dataset_of(keeping)
+    for _ in range(2):
+        expected = [patch + 1 for patch in map(dataset_of(None).__getitem__, range(len(dataset)))]
+        assert values(FastLoader(dataset, 4)) == [patch.tolist() for patch in expected]
+    assert VOLUME[0, 1] == 1
+    first = [patch.tolist() for patch in kept[: len(dataset)]]
+    assert first == [patch.tolist() for patch in expected]
+
+
+def test_an_error_of_the_script_is_its_own_and_says_where() -> None:
+    def failing(volume: Any) -> Any:
+        if volume[0, 0] == VOLUME[3, 4]:
+            raise KeyError("mine")
+        return volume
+
+    dataset = dataset_of(failing, bad_samples="skip")
+    for ask in (
+        lambda: dataset.__getitems__(range(6)),
+        lambda: list(FastLoader(dataset, 3)),
+        lambda: dataset[4],
+    ):
+        try:
+            ask()
+        except KeyError as error:
+            notes = getattr(error, "__notes__", ["patch of 3×4 at (3, 4)"])  # Python 3.10 has none
+            assert any("patch of 3×4 at (3, 4)" in note for note in notes)
+            error.__traceback__ = None
+        else:
+            raise AssertionError("there was no error")
+
+
+def test_print_shows_it() -> None:
+    assert "Transform: <function noisy" in repr(dataset_of(noisy))
+    assert "Transform" not in repr(dataset_of(None))
+
+
+# ---- NaN ----------------------------------------------------------------------------------------
+
+
+def test_nan_is_kept_replaced_or_an_error() -> None:
+    volume = np.arange(24, dtype=np.float32).reshape(4, 6)
+    volume[1, 4] = np.nan
+    options: dict[str, Any] = {"sampling": Grid(), "labels": volume}
+    assert np.array_equal(FastPatchDataset(volume, (2, 3), **options)[1][0], volume[:2, 3:], equal_nan=True)
+    values, labels = FastPatchDataset(volume, (2, 3), nan=-7, **options)[1]
+    assert np.array_equal(values, np.where(np.isnan(volume), -7, volume)[:2, 3:])
+    assert np.isnan(labels[1, 1])  # which are taken as they are
+    refusing = FastPatchDataset(volume, (2, 3), nan="error", **options)
+    assert np.array_equal(refusing[0][0], volume[:2, :3])
+    with pytest.raises(
+        BadSampleError, match=r"patch of 2×3 at \(0, 3\)(.|\n)*1 of the patch's elements are NaN"
+    ):
+        refusing[1]
+    skipping = FastPatchDataset(volume, (2, 3), nan="error", bad_samples="skip", **options)
+    assert len(skipping.__getitems__(range(4))) == 3
+    assert np.isnan(volume[1, 4])
+    for nan in ("drop", None, "0"):
+        with pytest.raises(OptionError, match="nan must be"):
+            FastPatchDataset(volume, (2, 3), nan=nan)  # type: ignore[arg-type]
+
+
+def test_nan_of_other_elements() -> None:
+    half = np.array([[1, np.nan, 3]], np.float16)
+    assert FastPatchDataset(half, (1, 3), nan=0, sampling=Grid())[0].tolist() == [[1, 0, 3]]
+    both = np.array([[1, complex(0, np.nan)]], np.complex64)
+    assert FastPatchDataset(both, (1, 2), nan=2, sampling=Grid())[0].tolist() == [[1, 2]]
+    assert FastPatchDataset(np.array([[1, 2]]), (1, 2), nan="error", sampling=Grid())[0].tolist() == [[1, 2]]
