@@ -1,6 +1,6 @@
-"""``fastpipe inspect`` and ``fastpipe repack``: how an HDF5 file is laid out, and another layout for it.
+"""``fastpipe inspect`` and ``fastpipe repack``: how HDF5 files and volumes are laid out, and another layout.
 
-The names below are loaded when they are first used: reading HDF5 needs compiled kernels, and the
+The names below are loaded when they are first used: reading needs compiled kernels, and the
 command's help does not.
 """
 
@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe.files.inspect_report import inspect
     from fastpipe.files.repacking import repack
+    from fastpipe.files.volumes.repacking import repack_volume
+    from fastpipe.files.volumes.report import inspect_volume
 
-__all__ = ["inspect", "repack"]
+__all__ = ["inspect", "inspect_volume", "repack", "repack_volume"]
 
-_LAZY = {"inspect": "fastpipe.files.inspect_report", "repack": "fastpipe.files.repacking"}
+_LAZY = {
+    "inspect": "fastpipe.files.inspect_report",
+    "inspect_volume": "fastpipe.files.volumes.report",
+    "repack": "fastpipe.files.repacking",
+    "repack_volume": "fastpipe.files.volumes.repacking",
+}
 
 
 def __getattr__(name: str) -> Any:

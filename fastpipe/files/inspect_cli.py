@@ -1,4 +1,4 @@
-"""``fastpipe inspect FILE.h5``: its options."""
+"""``fastpipe inspect FILE``: its options."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from rich.console import Console
 from fastpipe import files
 from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
+from fastpipe.errors import OptionError
+from fastpipe.files.volumes.arguments import is_volume, sides, size
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
-ABOUT = "say how an HDF5 file's datasets are stored, and what that costs in training"
+ABOUT = "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training"
 
 EPILOG = """\
 For uniform order, the epoch's order is random and a chunk is decoded once for each
 batch that has one of its samples. With Shuffle(window=W, unit="group") chunks are in
 random order, and samples are within W chunks: each chunk is decoded once. Without
 filters nothing is decoded, and samples are read by themselves.
+
+Of a volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
+file or folder) some is decoded, to see how fast that goes. With --patch it says what
+patches of that size cost: one by itself, in uniform order, and on a tour, the order of
+Shuffle(unit="group"); and whether other chunks would be better. Speeds are those of a
+file that the system has in memory, if it has been read just before.
 
 exit codes: 0 done, 2 bad input, 130 interrupted
 """
@@ -29,12 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("file", metavar="FILE.h5", help="HDF5 file")
+    add("file", metavar="FILE", help="HDF5 file, or volume")
     add("--sample-dims", type=positive(int), default=1, metavar="N",
         help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
     add("--batch-size", type=positive(int), default=256, metavar="N",
         help="samples of a batch (default: 256)")  # fmt: skip
     add("--json", action="store_true", help="print JSON instead of tables")
+    volumes = parser.add_argument_group("for volumes")
+    add = volumes.add_argument
+    add("--patch", type=sides, default=None, metavar="Z,Y,X",
+        help="a patch's size, along the last dimensions; FILE is then a volume")  # fmt: skip
+    add("--labels", default=None, metavar="FILE", help="a volume that is read at the same places")
+    add("--budget", type=size, default=None, metavar="SIZE",
+        help="memory for what is remembered and decoded, such as 8GiB (default: a quarter of what is "
+        "free)")  # fmt: skip
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -43,4 +59,9 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Returns:
         0.
     """
+    if args.patch is not None or is_volume(args.file):
+        return files.inspect_volume(args, console, progress)
+    for name in ("labels", "budget"):
+        if getattr(args, name) is not None:
+            raise OptionError(f"--{name} goes with --patch, the size of a volume's patches")
     return files.inspect(args, console, progress)

@@ -9,10 +9,12 @@ from rich.console import Console
 from fastpipe import files
 from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
+from fastpipe.errors import OptionError
+from fastpipe.files.volumes.arguments import is_volume, sides, size
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
-ABOUT = "copy an HDF5 file with other chunks and another codec, checked to the last bit"
+ABOUT = "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit"
 
 EPILOG = """\
 What is packed anew are the datasets above 1 MiB, or those that --dataset names; all
@@ -26,6 +28,11 @@ While it grows the copy is in OUT.partial. Killed, or out of disk, the same comm
 goes on from there. OUT appears when every value that was read back from it equals
 the source's.
 
+A volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
+file or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does
+one dataset of an HDF5 file, if OUT ends in .zarr. What it holds in memory is no more
+than --memory, whatever the volume's size.
+
 exit codes: 0 done, 2 bad input, 130 interrupted
 """
 
@@ -35,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("input", metavar="IN", help="HDF5 file")
-    add("output", metavar="OUT", help="file to make")
+    add("input", metavar="IN", help="HDF5 file, or volume")
+    add("output", metavar="OUT", help="file, or folder for a volume, to make")
     add("--chunk-rows", type=_rows, default=None, metavar="N",
         help="samples of a chunk, or 'auto' (default: auto)")  # fmt: skip
     add("--codec", default="keep", metavar="CODEC",
         help="keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL] or blosc[:CODEC[:LEVEL]] (default: keep); "
-        "lz4, zstd and blosc need the package hdf5plugin")  # fmt: skip
+        "lz4, zstd and blosc need the package hdf5plugin; of volumes blosc-zstd, zstd or none")  # fmt: skip
     add("--shuffle", action=argparse.BooleanOptionalAction, default=None,
         help="sort bytes by significance before a new codec (default: for elements of several "
         "bytes)")  # fmt: skip
@@ -51,6 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many first dimensions of a dataset count samples (default: 1)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT if it exists")
     add("--threads", type=positive(int), default=None, metavar="N", help="for reading (default: all cores)")
+    volumes = parser.add_argument_group("for volumes")
+    add = volumes.add_argument
+    add("--chunks", type=sides, default=None, metavar="Z,Y,X",
+        help="a chunk's shape, along the last dimensions")  # fmt: skip
+    add("--level", type=int, default=None, metavar="N",
+        help="of the codec: 0 to 9 of blosc-zstd, 1 to 22 of zstd (default: 5)")  # fmt: skip
+    add("--memory", type=size, default=None, metavar="SIZE",
+        help="for data, beside the program itself, such as 1GiB (default: 256MiB, or what a chunk "
+        "needs)")  # fmt: skip
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -59,6 +75,11 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Returns:
         0.
     """
+    if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
+        return files.repack_volume(args, console, progress)
+    for name in ("chunks", "level", "memory"):
+        if getattr(args, name) is not None:
+            raise OptionError(f"--{name} is for a copy in Zarr: name an OUT that ends in .zarr")
     return files.repack(args, console, progress)
 
 

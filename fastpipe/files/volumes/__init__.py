@@ -1,0 +1,1 @@
+"""What ``fastpipe inspect`` and ``fastpipe repack`` do with volumes."""

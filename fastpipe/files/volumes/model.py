@@ -1,0 +1,338 @@
+"""How much is decoded for patches of a volume, by the order in which they come and what is remembered."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+from fastpipe.index.patches import PatchSpace, Places, UniformPatches
+from fastpipe.index.tours import Geometry, Stripes, planned, some_widths, tour_of
+from fastpipe.read.volumes.grid import UnitGrid
+
+__all__ = ["PatchModel", "Stored", "Tour"]
+
+_TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
+_SIMULATED = 256  # of them
+_MOST = 1e18  # patches, after which everything has been touched
+_NEARLY_ALL = 1 - 1e-12  # patches that touch a unit which all of them touch
+_FINENESS = 4  # budgets that are tried between one and twice as much
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array and the units in which it is decoded.
+
+    Attributes:
+        shape: of the array.
+        unit: of a unit; of as many dimensions.
+        itemsize: bytes of an element.
+    """
+
+    shape: tuple[int, ...]
+    unit: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def unit_nbytes(self) -> int:
+        """Bytes of a unit."""
+        return math.prod(self.unit) * self.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all units."""
+        return math.prod(-(-size // side) for size, side in zip(self.shape, self.unit, strict=True)) * (
+            self.unit_nbytes
+        )
+
+    @property
+    def decoded(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Tour:
+    """An order that visits patches near to each other soon after each other.
+
+    Attributes:
+        fronts: from how many places at a time.
+        amplification: bytes that are decoded for each that is used.
+    """
+
+    fronts: int
+    amplification: float
+
+
+class PatchModel:
+    """What patches of one size need.
+
+    Positions are uniform, and an epoch has as many patches as have the volume's size.
+
+    Args:
+        arrays: that are read at the same place, the volume first; the last dimensions are the same.
+        patch: along the last dimensions.
+
+    Attributes:
+        patch_nbytes: of a patch, in all arrays.
+
+    Raises:
+        OptionError: a patch does not fit.
+    """
+
+    def __init__(self, arrays: Sequence[Stored], patch: Sequence[int]) -> None:
+        self.arrays, self.patch = list(arrays), tuple(patch)
+        for array in arrays:
+            if len(array.shape) < len(patch):
+                raise OptionError(
+                    f"--patch has {len(patch)} numbers, and the volume {len(array.shape)} dimensions"
+                )
+            if self._spatial(array) != self._spatial(arrays[0]):
+                raise OptionError(
+                    f"--labels has {self._spatial(array)} voxels, and the volume {self._spatial(arrays[0])}"
+                )
+        if any(side > size for side, size in zip(patch, self._spatial(arrays[0]), strict=True)):
+            raise OptionError(f"a patch of {self.patch} does not fit into {self._spatial(arrays[0])}")
+        self._wholes = [(*array.shape[: len(array.shape) - len(patch)], *patch) for array in arrays]
+        self.patch_nbytes = sum(map(self.nbytes_of, range(len(arrays))))
+
+    def nbytes_of(self, number: int) -> int:
+        """Bytes of a patch in one of the arrays."""
+        return math.prod(self._wholes[number]) * self.arrays[number].itemsize
+
+    def _spatial(self, array: Stored) -> tuple[int, ...]:
+        return array.shape[len(array.shape) - len(self.patch) :]
+
+    @property
+    def epoch(self) -> int:
+        """Patches of an epoch."""
+        return max(1, math.prod(self._spatial(self.arrays[0])) // math.prod(self.patch))
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all units of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def alone(self) -> float:
+        """Bytes that are decoded for one patch, on average over all places."""
+        return sum(
+            math.prod(
+                _touched(size, unit, side)
+                for size, unit, side in zip(array.shape, array.unit, whole, strict=True)
+            )
+            * array.unit_nbytes
+            for array, whole in zip(self.arrays, self._wholes, strict=True)
+        )
+
+    def uniform(self, budget: int) -> float:
+        """Bytes that are decoded for each that is used, if patches come from anywhere.
+
+        Of units of which each is touched by a patch with a probability ``q``, those are remembered that one
+        of the last ``t`` patches has touched, where ``t`` is as large as memory allows (Che's approximation
+        of a cache that forgets what was not used for the longest time)::
+
+            sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
+
+        Half of what a patch touches is remembered, on average, while it is read.  That units which no other
+        patch of the epoch will want are forgotten first, which makes it a little less, is left out.
+
+        If everything can be remembered, it is that of the first epoch.
+
+        Args:
+            budget: bytes for what is remembered.
+        """
+        share = min(1.0, budget / max(1, self.total_nbytes))
+        decoded = 0.0
+        for array, whole in zip(self.arrays, self._wholes, strict=True):
+            q, times = _touches(array, whole)
+            if share == 1.0:
+                units = (times * -np.expm1(self.epoch * _log_of_rest(q))).sum() / self.epoch
+            else:
+                units = _decoded(q, times, int(share * times.sum()))
+            decoded += float(units) * array.unit_nbytes
+        return decoded / self.patch_nbytes
+
+    def tour(self, budget: int, fronts: int | None = None) -> Tour:
+        """The tour that FastPatchDataset would plan, tried on some patches.
+
+        Args:
+            budget: bytes for what is remembered.
+            fronts: places at a time; None for as many as decode not much more than they use.
+        """
+        geometry, places = self._tried
+        count, _, times = planned(geometry, places, budget, fronts)
+        if budget >= self.total_nbytes:  # nothing is forgotten, in no order
+            times = self.uniform(budget)
+        return Tour(count, times)
+
+    def near(self, budget: int) -> float:
+        """Bytes that are decoded for each that is used on a tour from one place, the best that was tried.
+
+        Args:
+            budget: bytes for what is remembered.
+        """
+        if budget >= self.total_nbytes:
+            return self.uniform(budget)
+        geometry, _ = self._tried
+        slots, least = max(1, budget // geometry.unit_nbytes), math.inf
+        for tour in self._tours:
+            least = min(least, self._decoded_on(tour, slots, least))
+        return least
+
+    def least_budget(self, limits: Sequence[float]) -> list[int | None]:
+        """The least memory with which a tour from one place decodes no more for each byte that is used.
+
+        Args:
+            limits: for each of which it is looked for.
+
+        Returns:
+            For each bytes, to a fifth; None where less than all of it is not enough.
+        """
+        geometry, _ = self._tried
+        last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
+
+        def is_enough(tour: list[list[int]], step: int, limit: float) -> bool:
+            return self._decoded_on(tour, int(2 ** (step / _FINENESS)), limit) <= limit
+
+        found: list[int | None] = []
+        for limit in limits:
+            best = last
+            for tour in self._tours:
+                if not is_enough(tour, best - 1, limit):
+                    continue
+                low, best = -1, best - 1  # not enough, and enough
+                while best - low > 1:
+                    middle = (low + best) // 2
+                    low, best = (low, middle) if is_enough(tour, middle, limit) else (middle, best)
+            budget = int(2 ** (best / _FINENESS)) * geometry.unit_nbytes
+            found.append(budget if best < last and budget < self.total_nbytes else None)
+        return found
+
+    def _decoded_on(self, tour: list[list[int]], slots: int, limit: float) -> float:
+        """Bytes that are decoded for each that is used, if what no other patch will want is forgotten first,
+        and then what was not used for the longest time; or something above the limit."""
+        geometry, _ = self._tried
+        unit: float = math.prod(geometry.units[0].tolist()) / (len(tour) * math.prod(self.patch))
+        remembered: OrderedDict[int, None] = OrderedDict()
+        left, decoded = self._visits.copy(), 0
+        for patch in tour:
+            for number in patch:
+                left[number] -= 1
+                if number in remembered:
+                    remembered.move_to_end(number)
+                else:
+                    decoded += 1
+                    remembered[number] = None
+                if not left[number]:
+                    del remembered[number]
+                elif len(remembered) > slots:
+                    remembered.popitem(last=False)
+            if decoded * unit > limit:
+                break
+        return decoded * unit
+
+    @functools.cached_property
+    def _visits(self) -> list[int]:
+        """How many patches touch each unit."""
+        touched = [number for patch in self._touched for number in patch]
+        visits: list[int] = np.bincount(np.array(touched, np.int64)).tolist()
+        return visits
+
+    @functools.cached_property
+    def _touched(self) -> list[list[int]]:
+        """The units of each patch."""
+        geometry, places = self._tried
+        grid = UnitGrid(geometry.space.shapes[0].tolist(), geometry.units[0].tolist())
+        stops = places.starts + geometry.space.patch
+        return [grid.touched(*ends).numbers.tolist() for ends in zip(places.starts, stops, strict=True)]
+
+    @functools.cached_property
+    def _tours(self) -> list[list[list[int]]]:
+        """The units of patches at the beginnings of tours, each tour once."""
+        geometry, places = self._tried
+        cells = (-(-geometry.space.counts // geometry.units)).max(axis=0).tolist()
+        found: dict[bytes, list[list[int]]] = {}
+        for axis in range(len(cells)):
+            widths = ([1] if dim == axis else some_widths(cell) for dim, cell in enumerate(cells))
+            for some in itertools.product(*widths):
+                ranks = tour_of(geometry, places, Stripes(axis, some), seed=0, epoch=0)
+                order = np.argsort(ranks, kind="stable")[:_SIMULATED]
+                found.setdefault(order.tobytes(), [self._touched[place] for place in order.tolist()])
+        return list(found.values())
+
+    @functools.cached_property
+    def _tried(self) -> tuple[Geometry, Places]:
+        """Patches of a part of the volume, as dense as those of an epoch are in all of it."""
+        leading = max(range(len(self.arrays)), key=lambda number: self.arrays[number].decoded)
+        array = self.arrays[leading]
+        dims = len(self.patch)
+        lead, unit = array.shape[:-dims], array.unit[-dims:]
+        shape = _part(self._spatial(array), self.patch, _TRIED)
+        space = PatchSpace([shape], self.patch, ["the volume"], False)
+        count = max(1, math.prod(shape) // math.prod(self.patch))
+        places = UniformPatches(space, count, False, _draw).places(0, 0, np.arange(count))
+        # As FastPatchDataset plans: what else is read at the same place is remembered beside it.
+        more = sum(one.decoded for one in self.arrays) / max(1, array.decoded)
+        nbytes = math.prod(lead) * math.prod(unit) * array.itemsize
+        return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
+
+
+def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
+    """The shape of a part of a volume that so many patches fill, of the same form as far as these fit."""
+    sides = list(map(float, shape))
+    while math.prod(sides) > count * math.prod(patch):
+        large = [dim for dim in range(len(sides)) if sides[dim] > 2 * patch[dim]]
+        if not large:
+            break
+        dim = max(large, key=lambda dim: sides[dim] / patch[dim])
+        sides[dim] = max(2 * patch[dim], 0.9 * sides[dim])
+    return tuple(math.ceil(side) for side in sides)
+
+
+def _draw(seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
+    return np.random.default_rng([seed, epoch]).random((len(indices), count))
+
+
+def _touched(size: int, unit: int, patch: int) -> float:
+    """Units that a patch touches along one dimension, on average over all places."""
+    starts = np.arange(size - patch + 1)
+    return float(((starts + patch - 1) // unit - starts // unit + 1).mean())
+
+
+def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """With which probabilities a patch touches units, and how many units have each of them."""
+    q, times = np.ones(1), np.ones(1)
+    for size, unit, side in zip(array.shape, array.unit, whole, strict=True):
+        first = np.arange(0, size, unit)
+        # A unit is touched from so many places.
+        places = np.minimum(first + unit - 1, size - side) - np.maximum(first - side + 1, 0) + 1
+        values, counts = np.unique(places, return_counts=True)
+        q = np.multiply.outer(q, values / (size - side + 1)).ravel()
+        times = np.multiply.outer(times, counts).ravel()
+    return q, times
+
+
+def _log_of_rest(q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    rest: npt.NDArray[np.float64] = np.log1p(-np.minimum(q, _NEARLY_ALL))
+    return rest
+
+
+def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
+    """Units that are decoded for a patch, with so many slots."""
+    touched = float((times * q).sum())
+    earlier = slots - touched / 2
+    if earlier <= 0:
+        return touched
+    low, high = -math.log(_MOST), math.log(_MOST)  # of t
+    for _ in range(100):
+        middle = (low + high) / 2
+        units = (times * -np.expm1(math.exp(middle) * _log_of_rest(q))).sum()
+        low, high = (middle, high) if units < earlier else (low, middle)
+    return float((times * q * np.exp(math.exp(low) * _log_of_rest(q))).sum())

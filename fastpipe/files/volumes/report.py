@@ -1,0 +1,223 @@
+"""What people and programs read of a volume and its patches."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastpipe._sizes import in_bytes
+from fastpipe.bench.progress import Progress
+from fastpipe.errors import OptionError
+from fastpipe.files.volumes.advice import (
+    Rechunked,
+    command,
+    rechunked,
+    worthwhile,
+    worthwhile_uniform,
+)
+from fastpipe.files.volumes.inspecting import (
+    Cost,
+    PatchFacts,
+    VolumeFacts,
+    checked_model,
+    default_budget,
+    patch_facts,
+    volume_facts,
+)
+from fastpipe.files.volumes.opened import open_source
+
+__all__ = ["inspect_volume"]
+
+SCHEMA = 1
+
+_LESS = 0.8  # of a tour's patches in a second: an order that gives so many is good enough
+
+
+def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Look at the volume and print what was found; ``args`` as of ``inspect_cli``.
+
+    Returns:
+        0.
+
+    Raises:
+        OptionError: the options cannot work.
+        VolumeError: the volume is damaged.
+        OSError: it cannot be read.
+    """
+    paths = [args.file] + ([args.labels] if args.labels else [])
+    volumes = [open_source(path) for path in paths]
+    if args.patch is None and (args.labels or args.budget):
+        raise OptionError("--labels and --budget go with --patch, the size of patches")
+    model = checked_model(volumes, args.patch) if args.patch else None
+    facts = []
+    for path, volume in zip(paths, volumes, strict=True):
+        progress.now(f"decoding some of {path}")
+        facts.append(volume_facts(path, volume, args.patch))
+    patches, other = None, list[Rechunked]()
+    if model is not None:
+        progress.now("trying orders")
+        patches = patch_facts(model, volumes, facts, args.budget or default_budget())
+        progress.now("trying other chunks")
+        other = rechunked(volumes, facts, model, patches)
+    progress.stop()
+    if args.json:
+        text = json.dumps(_content(facts, patches, other), indent=1, ensure_ascii=False)
+        console.print(Text(text), soft_wrap=True)
+        return 0
+    _print_volumes(facts, console)
+    if patches is not None:
+        _print_patches(patches, facts, console)
+        _print_other(other, console)
+        _print_advice(patches, facts[0], other, console)
+    return 0
+
+
+def _content(
+    facts: Sequence[VolumeFacts], patches: PatchFacts | None, other: Sequence[Rechunked]
+) -> dict[str, Any]:
+    names = ("volume", "labels")
+    best = None if patches is None or patches.keeps_all else worthwhile(other)
+    return {
+        "schema": SCHEMA,
+        "volumes": {
+            name: {**dataclasses.asdict(one), "ratio": one.ratio}
+            for name, one in zip(names, facts, strict=False)
+        },
+        "patches": None if patches is None else dataclasses.asdict(patches),
+        "rechunked": [dataclasses.asdict(one) for one in other],
+        "advice": None if best is None else command(facts[0].name, best),
+    }
+
+
+def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
+    for one in facts:
+        console.print(Text(one.name, "bold"), soft_wrap=True)
+        stored = "not known" if one.stored is None else in_bytes(one.stored)
+        ratio = f", ratio {one.ratio:.2f}" if one.ratio is not None else ""
+        lines = [
+            ("array", f"{_sides(one.shape)} {one.dtype}, {in_bytes(one.decoded)} decoded"),
+            ("stored", f"{stored}{ratio}: {one.how}"),
+            (
+                "decoded at once",
+                f"{_sides(one.unit)}, {in_bytes(one.unit_nbytes)}, of which it has {one.units:,}",
+            ),
+        ]
+        for speed in dict.fromkeys((one.one, one.all)):
+            if speed is not None:
+                threads = f"{speed.threads} thread{'s' if speed.threads > 1 else ''}"
+                pace = f"{speed.units_per_s:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
+                lines.append((f"measured, {threads}", pace))
+        for name, text in lines:
+            console.print(Text(f"  {name:<20} {text}"), soft_wrap=True)
+        console.print()
+
+
+def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: Console) -> None:
+    title = (
+        f"patches of {_sides(patches.patch)}: {in_bytes(patches.nbytes)} each, {patches.epoch:,} have the "
+        "volume's size"
+    )
+    threads = facts[0].all.threads if facts[0].all else 1
+    table = _table(
+        title,
+        ["order"],
+        ["remembered", "decoded for one", "for each byte used", "patches/s, 1 thread", f"{threads} threads"],
+    )
+    remembered = in_bytes(patches.fit.remembered)
+    places = f"{patches.fronts} place{'s' if patches.fronts > 1 else ''}"
+    rows = [
+        ("one alone", "nothing", patches.alone),
+        ("uniform", remembered, patches.uniform),
+        (f"a tour from {places} at a time", remembered, patches.tour),
+    ]
+    for name, memory, cost in rows:
+        table.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *_cells(cost))
+    console.print(table)
+    if patches.keeps_all:
+        console.print(Text("Everything is remembered: from the second epoch on nothing is decoded."))
+    for limit, nbytes in patches.needed.items():
+        least = f"only all of it, {in_bytes(patches.all_nbytes)},"
+        what = f"{least if nbytes is None else in_bytes(nbytes)} is enough"
+        console.print(Text(f"For a tour to decode at most {limit} bytes for each that is used, {what}."))
+    fit = patches.fit
+    console.print(
+        Text(
+            f"In {in_bytes(patches.budget)}: {fit.threads} thread{'s' if fit.threads > 1 else ''} of "
+            f"{in_bytes(fit.thread_nbytes)} each while they decode, and {remembered} for what is remembered."
+        ),
+        soft_wrap=True,
+    )
+    console.print()
+
+
+def _print_other(other: Sequence[Rechunked], console: Console) -> None:
+    if not other:
+        return
+    table = _table(
+        "other chunks, tried on a part of the volume, in the same memory; tours from one place",
+        ["chunks", "codec"],
+        ["ratio", "one alone", "uniform", "a tour", "patches/s of a tour", "gain"],
+    )
+    for one in other:
+        codec, gain = (f"{one.codec} {one.level}", f"{one.gain:.2f}×") if one.codec else ("as it is", "")
+        costs = [f"{cost.amplification:.2f}×" for cost in (one.alone, one.uniform, one.tour)]
+        table.add_row(_sides(one.chunk), codec, f"{one.ratio:.2f}", *costs, f"{one.tour.all:,.1f}", gain)
+    console.print(table)
+
+
+def _print_advice(
+    patches: PatchFacts, now: VolumeFacts, other: Sequence[Rechunked], console: Console
+) -> None:
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
+
+    best, best_uniform = worthwhile(other), worthwhile_uniform(other)
+    if patches.keeps_all:
+        line("Other chunks would change the first epoch only.", "bold green")
+    elif best is not None:
+        line("Advice", "bold")
+        line(
+            f"Chunks of {_sides(best.chunk)} would give {best.gain:.1f} times as many patches, "
+            f"{best.tour.all:,.0f} in a second in place of {other[0].tour.all:,.0f}:"
+        )
+        line(f"  {command(now.name, best)}")
+    elif best_uniform is not None:
+        line("For a tour no other chunks are worth a copy.", "bold green")
+        line(
+            f"In uniform order chunks of {_sides(best_uniform.chunk)} would give "
+            f"{best_uniform.uniform_gain:.1f} times as many patches, {best_uniform.uniform.all:,.0f} in a "
+            f"second in place of {other[0].uniform.all:,.0f}:"
+        )
+        line(f"  {command(now.name, best_uniform)}")
+    else:
+        line("No other chunks are worth a copy.", "bold green")
+    if patches.uniform.all < _LESS * patches.tour.all:
+        line(
+            f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second in '
+            f"place of {patches.uniform.all:,.0f}."
+        )
+
+
+def _cells(cost: Cost) -> tuple[str, str, str]:
+    return f"{cost.amplification:.2f}×", f"{cost.one:,.1f}", f"{cost.all:,.1f}"
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"

@@ -1,0 +1,177 @@
+"""The folder in which a copy of a volume grows, beside where it will be, until it takes its name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fastpipe.cache.locks import locks_are_possible, try_to_lock
+from fastpipe.errors import OptionError, VolumeError
+from fastpipe.files.checkpoints import sync_folder, write_whole
+
+__all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
+
+_LOCK, _STATE, _ARRAY, _TEMPORARY = "lock", "state.json", "array", "temporary"
+_WORDS = {
+    "source": "its source was", "state": "its source has changed since; it was", "shape": "its shape was",
+    "dtype": "its elements were", "chunks": "its --chunks were", "codec": "its --codec was",
+    "level": "its --level was",
+}  # fmt: skip
+
+
+class Unfinished:
+    """The folder ``OUT.partial``, locked.
+
+    It has the array's folder, the state, and a folder for files that are not whole yet.
+
+    Args:
+        out: where the copy will be.
+        job: what is copied, and how: for JSON.
+
+    Attributes:
+        folder: this folder.
+        array: the growing array's.
+        temporary: for what is not whole yet.
+        verified: how many bricks of ``brick`` were compared with the source, in their order.
+        goes_on: whether something of a run before is there.
+
+    Raises:
+        OptionError: the folder holds another job.
+        VolumeError: another process is at work there.
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(self, out: Path, job: dict[str, Any]) -> None:
+        self._out, self._job = out, job
+        self.folder = _folder_of(out)
+        self.array, self.temporary = self.folder / _ARRAY, self.folder / _TEMPORARY
+        self.folder.mkdir(exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        self._lock = os.open(self.folder / _LOCK, flags, 0o666)
+        try:
+            if locks_are_possible() and not try_to_lock(self._lock):
+                raise VolumeError(f"another process is writing {out}; wait for it, or end it")
+            self._begin()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, VolumeError) and not self.array.exists():
+                clear(out)  # nothing is lost: there was no room even for a note
+            raise
+
+    def _begin(self) -> None:
+        state = _state_of(self.folder)
+        if state is not None:
+            self._check_job(state["job"])
+        elif self.array.exists():
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished copy, or damaged; remove it, and try again"
+            )
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.temporary.mkdir(exist_ok=True)
+        self.verified, self.brick = 0, list[int]()
+        self.goes_on = state is not None and self.array.is_dir()
+        if state is not None and self.goes_on:
+            self.verified, self.brick = int(state["verified"]), list(state["brick"])
+        # The state first: a folder without one is nobody's.
+        self.save()
+        self.array.mkdir(exist_ok=True)
+
+    def _check_job(self, job: dict[str, Any]) -> None:
+        other = [key for key, value in self._job.items() if job.get(key) != value]
+        if other:
+            what = next((key for key in other if key in _WORDS), "")
+            said = f"{_WORDS[what]} {_in_words(job.get(what))}" if what else "it is of another version"
+            raise OptionError(
+                f"{self.folder} holds an unfinished copy that is not this one: {said}; finish that one with "
+                "the same command, or remove the folder"
+            )
+
+    def save(self, named: list[int] | None = None) -> None:
+        """Note how far it is."""
+        state = {"job": self._job, "verified": self.verified, "brick": self.brick, "named": named}
+        write_whole(self.folder / _STATE, [json.dumps(state).encode()])
+
+    def finish(self) -> None:
+        """Give the array its name, at once, and remove the folder.
+
+        Raises:
+            OptionError: there is something of this name.
+        """
+        status = os.stat(self.array)
+        self.save([status.st_dev, status.st_ino])
+        if os.path.lexists(self._out):
+            raise exists_already(self._out)
+        try:
+            os.rename(self.array, self._out)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise exists_already(self._out) from None
+            raise
+        sync_folder(self._out.parent)
+        self.close()
+        clear(self._out)
+
+    def close(self) -> None:
+        """Let go of it; what is there stays."""
+        descriptor, self._lock = self._lock, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Unfinished:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
+    """Whether a run of this job gave ``out`` its name and was killed before its folder was gone."""
+    state = _state_of(_folder_of(out))
+    if state is None or state["job"] != job or not out.is_dir():
+        return False
+    status = os.stat(out)
+    return bool(state["named"] == [status.st_dev, status.st_ino])
+
+
+def clear(out: Path) -> None:
+    """Remove the folder of a copy that has its name; an error of this is none of the copy's."""
+    folder = _folder_of(out)
+    shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        # The state last: it tells that the copy is complete.
+        for name in sorted(os.listdir(folder), key=lambda name: (name == _STATE, name)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / name)
+        os.rmdir(folder)
+
+
+def forget_empty(out: Path) -> None:
+    """Remove what is left of the folder if a run was killed at the very end: nothing but its name."""
+    with contextlib.suppress(OSError):
+        os.rmdir(_folder_of(out))
+
+
+def exists_already(out: Path) -> OptionError:
+    """The error for a name that is taken."""
+    return OptionError(f"{out} exists; name another folder, or remove it first")
+
+
+def _state_of(folder: Path) -> dict[str, Any] | None:
+    try:
+        state = json.loads((folder / _STATE).read_bytes())
+        return state if {"job", "verified", "brick", "named"} <= state.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _in_words(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) and value else str(value)
+
+
+def _folder_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")

@@ -1,0 +1,554 @@
+"""What volumes and their patches cost: the model, what is measured, the advice, and the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.core.sync import cleanup_resources
+
+from fastpipe.cli import main
+from fastpipe.errors import OptionError, VolumeError
+from fastpipe.files.volumes import advice, inspecting, measuring
+from fastpipe.files.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
+from fastpipe.files.volumes.inspecting import Cost, Pace, fit_of, volume_facts
+from fastpipe.files.volumes.measuring import Speed, decode_speed
+from fastpipe.files.volumes.model import PatchModel, Stored
+from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
+from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.opening import open_volume
+
+VOXELS = np.random.default_rng(0).integers(0, 9, (64, 96, 128), np.uint8)
+Inspect = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each thread decodes a little and no more; zarr-python's threads end with the test."""
+    monkeypatch.setattr(inspecting, "_SECONDS", 0.0)
+    monkeypatch.setattr(advice, "_SECONDS", 0.0)
+    yield
+    cleanup_resources()
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
+    """Runs ``fastpipe inspect``; its exit code, output and errors."""
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["inspect", *map(str, arguments)])
+        captured = capsys.readouterr()
+        print(*captured)  # shown where a test fails
+        return code, *captured
+
+    return run
+
+
+@pytest.fixture
+def planes(tmp_path: Path) -> Path:
+    """A volume in chunks that suit no patch: whole planes."""
+    codecs = zarr.codecs.ZstdCodec(level=1)
+    array = zarr.create_array(
+        tmp_path / "planes.zarr", shape=VOXELS.shape, dtype="u1", chunks=(64, 96, 1), compressors=codecs
+    )
+    array[:] = VOXELS
+    return tmp_path / "planes.zarr"
+
+
+def found(result: tuple[int, str, str]) -> Any:
+    code, output, errors = result
+    assert (code, errors) == (0, "")
+    return json.loads(output)
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    code, output, errors = result
+    assert (code, output) == (2, "")
+    (line,) = errors.splitlines()
+    assert line.startswith("fastpipe inspect: ")
+    return line
+
+
+# ---- the model --------------------------------------------------------------------------------
+
+
+def _all_places(shape: Sequence[int], patch: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(size - side + 1) for size, side in zip(shape, patch, strict=True)))
+
+
+def _units(grid: UnitGrid, start: Sequence[int], patch: Sequence[int]) -> list[int]:
+    stop = [at + side for at, side in zip(start, patch, strict=True)]
+    return grid.touched(start, stop).numbers.tolist()
+
+
+@given(st.data())
+def test_a_patch_alone_decodes_what_it_touches_on_average(data: st.DataObject) -> None:
+    dims = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=dims, max_size=dims)))
+    unit = tuple(data.draw(st.integers(1, 10)) for _ in shape)
+    patch = tuple(data.draw(st.integers(1, size)) for size in shape)
+    lead = data.draw(st.sampled_from([(), (3,), (2, 2)]))
+    lead_unit = tuple(data.draw(st.integers(1, size)) for size in lead)
+    stored = Stored((*lead, *shape), (*lead_unit, *unit), 2)
+    model = PatchModel([stored], patch)
+    grid = UnitGrid(stored.shape, stored.unit)
+    touched = [
+        len(_units(grid, (*[0] * len(lead), *at), (*lead, *patch))) for at in _all_places(shape, patch)
+    ]
+    assert model.alone() == pytest.approx(np.mean(touched) * stored.unit_nbytes)
+    assert model.uniform(0) * model.patch_nbytes == pytest.approx(model.alone())
+    assert model.patch_nbytes == math.prod((*lead, *patch)) * 2
+    assert stored.nbytes == grid.count * stored.unit_nbytes and stored.decoded == 2 * math.prod(stored.shape)
+
+
+@pytest.mark.parametrize("slots", [1, 20, 80, 150, 215])
+@pytest.mark.parametrize("patch", [(8, 20, 20), (3, 3, 3), (30, 9, 40)])
+def test_the_formula_for_uniform_order_is_what_a_simulation_finds(slots: int, patch: tuple[int, ...]) -> None:
+    stored = Stored((48, 60, 66), (8, 10, 11), 1)
+    model = PatchModel([stored], patch)
+    grid = UnitGrid(stored.shape, stored.unit)
+    rng = np.random.default_rng(0)
+    most = [size - side + 1 for size, side in zip(stored.shape, patch, strict=True)]
+    remembered: OrderedDict[int, None] = OrderedDict()
+    decoded = count = 0
+    for number in range(3000):
+        for unit in _units(grid, rng.integers(0, most).tolist(), patch):
+            if unit not in remembered:
+                decoded += number >= 500
+            remembered[unit] = None
+            remembered.move_to_end(unit)
+            if len(remembered) > slots:
+                remembered.popitem(last=False)
+        count += number >= 500
+    simulated = decoded * stored.unit_nbytes / (count * model.patch_nbytes)
+    share = math.ceil(slots / grid.count * stored.nbytes)
+    assert model.uniform(share) == pytest.approx(simulated, rel=0.05, abs=0.05 * model.uniform(0))
+
+
+def test_with_room_for_all_of_it_the_first_epoch_decodes_each_unit_once() -> None:
+    stored = Stored((100, 100, 100), (10, 10, 10), 4)
+    patches = PatchModel([stored], (20, 20, 20))
+    assert patches.epoch == 125
+    # 125 patches of 8 to 27 units each touch nearly all 1000, and use as much as is in all of them.
+    assert 0.85 < patches.uniform(stored.nbytes) <= 1.0
+    assert patches.near(stored.nbytes) == patches.uniform(stored.nbytes)
+    small = PatchModel([Stored((20, 20, 20), (10, 10, 10), 1)], (10, 10, 10))
+    assert small.tour(8000).amplification == small.uniform(8000)
+
+
+def test_more_memory_never_decodes_more() -> None:
+    model = PatchModel([Stored((200, 256, 256), (1, 256, 256), 1)], (32, 64, 64))
+    times = [model.uniform(int(share * model.total_nbytes)) for share in np.linspace(0, 0.99, 12)]
+    assert times == sorted(times, reverse=True) and times[0] == pytest.approx(16)
+    tours = [model.tour(int(share * model.total_nbytes), 1).amplification for share in (0.1, 0.3, 0.6)]
+    assert tours == sorted(tours, reverse=True)
+    for share, times_of_tour in zip((0.1, 0.3, 0.6), tours, strict=True):
+        assert times_of_tour < model.uniform(int(share * model.total_nbytes))
+
+
+@pytest.mark.parametrize("unit", [(16, 16, 16), (1, 128, 128), (64, 8, 128)])
+def test_a_tour_from_one_place_is_that_which_the_dataset_would_plan(unit: tuple[int, ...]) -> None:
+    model = PatchModel([Stored((128, 128, 128), unit, 2)], (32, 32, 32))
+    for share in (0.01, 0.1, 0.5):
+        budget = int(share * model.total_nbytes)
+        assert model.near(budget) == pytest.approx(model.tour(budget, 1).amplification)
+    assert model.near(model.total_nbytes) == model.uniform(model.total_nbytes)
+
+
+@pytest.mark.parametrize("unit", [(16, 16, 16), (1, 128, 128), (64, 8, 128)])
+def test_the_memory_that_is_needed_is_enough_and_a_fifth_less_is_not(unit: tuple[int, ...]) -> None:
+    model = PatchModel([Stored((128, 128, 128), unit, 2)], (32, 32, 32))
+    two, less, impossible = model.least_budget((2.0, 1.5, 0.01))
+    assert two is not None and less is not None and impossible is None
+    assert two <= less <= model.total_nbytes
+    for limit, budget in ((2.0, two), (1.5, less)):
+        assert model.near(budget) <= limit
+        assert model.near(int(0.8 * budget)) > limit
+
+
+def test_a_large_volume_is_tried_by_a_part_that_is_as_dense() -> None:
+    model = PatchModel([Stored((4000, 8000, 8000), (64, 128, 128), 1)], (72, 136, 136))
+    geometry, places = model._tried
+    shape = geometry.space.shapes[0]
+    assert 700 < len(places.volumes) <= 1024
+    assert len(places.volumes) == pytest.approx(math.prod(shape) / math.prod(model.patch), rel=0.01)
+    assert (shape >= geometry.space.patch).all()
+    small = PatchModel([Stored((100, 200, 300), (64, 128, 128), 1)], (72, 136, 136))
+    assert small._tried[0].space.shapes.tolist() == [[100, 200, 300]]
+
+
+def test_labels_are_decoded_beside_the_volume() -> None:
+    volume, labels = Stored((64, 64, 64), (16, 16, 16), 1), Stored((64, 64, 64), (64, 64, 64), 8)
+    both = PatchModel([volume, labels], (16, 16, 16))
+    alone = PatchModel([volume], (16, 16, 16)), PatchModel([labels], (16, 16, 16))
+    assert both.patch_nbytes == 9 * 16**3
+    assert both.alone() == pytest.approx(alone[0].alone() + alone[1].alone())
+    assert both.total_nbytes == 9 * 64**3
+    # What costs most to decode twice decides the tour: the labels, of one unit.
+    assert both.tour(1 << 30).fronts >= 1
+    with pytest.raises(
+        OptionError, match=r"--labels has \(64, 64, 32\) voxels, and the volume \(64, 64, 64\)"
+    ):
+        PatchModel([volume, Stored((64, 64, 32), (8, 8, 8), 1)], (16, 16, 16))
+
+
+# ---- what is measured -------------------------------------------------------------------------
+
+
+def test_what_patches_need_is_decoded_together(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume, seen = open_volume(planes), []
+    real = volume.open()
+
+    class Reader:
+        def read(self, numbers: Any, outs: Any) -> None:
+            assert all(out.nbytes == volume.unit_nbytes for out in outs)
+            seen.append(numbers.tolist())
+            real.read(numbers, outs)
+
+    monkeypatch.setattr(volume, "open", Reader)
+    for patch in (None, (8, 8, 8)):
+        for threads in (1, 3):
+            seen.clear()
+            speed = decode_speed(volume, patch, threads, 0.0)
+            assert len(seen) == speed.threads == threads
+            assert (
+                speed.units == sum(map(len, seen)) >= threads
+                and speed.nbytes == speed.units * volume.unit_nbytes
+            )
+            assert speed.seconds > 0 and speed.nbytes_per_s == pytest.approx(speed.nbytes / speed.seconds)
+            assert all(len(set(volume.stored_in(np.array(group)).tolist())) == 1 for group in seen)
+
+
+def test_only_a_part_of_a_volume_is_decoded(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume, seen = open_volume(planes), set()
+    real = volume.open()
+
+    class Reader:
+        def read(self, numbers: Any, outs: Any) -> None:
+            seen.update(numbers.tolist())
+            real.read(numbers, outs)
+
+    monkeypatch.setattr(volume, "open", Reader)
+    box = (slice(0, 64), slice(0, 96), slice(0, 40))
+    for _ in range(3):
+        decode_speed(volume, (8, 8, 8), 4, 0.0, box)
+    assert seen and all(volume.grid.box(number)[2].start < 40 for number in seen)
+
+
+def test_a_damaged_chunk_is_an_error(planes: Path, inspect: Inspect) -> None:
+    for path in (planes / "c").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    with pytest.raises(VolumeError, match="the chunk at"):
+        decode_speed(open_volume(planes), None, 2, 0.0)
+    assert "the chunk at" in refused(inspect(planes))
+
+
+def test_patches_in_a_second_follow_from_what_was_measured() -> None:
+    volume, labels = Stored((64, 64, 64), (16, 16, 16), 1), Stored((64, 64, 64), (16, 16, 16), 2)
+    model = PatchModel([volume, labels], (16, 16, 16))
+    speeds = [(Speed(1, 10, 4096 * 1000, 1.0), Speed(4, 40, 4096 * 3000, 1.0))] * 2
+    cost = Pace(model, speeds, 0.001).cost(2.0)
+    assert cost.amplification == 2.0
+    # Of each patch 2 × 4 KiB and 2 × 8 KiB at 1,000 × 4 KiB/s, and the copy.
+    assert cost.one == pytest.approx(1 / (0.006 + 0.001))
+    assert cost.all == pytest.approx(1 / (0.002 + 0.00025))
+
+
+def test_a_budget_is_for_threads_and_for_what_is_remembered(
+    planes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspecting, "available_cpus", lambda: 8)
+    facts = volume_facts(str(planes), open_volume(planes), None)
+    fit = fit_of([facts], 10 << 30)
+    assert fit.threads == 8 and fit.remembered == (10 << 30) - 8 * fit.thread_nbytes
+    assert facts.unit_nbytes < fit.thread_nbytes <= 2 * facts.unit_nbytes
+    fit = fit_of([facts], 5 * fit.thread_nbytes)
+    assert fit.threads == 2 and fit.remembered == 3 * fit.thread_nbytes
+    assert fit_of([facts], 1) == inspecting.Fit(1, fit.thread_nbytes, 0)
+
+
+def test_how_much_of_the_disk_volumes_take(tmp_path: Path, planes: Path) -> None:
+    size = sum(path.stat().st_size for path in planes.rglob("*") if path.is_file())
+    assert stored_nbytes(str(planes)) == size
+    np.save(tmp_path / "a.npy", VOXELS)
+    assert stored_nbytes(str(tmp_path / "a.npy")) == VOXELS.nbytes + 128
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("g/x", data=VOXELS, chunks=(8, 96, 128), compression="gzip")
+        stored = file["g/x"].id.get_storage_size()
+    assert stored_nbytes(f"{tmp_path}/a.h5/g/x") == stored
+    assert stored_nbytes(f"{tmp_path}/a.h5/g") is None and stored_nbytes("gs://bucket/x") is None
+    assert chunk_of(open_volume(f"{tmp_path}/a.h5/g/x")) == (8, 96, 128)
+
+
+def test_of_very_many_files_the_bytes_are_not_counted(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastpipe.files.volumes import opened
+
+    monkeypatch.setattr(opened, "_MOST_FILES", 10)
+    assert stored_nbytes(str(planes)) is None
+
+
+def test_the_chunk_of_a_volume_whose_parts_are_decoded_alone(tmp_path: Path) -> None:
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(64, 128, 128), dtype="u1", chunks=(32, 128, 128), compressors=None
+    )
+    array[:] = 1
+    volume = open_volume(tmp_path / "a.zarr")
+    assert volume.grid.unit == (8, 128, 128) and chunk_of(volume) == (32, 128, 128)
+
+
+def test_the_chunk_of_other_formats_is_what_is_decoded_alone(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="pip install tifffile")
+    tifffile.imwrite(tmp_path / "a.tif", VOXELS, tile=(32, 64), compression="zlib")
+    volume = open_volume(tmp_path / "a.tif")
+    assert chunk_of(volume) == (1, 32, 64) and math.prod(volume.grid.unit) > 32 * 64
+
+
+# ---- the advice -------------------------------------------------------------------------------
+
+
+def _rechunked(gain: float) -> Rechunked:
+    cost = Cost(1.0, 1.0, 1.0)
+    return Rechunked((8, 8, 8), "blosc-zstd", 5, 2.0, (8, 8, 8), cost, cost, cost, gain, 2 * gain)
+
+
+def test_other_chunks_are_advised_where_they_gain_enough() -> None:
+    as_it_is = dataclasses.replace(_rechunked(1.0), codec="", level=0)
+    assert worthwhile([]) is None and worthwhile([as_it_is]) is None
+    assert worthwhile([as_it_is, _rechunked(1.2), _rechunked(1.1)]) is None
+    assert worthwhile([as_it_is, _rechunked(1.3), _rechunked(1.1)]) == _rechunked(1.3)
+    assert worthwhile_uniform([as_it_is, _rechunked(0.9), _rechunked(0.5)]) is None
+    assert worthwhile_uniform([as_it_is, _rechunked(1.0), _rechunked(1.2)]) == _rechunked(1.2)
+    command = advice.command("a b.zarr", _rechunked(2))
+    assert command == "fastpipe repack 'a b.zarr' OUT.zarr --chunks 8,8,8 --codec blosc-zstd"
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "patch", "wanted"),
+    [
+        ((500, 2000, 2000), 1, (72, 136, 136), [(64, 128, 128), (32, 64, 64), (64, 32, 32)]),
+        ((500, 2000, 2000), 8, (512, 512, 512), [(128, 128, 128), (64, 64, 64), (32, 32, 32)]),
+        ((2, 500, 2000, 2000), 2, (64, 64, 64), [(2, 64, 64, 64), (2, 32, 32, 32)]),
+        ((60, 90), 1, (8, 8), [(60, 90)]),
+        ((5000, 5000, 3), 1, (256, 256, 3), [(256, 256, 3), (256, 128, 3)]),
+    ],
+)
+def test_chunks_that_are_tried(
+    shape: tuple[int, ...], itemsize: int, patch: tuple[int, ...], wanted: list[tuple[int, ...]]
+) -> None:
+    class Volume:
+        dtype = np.dtype(f"u{itemsize}")
+
+    Volume.shape = shape  # type: ignore[attr-defined]
+    candidates = advice._candidates(Volume(), patch)  # type: ignore[arg-type]
+    assert set(wanted) <= set(candidates) and len(candidates) == len(set(candidates))
+    whole = math.prod(shape) * itemsize
+    for chunk in candidates:
+        assert min(1 << 16, whole) <= math.prod(chunk) * itemsize <= 16 << 20
+        assert all(side <= size for side, size in zip(chunk, shape, strict=True))
+
+
+def _same_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast however it is stored, so that what is found does not depend on the machine."""
+
+    def decode_speed(volume: Any, patch: Any, threads: int, seconds: float, within: Any = None) -> Speed:
+        return Speed(threads, 100, 100 * volume.unit_nbytes, 100 * volume.unit_nbytes / (1e9 * threads))
+
+    monkeypatch.setattr(advice, "_TRIED_NBYTES", 2 << 20)  # which are soon compressed
+    monkeypatch.setattr(inspecting, "decode_speed", decode_speed)
+    monkeypatch.setattr(advice, "decode_speed", decode_speed)
+    monkeypatch.setattr(inspecting, "copy_seconds", lambda *some: 0.0)
+    monkeypatch.setattr(inspecting, "available_cpus", lambda: 2)
+
+
+def test_what_is_advised_can_be_done_and_is_better(
+    tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _same_speed(monkeypatch)
+    source = tmp_path / "in.zarr"
+    array = zarr.create_array(source, shape=(64, 512, 512), dtype="u1", chunks=(1, 512, 512))
+    array[:] = np.random.default_rng(0).integers(0, 9, array.shape, np.uint8)
+    some = ("--patch", "8,64,64", "--budget", "1MiB", "--json")
+    before = found(inspect(source, *some))
+    _, command, _, out, *options = shlex.split(before["advice"])
+    assert (command, out) == ("repack", "OUT.zarr")
+    as_it_is, best, *_ = before["rechunked"]
+    assert as_it_is["codec"] == "" and as_it_is["gain"] == 1.0 and best["gain"] >= 1.25
+    assert main(["repack", str(source), str(tmp_path / out), *options]) == 0
+    after = found(inspect(tmp_path / out, *some))
+    assert after["advice"] is None
+    # What was promised by a part of the volume is found in all of it.
+    promised = best["tour"]["amplification"]
+    assert after["rechunked"][0]["tour"]["amplification"] == pytest.approx(promised, rel=0.2)
+    assert promised < as_it_is["tour"]["amplification"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("1MiB", r"\nAdvice\nChunks of .* would give [\d.]+ times as many patches, .*\n  fastpipe repack "),
+        (
+            "6MiB",
+            r"\nFor a tour no .*\nIn uniform order chunks of .* would give .*\n  fastpipe repack .*\nShuffle\(",
+        ),
+        ("1GiB", r"\nOther chunks would change the first epoch only\.\n"),
+    ],
+)
+def test_what_is_advised_in_words(
+    tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch, budget: str, said: str
+) -> None:
+    _same_speed(monkeypatch)
+    array = zarr.create_array(tmp_path / "in.zarr", shape=(64, 512, 512), dtype="u1", chunks=(1, 512, 512))
+    array[:] = np.random.default_rng(0).integers(0, 9, array.shape, np.uint8)
+    code, output, errors = inspect(tmp_path / "in.zarr", "--patch", "8,64,64", "--budget", budget)
+    assert (code, errors) == (0, "") and re.search(said, output)
+
+
+def test_of_elements_that_zarr_has_not_no_copy_is_tried(
+    planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastpipe.files.volumes.zarr_writing._TYPES", set())
+    content = found(inspect(planes, "--patch", "8,8,8", "--json"))
+    assert content["rechunked"] == [] and content["advice"] is None
+
+
+# ---- the command ------------------------------------------------------------------------------
+
+
+def test_the_facts_for_programs(planes: Path, inspect: Inspect) -> None:
+    content = found(inspect(planes, "--patch", "16,32,32", "--budget", "1MiB", "--json"))
+    assert set(content) == {"schema", "volumes", "patches", "rechunked", "advice"}
+    volume = content["volumes"]["volume"]
+    assert volume["shape"] == [64, 96, 128] and volume["dtype"] == "uint8"
+    assert volume["chunk"] == [64, 96, 1] and volume["decoded"] == VOXELS.nbytes
+    assert (
+        volume["stored"] == stored_nbytes(str(planes)) and volume["ratio"] == VOXELS.nbytes / volume["stored"]
+    )
+    assert volume["one"]["threads"] == 1 and volume["one"]["units"] >= 1 and volume["one"]["seconds"] > 0
+    patches = content["patches"]
+    assert patches["patch"] == [16, 32, 32] and patches["nbytes"] == 16 * 32 * 32
+    assert patches["epoch"] == VOXELS.size // (16 * 32 * 32) and patches["budget"] == 1 << 20
+    assert patches["keeps_all"] == (patches["fit"]["remembered"] >= VOXELS.nbytes)
+    model = PatchModel([Stored(VOXELS.shape, tuple(volume["unit"]), 1)], (16, 32, 32))
+    assert patches["alone"]["amplification"] == pytest.approx(model.alone() / model.patch_nbytes)
+    assert set(patches["needed"]) == {"2.0", "1.2"}
+    assert [one["chunk"] for one in content["rechunked"]] and all(
+        one["ratio"] > 1 for one in content["rechunked"]
+    )
+
+
+def test_the_facts_for_people(planes: Path, inspect: Inspect) -> None:
+    code, output, errors = inspect(planes, "--patch", "16,32,32", "--budget", "300KiB")
+    assert (code, errors) == (0, "")
+    for said in (
+        r"array +64×96×128 uint8, 768 KiB decoded",
+        r"stored +\d+ KiB, ratio \d\.\d\d: Zarr, chunks of 64×96×1 \(6 KiB; zstd\)",
+        r"measured, 1 thread +[\d,]+ units/s, [\d.]+ [KMG]iB/s",
+        r"patches of 16×32×32: 16 KiB each, 48 have the volume's size",
+        r"one alone +nothing",
+        r"a tour from \d+ places? at a time",
+        r"to decode at most 2\.0 bytes for each that is used, ",
+        r"In 300 KiB: 1 thread of \d+ KiB each while they decode, and [\d.]+ KiB for what is remembered\.",
+        r"other chunks, tried on a part of the volume",
+        r"64×96×1 +as it is",
+    ):
+        assert re.search(said, output), said
+
+
+def test_without_a_patch_only_the_volume_is_said(planes: Path, tmp_path: Path, inspect: Inspect) -> None:
+    code, output, errors = inspect(planes)
+    assert (code, errors) == (0, "") and "measured, 1 thread" in output and "order" not in output
+    assert found(inspect(planes, "--json"))["patches"] is None
+    np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
+    code, output, errors = inspect(tmp_path / "empty.npy")
+    assert (code, errors) == (0, "") and "0×3 float64" in output and "measured" not in output
+
+
+def test_what_everything_fits_into_is_said(planes: Path, inspect: Inspect) -> None:
+    _, output, _ = inspect(planes, "--patch", "16,32,32", "--budget", "1GiB")
+    assert "Everything is remembered: from the second epoch on nothing is decoded." in output
+    assert "Other chunks would change the first epoch only." in output
+
+
+def test_labels_are_inspected_beside_the_volume(planes: Path, tmp_path: Path, inspect: Inspect) -> None:
+    np.save(tmp_path / "labels.npy", VOXELS.astype("u4"))
+    some = ("--patch", "16,32,32", "--budget", "1MiB", "--json")
+    content = found(inspect(planes, "--labels", tmp_path / "labels.npy", *some))
+    assert list(content["volumes"]) == ["volume", "labels"]
+    assert content["patches"]["nbytes"] == 5 * 16 * 32 * 32
+    np.save(tmp_path / "labels.npy", VOXELS[1:])
+    line = refused(inspect(planes, "--labels", tmp_path / "labels.npy", *some))
+    assert "--labels has (63, 96, 128) voxels, and the volume (64, 96, 128)" in line
+
+
+def test_an_hdf5_file_is_a_volume_by_its_dataset_or_by_a_patch(tmp_path: Path, inspect: Inspect) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=VOXELS, chunks=(16, 96, 128), compression="gzip")
+    assert found(inspect(tmp_path / "a.h5", "--json"))["datasets"][0]["path"] == "/x"
+    for path, more in ((f"{tmp_path}/a.h5/x", []), (f"{tmp_path}/a.h5", ["--patch", "8,8,8"])):
+        content = found(inspect(path, *more, "--json"))
+        assert content["volumes"]["volume"]["chunk"] == [16, 96, 128]
+    for name in ("--labels", "--budget"):
+        value = "1GiB" if name == "--budget" else tmp_path / "a.h5"
+        assert f"{name} goes with --patch" in refused(inspect(tmp_path / "a.h5", name, value))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--patch", "8,8,8,8"], "planes.zarr: --patch has 4 numbers, and the volume 3 dimensions"),
+        (["--patch", "65,8,8"], "planes.zarr: a patch of (65, 8, 8) does not fit into (64, 96, 128)"),
+        (["--budget", "1GiB"], "--labels and --budget go with --patch"),
+    ],
+)
+def test_options_that_cannot_work(planes: Path, inspect: Inspect, options: list[str], said: str) -> None:
+    assert said in refused(inspect(planes, *options))
+
+
+def test_files_that_are_no_volumes(tmp_path: Path, inspect: Inspect) -> None:
+    (tmp_path / "text").write_text("text")
+    assert "is no HDF5 file" in refused(inspect(tmp_path / "text", "--patch", "8,8"))
+    assert "No such file" in refused(inspect(tmp_path / "none.npy", "--patch", "8,8"))
+    np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
+    assert "is empty: there are no patches in it" in refused(
+        inspect(tmp_path / "empty.npy", "--patch", "1,1")
+    )
+
+
+def test_a_patch_is_copied_to_see_how_long_that_takes(planes: Path) -> None:
+    assert measuring.copy_seconds(open_volume(planes), (16, 32, 32)) > 0
+
+
+def test_the_default_budget_is_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspecting, "free_memory", lambda: 40 << 30)
+    assert inspecting.default_budget() == 10 << 30
+    monkeypatch.setattr(inspecting, "free_memory", lambda: None)
+    assert inspecting.default_budget() == 1 << 30
+
+
+def test_nothing_stays_of_what_was_tried(
+    planes: Path, tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    seen, real = [], advice.open_volume
+    monkeypatch.setattr(advice, "open_volume", lambda path: (seen.append(path), real(path))[1])
+    assert found(inspect(planes, "--patch", "16,32,32", "--json"))["rechunked"]
+    assert seen and all(str(path).startswith(str(tmp_path / "tmp")) for path in seen)
+    assert not os.listdir(tmp_path / "tmp")
