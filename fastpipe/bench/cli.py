@@ -14,6 +14,7 @@ from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
+from fastpipe.bench.volume import case as volume
 
 __all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
 
@@ -30,6 +31,11 @@ CASES = {
         "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader",
         hdf5.add_arguments,
         hdf5.run,
+    ),
+    "volume": Command(
+        "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader",
+        volume.add_arguments,
+        volume.run,
     ),
 }
 

@@ -38,6 +38,10 @@ PACKAGES = (
     "deflate",
     "pyfive",
     "hidefix",
+    "tensorstore",
+    "zarr",
+    "zarrs",
+    "monai",
 )
 
 

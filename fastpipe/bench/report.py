@@ -14,6 +14,7 @@ from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
 from fastpipe.errors import OptionError
 
 __all__ = [
+    "amplification_lines",
     "data_line",
     "first_batch_lines",
     "machine_line",
@@ -25,6 +26,13 @@ __all__ = [
 ]
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
+
+# Whose versions are told below a table, by case.
+_PACKAGES = {
+    "images": ("fastpipe", "torch", "torchvision", "pillow"),
+    "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
+    "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
+}
 
 # In a narrower terminal the notes would be columns of single words.
 WIDTH_FOR_NOTES = 130
@@ -39,8 +47,10 @@ def machine_line(result: Mapping[str, Any]) -> str:
 
 
 def data_line(result: Mapping[str, Any]) -> str:
-    """The photos, or the rows, in one line."""
+    """The photos, the rows, or the volume in one line."""
     data = result["data"]
+    if "text" in data:
+        return str(data["text"])
     if "photos" not in data:
         size = (
             f"{data['sample_bytes'] / 1000:.0f} kB"
@@ -99,6 +109,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         *target_lines(result),
         *first_batch_lines(result),
         *memory_lines(result),
+        *amplification_lines(result),
         _floor_sentence(result),
         f"FastLoader's stages, {stage_line(result)} {meaning}",
         data_line(result),
@@ -141,11 +152,29 @@ def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
 def memory_lines(result: Mapping[str, Any]) -> list[str]:
     """Memory of the process tree, above that of a loader over nothing."""
     return [
-        f"memory with {one['workers']} workers, cache of {one['budget_mb']:,.0f} MB:"
+        f"memory with {_topology(one)}, cache of {one['budget_mb']:,.0f} MB:"
         f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
         f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
         for one in (result.get("memory") or {"rows": ()})["rows"]
     ]
+
+
+def amplification_lines(result: Mapping[str, Any]) -> list[str]:
+    """What is decoded for each byte of a patch, by the order of patches."""
+    found = result.get("amplification")
+    if not found:
+        return []
+    words = ", ".join(
+        f"{name} {found[name]['median']:.2f} ({min(found[name]['raw']):.2f} to {max(found[name]['raw']):.2f})"
+        for name in ("tour", "uniform")
+    )
+    return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
+
+
+def _topology(entry: Mapping[str, Any]) -> str:
+    """Threads, where the case tells them, and workers."""
+    workers = f"{entry['workers']} workers"
+    return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -166,15 +195,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines += ["", *_markdown_targets(result)]
     method = result["method"]
     peers = _peers_sentence(result)
-    names = (
-        ("fastpipe", "torch", "h5py", "numcodecs")
-        if sections
-        else ("fastpipe", "torch", "torchvision", "pillow")
-    )
+    names = _PACKAGES.get(result["case"], _PACKAGES["images"])
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
     first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
-    more = [*first_batch_lines(result), *memory_lines(result)]
+    more = [*first_batch_lines(result), *memory_lines(result), *amplification_lines(result)]
     lines += [
         *([""] if more else []),
         *(f"- {line}" for line in more),

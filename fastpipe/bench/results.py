@@ -62,6 +62,7 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "targets": list,
     "first_batch": dict,
     "memory": dict,
+    "amplification": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,

@@ -2,74 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterable
 
 from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.hdf5.rows import TableSpec, loader_of, quiet
+from fastpipe.bench.samples import RowCheck, digests_of_samples
 
 __all__ = ["RowCheck", "check_rows", "digests_of"]
 
 _AT_ONCE = 256
-
-
-@dataclass
-class RowCheck:
-    """What was compared.
-
-    Attributes:
-        epochs: how many epochs of loaders.
-        samples: how many samples in them.
-        problems: what is wrong; empty when all is well.
-    """
-
-    epochs: int = 0
-    samples: int = 0
-    problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def sentence(self) -> str:
-        """The outcome in words."""
-        if not self.ok:
-            return f"outputs differ from h5py's: {'; '.join(self.problems)}"
-        return (
-            f"{self.samples:,} samples in {self.epochs} epochs equal h5py's bit for bit, labels too, and each"
-            " sample comes once in an epoch"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome for the JSON file."""
-        told = {"epochs": self.epochs, "samples": self.samples}
-        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
-
-    def add(self, what: str, expected: Counter[bytes], batches: Iterable[Any]) -> None:
-        """Compare an epoch.
-
-        Args:
-            what: whose.
-            expected: digests of what is in the file, and how often.
-            batches: the epoch.
-        """
-        found: Counter[bytes] = Counter()
-        for batch in batches:
-            values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
-            found.update(_digests(values.numpy(), None if labels is None else labels.numpy()))
-        self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
-        strange, missing = (found - expected).total(), (expected - found).total()
-        if strange or missing:
-            self.problems += (
-                f"{what}: {strange} samples are not in the file or come too often, {missing} do not come",
-            )
 
 
 def check_rows(
@@ -106,13 +49,5 @@ def digests_of(table: Table) -> Counter[bytes]:
             labels = (
                 None if table.labels is None else file[table.labels][first : first + _AT_ONCE].reshape(-1)
             )
-            found.update(_digests(values, labels))
+            found.update(digests_of_samples(values, labels))
     return found
-
-
-def _digests(values: Any, labels: Any) -> Iterator[bytes]:
-    for number, value in enumerate(np.ascontiguousarray(values)):
-        digest = hashlib.blake2b(value, digest_size=16)
-        if labels is not None:
-            digest.update(int(labels[number]).to_bytes(8, "little", signed=True))
-        yield digest.digest()

@@ -16,14 +16,12 @@ import fastpipe
 from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table, look
 from fastpipe.bench.hdf5.rows import WINDOW
-from fastpipe.bench.loaders import touch
+from fastpipe.bench.memory import Nothing, memory_entry, most_bytes
 from fastpipe.bench.startup import in_child
 
 __all__ = ["WORKERS", "memory_of_trees"]
 
 WORKERS = (0, 1, 4)
-_EPOCHS = 2
-_LOOKS = 10
 
 
 def memory_of_trees(
@@ -63,34 +61,12 @@ def memory_of_trees(
         stock, nothing = (_mb({**job, "kind": kind}) for kind in ("stock", "nothing"))
         for budget in (0, budget_bytes):
             used = _mb({**job, "kind": "fast", "budget": budget})
-            rows.append(
-                {
-                    "workers": count,
-                    "budget_mb": round(budget / 1e6, 1),
-                    "mb": round(used, 1),
-                    "nothing_mb": round(nothing, 1),
-                    "stock_mb": round(stock, 1),
-                    "above_mb": round(used - nothing, 1),
-                }
-            )
+            rows.append({"workers": count, **memory_entry(used, nothing, stock, budget)})
     return {"rows": rows}
 
 
 def _mb(job: dict[str, Any]) -> float:
     return float(in_child("fastpipe.bench.hdf5.memory", job, dict(os.environ))) / 1e6
-
-
-class _Nothing:
-    """Samples that cost nothing."""
-
-    def __init__(self, length: int, sample: Any) -> None:
-        self._length, self._sample = length, sample
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        return self._sample
 
 
 def _child() -> None:
@@ -103,31 +79,13 @@ def _child() -> None:
     if job["kind"] != "fast":
         sample = torch.zeros(table.shape[1:], dtype=getattr(torch, table.dtype))
         kind: Any = fastpipe.FastLoader if job["kind"] == "nothing" else data.DataLoader
-        loader: Any = kind(_Nothing(table.samples, sample), job["batch"], shuffle=True, **workers)
+        loader: Any = kind(Nothing(table.samples, sample), job["batch"], shuffle=True, **workers)
     else:
         cache: Any = fastpipe.Cache("ram", max_bytes=job["budget"]) if job["budget"] else "off"
         dataset = fastpipe.FastHDF5Dataset(str(table.path), table.dataset, cache=cache, seed=0)
         window = fastpipe.Shuffle(WINDOW, "group")
         loader = fastpipe.FastLoader(dataset, job["batch"], window, **workers)
-    print(_most(loader))
-
-
-def _most(loader: Any) -> int:
-    """The most that was seen while going through a loader."""
-    most, between = 0, max(1, len(loader) // _LOOKS)
-    for _ in range(_EPOCHS):
-        for number, batch in enumerate(loader, 1):
-            touch(batch, any_number=True)
-            if number % between == 0:
-                most = max(most, _tree_bytes())
-    return most
-
-
-def _tree_bytes() -> int:
-    """PSS of this process and those below it."""
-    psutil = require("psutil", extra="bench")
-    process = psutil.Process()
-    return sum(one.memory_full_info().pss for one in (process, *process.children(recursive=True)))
+    print(most_bytes(loader))
 
 
 if __name__ == "__main__":

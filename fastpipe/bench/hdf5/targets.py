@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from fastpipe.bench.runner import Sample, ratios, summarise
+from fastpipe.bench.runner import Sample
+from fastpipe.bench.targets import Asked, judged, judged_rates
 
 __all__ = ["ASKED", "Asked", "first_batch_targets", "memory_target", "rate_targets"]
 
 FIRST_COLD_S, FIRST_KEPT_S = 1.0, 0.3
 MEMORY_ABOVE_MB = 150.0
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A rate that was asked for.
-
-    Attributes:
-        text: what it is.
-        row: the row it is about.
-        against: the row it is a multiple of; None where it is a rate.
-        least: the least that is enough.
-    """
-
-    text: str
-    row: str
-    against: str | None
-    least: float
 
 
 ASKED = (
@@ -57,28 +40,8 @@ ASKED = (
 def rate_targets(
     samples: Mapping[str, Sequence[Sample]], asked: Sequence[Asked] = ASKED
 ) -> list[dict[str, Any]]:
-    """What came of the figures that are rates.
-
-    Args:
-        samples: of a finished run, by row.
-        asked: the figures.
-
-    Returns:
-        For each: ``text``, ``asked``, ``is_most``, ``unit``, ``got`` (``median``, ``low``,
-        ``high``; None where it was not measured) and ``is_met`` by the median (or None); and
-        ``row``, where it is a multiple of the replaced loader.
-    """
-    made = []
-    for one in asked:
-        figures: list[float] = []
-        if samples.get(one.row) and one.against is None:
-            figures = [sample.rate for sample in samples[one.row]]
-        elif samples.get(one.row) and samples.get(one.against or ""):
-            figures = ratios(samples, one.row, [str(one.against)])
-        target = _target(one.text, one.least, "×" if one.against else "samples/s", figures)
-        is_of_replaced = (one.against or "").endswith("-replaced")
-        made.append({**target, "row": one.row if is_of_replaced else None})
-    return made
+    """What came of the figures that are rates, as `judged_rates` says."""
+    return judged_rates(samples, asked)
 
 
 def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -88,7 +51,7 @@ def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, An
         measured: from `first.first_batches`; None where it was not measured.
     """
     return [
-        _target(text, most, "s", [] if measured is None else measured[name]["raw_s"], is_most=True)
+        judged(text, most, "s", [] if measured is None else measured[name]["raw_s"], is_most=True)
         for text, most, name in (
             ("first batch of a file of many chunks", FIRST_COLD_S, "cold"),
             ("first batch, where the chunks are is kept", FIRST_KEPT_S, "kept"),
@@ -106,15 +69,4 @@ def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         [] if measured is None else [entry["above_mb"] - entry["budget_mb"] for entry in measured["rows"]]
     )
     text = "memory above that of loading nothing, less the cache's budget, most of all"
-    return [_target(text, MEMORY_ABOVE_MB, "MB", [max(figures)] if figures else [], is_most=True)]
-
-
-def _target(
-    text: str, asked: float, unit: str, figures: Sequence[float], *, is_most: bool = False
-) -> dict[str, Any]:
-    got = summarise(figures) if figures else None
-    is_met = None
-    if got is not None:
-        is_met = got.median <= asked if is_most else got.median >= asked
-    told = None if got is None else {name: round(value, 4) for name, value in got._asdict().items()}
-    return {"text": text, "asked": asked, "is_most": is_most, "unit": unit, "got": told, "is_met": is_met}
+    return [judged(text, MEMORY_ABOVE_MB, "MB", [max(figures)] if figures else [], is_most=True)]

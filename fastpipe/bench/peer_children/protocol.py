@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ __all__ = [
     "PeerError",
     "Stream",
     "TableJob",
+    "VolumeJob",
     "batch_problem",
     "endless_order",
     "folder_bytes",
@@ -24,6 +25,7 @@ __all__ = [
     "job_of",
     "repeats",
     "table_problem",
+    "volume_problem",
     "without_non_jpegs",
 ]
 
@@ -100,8 +102,40 @@ class TableJob:
     scratch: str
 
 
-def job_of(content: Mapping[str, Any]) -> Job | TableJob:
+@dataclass(frozen=True)
+class VolumeJob:
+    """Which patches of a volume to load.
+
+    Attributes:
+        values, labels: folders of Zarr arrays of the same voxels.
+        shape: of the arrays.
+        patch: voxels of a patch along each dimension.
+        batch_size: patches in a batch.
+        threads: how many threads the peer may use.
+        epoch: patches after which one that remembers less than everything begins with nothing again.
+        memory_bytes: so much of what is decoded may be remembered.
+        keeps_all: whether everything is in memory before the first batch.
+        scratch: an empty folder; the parent removes it.
+        options: what tells rows of the same peer apart.
+    """
+
+    values: str
+    labels: str
+    shape: Sequence[int]
+    patch: Sequence[int]
+    batch_size: int
+    threads: int
+    epoch: int
+    memory_bytes: int
+    keeps_all: bool
+    scratch: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def job_of(content: Mapping[str, Any]) -> Job | TableJob | VolumeJob:
     """The job of a line of JSON."""
+    if "patch" in content:
+        return VolumeJob(**{one.name: content[one.name] for one in fields(VolumeJob)})
     if "dataset" in content:
         return TableJob(**{one.name: content[one.name] for one in fields(TableJob)})
     return Job.from_json(content)
@@ -113,14 +147,16 @@ class Stream:
 
     Attributes:
         batches: without end: images (N, 3, H, W), or (N, H, W, 3) where ``layout`` says so, and
-            labels, or rows of a table and their numbers, as numpy arrays or torch tensors in the
-            host's memory.
+            labels, or rows of a table and their numbers, or patches of a volume and a pair of those
+            of its labels and where they begin, (N, D); as numpy arrays or torch tensors in the host's memory.
         ahead: at most so many batches wait ready made.
         packages: those whose versions say what was measured.
         layout: ``"NCHW"`` or ``"NHWC"``.
         note: what a reader should know and is known only now.
         prepared_s: seconds that a conversion of the photos took, which is not part of the rate.
         prepared_bytes: what it made.
+        renewed: makes ``batches`` anew, of one that has remembered nothing, before each measurement; None
+            where nothing is remembered, or all.
     """
 
     batches: Batches
@@ -130,6 +166,7 @@ class Stream:
     note: str = ""
     prepared_s: float | None = None
     prepared_bytes: int | None = None
+    renewed: Callable[[], Batches] | None = None
 
 
 def is_jpeg(file: str) -> bool:
@@ -175,6 +212,15 @@ def table_problem(job: TableJob, values: npt.NDArray[Any]) -> str | None:
     shape = (job.batch_size, *job.shape[1:])
     if values.shape != shape or values.dtype != np.dtype(job.dtype):
         return f"the first batch is {values.dtype} {values.shape}, expected {job.dtype} {shape}"
+    return None
+
+
+def volume_problem(job: VolumeJob, values: npt.NDArray[Any], labels: npt.NDArray[Any]) -> str | None:
+    """What is wrong with the form of a batch of patches, or ``None``."""
+    shape = (job.batch_size, *job.patch)
+    for name, found in (("values", values), ("labels", labels)):
+        if found.shape != shape:
+            return f"the first batch has {name} of {found.shape}, expected {shape}"
     return None
 
 

@@ -7,12 +7,14 @@ answers each ``{"batches": n}`` with the seconds that n batches took, once it is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, NoReturn, TextIO
 
@@ -24,19 +26,24 @@ from fastpipe.bench.peer_children import (
     ffcv,
     hidefix,
     litdata,
+    monai,
     pillow_simd,
     pyfive,
     spdl,
+    tensorstore,
     tfdata,
+    zarr,
 )
 from fastpipe.bench.peer_children.protocol import (
     Job,
     PeerError,
     Stream,
     TableJob,
+    VolumeJob,
     batch_problem,
     job_of,
     table_problem,
+    volume_problem,
 )
 
 __all__ = ["SOURCES", "main", "serve"]
@@ -46,11 +53,16 @@ SOURCES: dict[str, Callable[[Any], Stream]] = {
     "ffcv": ffcv.stream,
     "hidefix": hidefix.stream,
     "litdata": litdata.stream,
+    "monai": monai.stream,
     "pillow_simd": pillow_simd.stream,
     "pyfive": pyfive.stream,
     "spdl": spdl.stream,
+    "tensorstore": tensorstore.stream,
     "tfdata": tfdata.stream,
+    "zarr": zarr.stream,
 }
+
+_COMPARED = 4  # batches
 
 
 def serve(
@@ -76,8 +88,11 @@ def serve(
         answer({"error": str(error)})
         return
     problem = _problem(job, stream, images, labels)
-    answer({"error": problem} if problem else _first_answer(stream, images))
+    answer({"error": problem} if problem else _first_answer(job, stream, images, labels))
     for line in questions:
+        if stream.renewed is not None:
+            stream.batches.close()
+            stream = replace(stream, batches=stream.renewed())
         # What was made ready during the pause, and a little more, is not part of the measurement.
         for _ in range(2 * stream.ahead):
             _next(stream)
@@ -94,10 +109,14 @@ def serve(
     stream.batches.close()
 
 
-def _problem(job: Job | TableJob, stream: Stream, values: npt.NDArray[Any], labels: Any) -> str | None:
+def _problem(
+    job: Job | TableJob | VolumeJob, stream: Stream, values: npt.NDArray[Any], labels: Any
+) -> str | None:
     """What is wrong with the first batch, or ``None``."""
     if isinstance(job, TableJob):
         return table_problem(job, values)
+    if isinstance(job, VolumeJob):
+        return volume_problem(job, values, np.asarray(labels[0]))
     return batch_problem(job, stream.layout, values, labels)
 
 
@@ -107,9 +126,12 @@ def _next(stream: Stream) -> tuple[npt.NDArray[Any], Any]:
     return np.asarray(images), labels
 
 
-def _first_answer(stream: Stream, images: npt.NDArray[Any]) -> dict[str, Any]:
-    """What the parent puts into the row."""
+def _first_answer(
+    job: Job | TableJob | VolumeJob, stream: Stream, images: npt.NDArray[Any], labels: Any
+) -> dict[str, Any]:
+    """What the parent puts into the row; of patches also what it can compare."""
     return {
+        "patches": _some_patches(stream, images, labels) if isinstance(job, VolumeJob) else None,
         "shape": list(images.shape),
         "dtype": str(images.dtype),
         "versions": _versions(stream.packages),
@@ -117,6 +139,19 @@ def _first_answer(stream: Stream, images: npt.NDArray[Any]) -> dict[str, Any]:
         "prepared_s": stream.prepared_s,
         "prepared_bytes": stream.prepared_bytes,
     }
+
+
+def _some_patches(stream: Stream, values: npt.NDArray[Any], others: Any) -> list[dict[str, Any]]:
+    """Where the first patches begin, and digests of their values and labels."""
+    found = []
+    for number in range(_COMPARED):
+        if number:
+            values, others = _next(stream)
+        labels, starts = np.asarray(others[0]), np.asarray(others[1])
+        for start, *arrays in zip(starts, values, labels, strict=True):
+            digests = [hashlib.blake2b(np.ascontiguousarray(one).data, digest_size=16) for one in arrays]
+            found.append({"start": start.tolist(), "digests": [one.hexdigest() for one in digests]})
+    return found
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,217 @@
+"""The example ``volume_patches``: both scripts learn, label alike, and differ by the swap alone."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "volume_patches"
+_NAMES = ("before", "after", "compare", "make_data", "serve")
+_TEST = (48, 96, 100)  # along the last dimension, patches at their stride do not come to the end
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Any:
+    """The scripts, as modules that other tests do not see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(_FOLDER))
+        yield {name: importlib.import_module(name) for name in _NAMES}
+        for name in _NAMES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch's threads wait for each other, which takes long where other work has the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("volumes")
+    scripts["make_data"].main(str(folder), shape=[side * 3 // 2 for side in _TEST])
+    return str(folder)
+
+
+def test_both_train_and_label(
+    scripts: Any, data: str, same_generators: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, patches in (("before", 1), ("after", 2)):
+        losses, path = scripts[name].main(data, 6)
+        assert len(losses) == 6 and losses[-1] < losses[0]
+        prediction = np.load(path)
+        assert prediction.shape == (3, *_TEST) and prediction.dtype == np.float32
+        np.testing.assert_allclose(prediction.sum(axis=0), 1, atol=1e-5)
+        printed = capsys.readouterr().out
+        assert printed.count("loss") == 6
+        assert f"s a step of {patches} patches" in printed and f"prediction_{name}.npy" in printed
+
+
+def test_with_the_same_weights_predictions_are_equal(
+    scripts: Any, data: str, same_generators: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scripts["compare"].main(data, 2)
+    printed = capsys.readouterr().out
+    assert "\nequal predictions" in printed
+    assert "the swap: 53 lines go, 30 lines come" in printed
+
+
+def test_other_predictions_are_told(
+    scripts: Any, data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A comparison that cannot fail would show nothing."""
+    monkeypatch.setattr(scripts["before"], "train", lambda *_: [])
+    monkeypatch.setattr(scripts["after"], "STRIDE", (32, 64, 64))  # other overlaps, other means
+    assert not scripts["compare"].main(data, 1)
+    assert "NOT equal predictions" in capsys.readouterr().out
+
+
+def test_both_bend_a_patch_alike(scripts: Any, data: str, same_generators: None) -> None:
+    before, after = scripts["before"], scripts["after"]
+    box = tuple(slice(8, 8 + side) for side in before.PATCH)
+    parts = [before.opened(f"{data}/train.zarr/{name}")[box].read().result() for name in ("image", "labels")]
+    torch.manual_seed(3)
+    image, labels = before.elastic(*parts)
+    torch.manual_seed(3)
+    images, all_labels = after.elastic(*(torch.from_numpy(part)[None] for part in parts))
+    assert abs(image - parts[0]).max() > 1000
+    np.testing.assert_allclose(images[0].numpy(), image, atol=20)  # of 65,535: places are float32
+    # Halfway between two voxels, either is the nearest.
+    assert (all_labels[0].numpy() == labels).mean() > 0.9999
+
+
+def test_each_patch_of_a_batch_is_bent_in_its_own_way(scripts: Any, same_generators: None) -> None:
+    image = torch.arange(32 * 64 * 64, dtype=torch.float32).reshape(1, 32, 64, 64).expand(2, -1, -1, -1)
+    images, labels = scripts["after"].elastic(image, torch.ones(2, 32, 64, 64, dtype=torch.uint8))
+    assert not torch.equal(images[0], images[1])
+    assert (labels == 1).all()  # nothing comes in from beyond the patch
+
+
+def test_the_data_can_be_made_of_nifti_files(
+    scripts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import nibabel
+
+    rng = np.random.default_rng(0)
+    shape = (96, 64, 70)
+    image, grey = (rng.integers(0, 256, shape).astype(np.uint8) for _ in range(2))
+    white = (rng.random(shape) * (255 - grey)).astype(np.uint8)
+    grey[0, 0, 0], white[0, 0, 1], grey[0, 0, 1] = 255, 255, 0
+    for name, array in (("t1", image), ("grey_matter", grey), ("white_matter", white)):
+        nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    scripts["make_data"].main(str(tmp_path / "made"), str(tmp_path))
+    assert "train.zarr/labels: 64×64×70 uint8" in capsys.readouterr().out
+    opened = scripts["before"].opened
+    made, labels, test = (
+        opened(f"{tmp_path}/made/{name}").read().result()
+        for name in ("train.zarr/image", "train.zarr/labels", "test.zarr/image")
+    )
+    assert made.dtype == np.uint16 and labels.dtype == np.uint8
+    assert np.array_equal(np.concatenate([made, test]), image.astype(np.uint16) * 257)
+    other = 255 - grey.astype(int) - white
+    assert np.array_equal(labels, np.argmax([other, grey, white], axis=0)[:64])
+    losses, _ = scripts["after"].main(str(tmp_path / "made"), 1)
+    assert len(losses) == 1
+
+
+def test_data_that_is_there_is_not_overwritten(scripts: Any, data: str) -> None:
+    with pytest.raises(SystemExit, match="exists: remove it"):
+        scripts["make_data"].main(data)
+
+
+def test_from_a_server_patches_are_the_same(
+    scripts: Any, data: str, same_generators: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where predictions go
+    torch.manual_seed(0)
+    model = scripts["before"].UNet()
+    with _serving(scripts, data, delay_ms=1) as server:
+        for name in ("before", "after"):
+            of_folder, of_url = (np.load(scripts[name].predict(model, place)) for place in (data, server.url))
+            assert np.array_equal(of_folder, of_url)
+            assert (tmp_path / f"prediction_{name}.npy").exists()
+        losses, _ = scripts["after"].main(server.url, 2)
+        assert len(losses) == 2
+        assert len(scripts["before"].train(model, server.url, 1)) == 1
+
+
+def test_the_server_waits_before_each_reply_and_is_closed(
+    scripts: Any, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(scripts["serve"], "sleep", waits.append)
+    with _serving(scripts, data, delay_ms=7) as server:
+        for _ in range(3):
+            with urllib.request.urlopen(f"{server.url}/train.zarr/image/zarr.json") as reply:
+                assert reply.read() == Path(data, "train.zarr/image/zarr.json").read_bytes()
+        with pytest.raises(urllib.error.HTTPError, match="404") as error:
+            urllib.request.urlopen(f"{server.url}/train.zarr/image/c/9/9/9")
+        error.value.close()
+    assert waits == [0.007] * 4
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(server.url)
+
+
+def test_the_server_ends_with_ctrl_c(data: str) -> None:
+    command = [sys.executable, str(_FOLDER / "serve.py"), data, "--delay-ms", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{url}/test.zarr/image/zarr.json") as reply:
+            assert b"uint16" in reply.read()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "closed\n"
+    assert process.returncode == 0
+
+
+def test_what_is_no_folder_is_not_served(scripts: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is no folder"):
+        scripts["serve"].main(str(tmp_path / "missing"))
+
+
+def test_the_scripts_differ_by_the_swap_alone() -> None:
+    before, after = (
+        (_FOLDER / f"{name}.py").read_text().split('"""', 2)[2].splitlines() for name in ("before", "after")
+    )
+    own = _without_elastic(after)
+    new = [line for line in own if line and line not in before]
+    assert len(new) == 14
+    assert sum("Fast" in line or "stitch" in line or "sampling" in line for line in new) == 7
+
+
+def _without_elastic(lines: list[str]) -> list[str]:
+    """A script's lines but for the function that bends patches, of which each has its own."""
+    begin, end = (
+        next(at for at, line in enumerate(lines) if line.startswith(word))
+        for word in ("def elastic", "def block")
+    )
+    return lines[:begin] + lines[end:]
+
+
+@contextmanager
+def _serving(scripts: Any, folder: str, delay_ms: float) -> Iterator[Any]:
+    """A server in this process, until the end of the block."""
+    with scripts["serve"].SlowServer(folder, delay_ms) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
