@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import nibabel
 import numpy as np
 import pytest
+import tensorstore
 
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
@@ -40,13 +42,34 @@ def test_the_swap_and_the_snippet_run(
         file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
         file["words"] = np.arange(40)
         file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
+    _make_volumes()
     added = re.findall(r"```diff\n(.*?)```", _readme(), re.S)
-    assert len(added) == 2
+    assert len(added) == 3
     swaps = ["\n".join(line[1:] for line in diff.splitlines() if line.startswith("+")) for diff in added]
     for code in [*blocks, *(f"transform = None\n{swap}" for swap in swaps)]:
         scope: dict[str, object] = {}
-        exec(compile(code.replace('"train"', repr(str(photo_tree))), "README.md", "exec"), scope)
+        exec(
+            compile(
+                "PATCH = (8, 16, 16)\n" + code.replace('"train"', repr(str(photo_tree))), "README.md", "exec"
+            ),
+            scope,
+        )
         assert "dataset" in scope
+
+
+def _make_volumes() -> None:
+    """The volumes that README speaks of, in the folder that is the current one."""
+    image = np.random.default_rng(0).integers(0, 1000, (66, 70, 80)).astype(np.uint16)
+    for name, array in (("image", image), ("labels", (image > 900).astype(np.uint8))):
+        spec = {
+            "driver": "zarr3", "kvstore": {"driver": "file", "path": f"{Path.cwd()}/scan.zarr/{name}/"},
+            "metadata": {"shape": array.shape, "data_type": array.dtype.name},
+        }  # fmt: skip
+        tensorstore.open(spec, create=True).result().write(array).result()
+        folder = Path("cases/1")
+        folder.mkdir(parents=True, exist_ok=True)
+        small = nibabel.Nifti1Image(array[:40].astype(np.int16), np.eye(4))
+        nibabel.save(small, folder / f"{name}.nii.gz")
 
 
 @pytest.mark.parametrize("page", _PAGES)

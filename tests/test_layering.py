@@ -20,9 +20,10 @@ _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "read", "transform", "engine", "cache"}
 _MAY_IMPORT: dict[str, set[str]] = {
-    "": {"errors", "types"},
+    "": {"errors", "sampling", "types"},
     "errors": set(),
     "types": {"errors"},
+    "sampling": {"errors"},
     "protocols": {"types"},
     "_extras": {"errors"},
     "_sizes": set(),
@@ -34,11 +35,11 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},
     "device": _BASE | {"device"},
-    "torch": _BASE | _MIDDLE | {"device", "torch"},
+    "torch": _BASE | _MIDDLE | {"sampling", "device", "torch"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
     "verify": {"errors", "types", "_extras", "bench", "verify", ""},
-    "files": _STORED | {"read", "cache", "engine", "bench", "files", ""},
+    "files": _STORED | {"index", "read", "cache", "engine", "bench", "files", ""},
     "cli": {"errors", "bench", "verify", "files", ""},
     "__main__": {"cli"},
 }
