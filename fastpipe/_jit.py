@@ -16,6 +16,7 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 # Every module whose code may be part of a kernel.
 KERNEL_MODULES = (
     "_jit.py",
+    "index/tour_kernels.py",
     "read/hdf5/calls.py",
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",

@@ -30,7 +30,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_jit": {"_extras"},
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
-    "index": _STORED | {"index"},
+    "index": _STORED | {"_jit", "index"},
     "cache": _STORED | {"cache"},
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.index.patches import PatchSpace, Places, UniformPatches, grid_places
-from fastpipe.index.tours import Geometry, Stripes, interleaved, planned, tour_of
+from fastpipe.index.tour_kernels import decoded_units, touched_units
+from fastpipe.index.tour_trials import TourTrial, planned
+from fastpipe.index.tours import Geometry, Stripes, interleaved, tour_of
 from fastpipe.index.visits import unit_visits
 
 
@@ -205,6 +207,27 @@ def test_a_plan_is_a_pure_function() -> None:
     geometry = geometry_of([(100, 100), (50, 200)], [(16, 16), (8, 32)], (20, 20))
     places = random_places(geometry, 300)
     assert planned(geometry, places, 1e4) == planned(geometry, places, 1e4)
+
+
+@settings(max_examples=150)
+@given(case=cases(), held=st.integers(1, 60), most=st.integers(0, 100))
+def test_what_is_decoded_is_counted_as_by_hand(case: Any, held: int, most: int) -> None:
+    geometry, places, _ = case
+    if not len(places.volumes):
+        return
+    for stripes, order in TourTrial(geometry, places).tours:
+        ranks = tour_of(geometry, places, stripes, seed=0, epoch=0)
+        expected = decoded(geometry, places, np.argsort(ranks), held)
+        assert decoded_units(*order, held, 1 << 40) == expected
+        early = decoded_units(*order, held, most)
+        assert early == expected if expected <= most else most < early <= expected
+
+
+def test_units_are_numbered_through_all_volumes() -> None:
+    table = [np.array(rows, np.int64) for rows in ([[0, 1], [1, 0]], [[1, 2], [2, 1]], [[4, 1], [3, 1]])]
+    numbers, ends = touched_units(np.array([0, 12]), *table)
+    assert numbers.tolist() == [1, 2, 12 + 3, 12 + 6]
+    assert ends.tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])

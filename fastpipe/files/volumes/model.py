@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,13 +12,12 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import PatchSpace, Places, UniformPatches
-from fastpipe.index.tours import Geometry, Stripes, planned, some_widths, tour_of
-from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.index.tour_trials import TourTrial, TriedOrder, planned
+from fastpipe.index.tours import Geometry
 
 __all__ = ["PatchModel", "Stored", "Tour"]
 
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
-_SIMULATED = 256  # of them
 _MOST = 1e18  # patches, after which everything has been touched
 _NEARLY_ALL = 1 - 1e-12  # patches that touch a unit which all of them touch
 _FINENESS = 4  # budgets that are tried between one and twice as much
@@ -180,11 +177,7 @@ class PatchModel:
         """
         if budget >= self.total_nbytes:
             return self.uniform(budget)
-        geometry, _ = self._tried
-        slots, least = max(1, budget // geometry.unit_nbytes), math.inf
-        for tour in self._tours:
-            least = min(least, self._decoded_on(tour, slots, least))
-        return least
+        return self._trial.best_stripes(budget)[1]
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
         """The least memory with which a tour from one place decodes no more for each byte that is used.
@@ -198,74 +191,29 @@ class PatchModel:
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
 
-        def is_enough(tour: list[list[int]], step: int, limit: float) -> bool:
-            return self._decoded_on(tour, int(2 ** (step / _FINENESS)), limit) <= limit
+        def budget_of(step: int) -> int:
+            return int(2 ** (step / _FINENESS)) * geometry.unit_nbytes
+
+        def is_enough(tour: TriedOrder, step: int, limit: float) -> bool:
+            return self._trial.amplification(tour, budget_of(step), limit) <= limit
 
         found: list[int | None] = []
         for limit in limits:
             best = last
-            for tour in self._tours:
+            for _, tour in self._trial.tours:
                 if not is_enough(tour, best - 1, limit):
                     continue
                 low, best = -1, best - 1  # not enough, and enough
                 while best - low > 1:
                     middle = (low + best) // 2
                     low, best = (low, middle) if is_enough(tour, middle, limit) else (middle, best)
-            budget = int(2 ** (best / _FINENESS)) * geometry.unit_nbytes
+            budget = budget_of(best)
             found.append(budget if best < last and budget < self.total_nbytes else None)
         return found
 
-    def _decoded_on(self, tour: list[list[int]], slots: int, limit: float) -> float:
-        """Bytes that are decoded for each that is used, if what no other patch will want is forgotten first,
-        and then what was not used for the longest time; or something above the limit."""
-        geometry, _ = self._tried
-        unit: float = math.prod(geometry.units[0].tolist()) / (len(tour) * math.prod(self.patch))
-        remembered: OrderedDict[int, None] = OrderedDict()
-        left, decoded = self._visits.copy(), 0
-        for patch in tour:
-            for number in patch:
-                left[number] -= 1
-                if number in remembered:
-                    remembered.move_to_end(number)
-                else:
-                    decoded += 1
-                    remembered[number] = None
-                if not left[number]:
-                    del remembered[number]
-                elif len(remembered) > slots:
-                    remembered.popitem(last=False)
-            if decoded * unit > limit:
-                break
-        return decoded * unit
-
     @functools.cached_property
-    def _visits(self) -> list[int]:
-        """How many patches touch each unit."""
-        touched = [number for patch in self._touched for number in patch]
-        visits: list[int] = np.bincount(np.array(touched, np.int64)).tolist()
-        return visits
-
-    @functools.cached_property
-    def _touched(self) -> list[list[int]]:
-        """The units of each patch."""
-        geometry, places = self._tried
-        grid = UnitGrid(geometry.space.shapes[0].tolist(), geometry.units[0].tolist())
-        stops = places.starts + geometry.space.patch
-        return [grid.touched(*ends).numbers.tolist() for ends in zip(places.starts, stops, strict=True)]
-
-    @functools.cached_property
-    def _tours(self) -> list[list[list[int]]]:
-        """The units of patches at the beginnings of tours, each tour once."""
-        geometry, places = self._tried
-        cells = (-(-geometry.space.counts // geometry.units)).max(axis=0).tolist()
-        found: dict[bytes, list[list[int]]] = {}
-        for axis in range(len(cells)):
-            widths = ([1] if dim == axis else some_widths(cell) for dim, cell in enumerate(cells))
-            for some in itertools.product(*widths):
-                ranks = tour_of(geometry, places, Stripes(axis, some), seed=0, epoch=0)
-                order = np.argsort(ranks, kind="stable")[:_SIMULATED]
-                found.setdefault(order.tobytes(), [self._touched[place] for place in order.tolist()])
-        return list(found.values())
+    def _trial(self) -> TourTrial:
+        return TourTrial(*self._tried)
 
     @functools.cached_property
     def _tried(self) -> tuple[Geometry, Places]:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
-from fastpipe.index.tours import Geometry, Stripes, planned, tour_of
+from fastpipe.index.tour_trials import planned
+from fastpipe.index.tours import Geometry, Stripes, tour_of
 from fastpipe.torch.patches.sources import Role
 
 __all__ = ["Touring"]
@@ -47,7 +48,8 @@ class Touring:
         if window not in self._planned:
             # By what another seed draws: an order does not depend on the budget but through this.
             some = self._places.places(0, 0, np.arange(min(self._places.count, _TRIED)))
-            self._planned[window] = planned(self._geometry, some, self._room, window)
+            found = planned(self._geometry, some, self._room, window)
+            self._planned[window] = self._planned[found[0]] = found
         return self._planned[window]
 
     def ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
