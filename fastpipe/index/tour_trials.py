@@ -138,8 +138,8 @@ class TourTrial:
         """
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
-        used = len(order.ends) * math.prod(geometry.space.patch.tolist())
-        voxels = math.prod(geometry.units[0].tolist())
+        used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
+        voxels: int = math.prod(geometry.units[0].tolist())
         most = _ENDLESS if limit == math.inf else int(limit * used / voxels)
         decoded: int = decoded_units(*order, held, most)
         return decoded * voxels / used
