@@ -30,7 +30,8 @@ UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 _FIELDS = 3  # of a slot: the key of what is in it, its version, when it was used
-_HEAD = 64  # bytes: which uses are expected, and bytes that were decoded and used
+_HEAD = 64  # bytes: which uses are expected, bytes that were decoded and used, how many uses are left of how many
+_OVER = 64  # an epoch is over when one use of so many is left: processes may lose some that they count at once
 _LOOKED_AT = 256  # slots among which the one to be used again is chosen
 _STEP_S = 0.0005  # between two looks at whether a process that writes a slot is done
 _PATIENCE_S = 0.05  # the most to wait at a time
@@ -215,17 +216,23 @@ class UnitSlots:
             return is_same & (found.slots >= 0)
 
     def expect(self, what: int, uses: Callable[[], npt.NDArray[np.int32]]) -> None:
-        """Hear how often each unit will be used, unless a process has said it already.
+        """Hear how often each unit will be used, unless a process has said it already and they are going on.
 
         Args:
             what: a number from 1 for these uses, such as an epoch's.
             uses: gives int32 (keys,).
         """
-        if int(self._head[0]) == what or what in self._expected:
-            return
-        self._expected.add(what)  # once only: who takes turns with others would say it again and again
-        self._left[:] = uses()
-        self._head[0] = what
+        with self._lock:
+            is_over = int(self._head[3]) * _OVER <= int(self._head[4])
+            # While others go on once only: who takes turns with them would say it again and again.
+            if (int(self._head[0]) == what or what in self._expected) and not is_over:
+                return
+            self._expected.add(what)
+        left = uses()  # may take a while, in which others are to go on
+        with self._lock:
+            self._left[:] = left
+            self._head[3] = self._head[4] = int(left.sum(dtype=np.int64))
+            self._head[0] = what
 
     def count(self, decoded: int, used: int) -> None:
         """Count bytes that were decoded, and bytes of them that were used, for all processes."""
@@ -241,6 +248,8 @@ class UnitSlots:
     def used(self, keys: Int64Array) -> None:
         """Hear that units were used: those that will not be used again make room first.
 
+        Of those that are used more often than was expected nothing is known.
+
         Args:
             keys: int64 (N,), each once.
         """
@@ -248,7 +257,8 @@ class UnitSlots:
             return
         with self._lock:  # other processes may do so at the same time, and one of both be lost
             self._left[keys] -= 1
-            over = keys[self._left[keys] <= 0]
+            self._head[3] -= len(keys)
+            over = keys[self._left[keys] == 0]
             slots = self._slots[over].astype(np.int64) - 1
             is_there = (slots >= 0) & (self._keys[np.maximum(slots, 0)] == over + 1)
             self._used[slots[is_there]] = 0

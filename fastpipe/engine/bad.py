@@ -95,7 +95,8 @@ class BadSampleLog:
     def __init__(self, options: BadSamples) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._seen: set[int] = set()
+        # By where they are too: with random patches an index is another one in each epoch.
+        self._seen: set[tuple[int, str]] = set()
 
     @property
     def count(self) -> int:
@@ -109,8 +110,9 @@ class BadSampleLog:
             TooManyBadSamplesError: the budget is spent.
         """
         with self._lock:
-            new = item.index not in self._seen
-            self._seen.add(item.index)
+            name = item.index, item.path
+            new = name not in self._seen
+            self._seen.add(name)
             count = len(self._seen)
         if new:
             done = "replaced" if self._options.policy == "replace" else "left out"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
 from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
+from fastpipe.torch.patches.indices import KeyedIndex
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
+from fastpipe.torch.views import ends_of
 from fastpipe.types import Shard
 
 __all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
@@ -102,15 +106,21 @@ def stock_loader(loader: Any, order: EpochOrder, workers: dict[str, Any]) -> Dat
         "generator": loader.generator, "in_order": loader.in_order, **workers,
     }  # fmt: skip
     ours, seed = order.ours(), loader._effective_seed()
-    keyed = getattr(loader.dataset, "_keyed_indices", None) if seed is not None else None
-    if ours is not None and (ours.seed is not None or ours.shard.world > 1 or keyed is not None):
+    batching = batching_of(loader)
+    if ours is not None and (ours.seed is not None or ours.shard.world > 1):
         ours.epoch = order.next_epoch
-        if keyed is not None:
-            ours.keyed = lambda indices, epoch: keyed(indices, seed, epoch)
-        if order.is_batched:
-            return DataLoader(batch_sampler=ours, **options)
-        return DataLoader(batch_size=None, sampler=_Singles(ours), **options)
-    return DataLoader(**batching_of(loader), **options)
+        batching = (
+            {"batch_sampler": ours} if order.is_batched else {"batch_size": None, "sampler": _Singles(ours)}
+        )
+    if seed is not None and any(map(_draws_samples, ends_of(loader.dataset))):
+        options["dataset"] = _SamplesOfEpochs(options["dataset"])
+        name = "batch_sampler" if "batch_sampler" in batching else "sampler"
+        batching[name] = _IndicesOfEpochs(batching[name], seed, order.next_epoch)
+    return DataLoader(**batching, **options)
+
+
+def _draws_samples(dataset: Any) -> bool:
+    return isinstance(dataset, RowsDataset) and dataset._draws_samples
 
 
 def stock_dataset(dataset: Any) -> Any:
@@ -147,6 +157,51 @@ class _Singles:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+class _IndicesOfEpochs:
+    """What a sampler gives, with the seed and the number of the epoch.
+
+    Args:
+        sampler: of indices or of batches of them.
+        seed: of the epochs.
+        epoch: the next one's number.
+    """
+
+    def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
+        self._sampler, self._seed, self._epoch = sampler, seed, epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for asked in self._sampler:
+            if hasattr(asked, "__len__"):
+                yield [KeyedIndex(index, self._seed, epoch) for index in asked]
+            else:
+                yield KeyedIndex(asked, self._seed, epoch)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch."""
+        self._epoch = epoch
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+
+
+class _SamplesOfEpochs(Dataset[Any]):
+    """A stock dataset, also behind torch's wrappers, whose samples are drawn for each epoch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: KeyedIndex) -> Any:
+        # Out of band, as wrappers make plain numbers of indices.
+        with keyed(key_for(index.seed, index.epoch, 0, 1)):
+            return self.dataset[int(index)]
 
 
 def _name_of(dataset: Any) -> str:

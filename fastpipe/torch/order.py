@@ -78,7 +78,7 @@ class EpochBatches:
         # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for indices, _ in self.indices(epoch):
-            yield indices if self.keyed is None else self.keyed(indices, epoch)
+            yield indices
 
     def __len__(self) -> int:
         return len(self.steps())

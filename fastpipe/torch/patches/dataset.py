@@ -37,6 +37,7 @@ from fastpipe.types import BadSamples, Cache, Key
 
 __all__ = ["FastPatchDataset"]
 
+_MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 20  # patches of an epoch, to know which parts of volumes are not used again
 
 
@@ -209,7 +210,11 @@ class FastPatchDataset(RowsDataset):
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
         """Indices that say, to a stock loader's dataset, of which seed and epoch they are."""
-        return [KeyedIndex(index, seed, epoch) for index in indices] if self._places.is_random else indices
+        return [KeyedIndex(index, seed, epoch) for index in indices] if self._draws_samples else indices
+
+    @property
+    def _draws_samples(self) -> bool:
+        return self._places.is_random
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
         is_known = len(self._space.shapes) > 1 and not self._places.is_random
@@ -235,7 +240,7 @@ class FastPatchDataset(RowsDataset):
         parts = self._memory(len(samples), runtime, threaded)
         arrays = [part.array for part in parts]
         if get_worker_info() is not None and len(samples):
-            note(f"{self._item(samples, places, 0).path} and others")
+            note(f"{self._item(int(samples[0]), places, 0).path} and others")
         batch = _Batch(self, samples, places, key, runtime, arrays)
         policy = ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
@@ -277,10 +282,9 @@ class FastPatchDataset(RowsDataset):
 
         runtime.expect(seed, epoch, uses)
 
-    def _item(self, samples: npt.NDArray[np.int64], places: Places, row: int) -> Item:
-        volume = self._roles[0].volumes[int(places.volumes[row])]
-        size, start = "×".join(map(str, self.patch_size)), places.starts[row].tolist()
-        index = int(samples[row % len(samples)])
+    def _item(self, index: int, places: Places, place: int) -> Item:
+        volume = self._roles[0].volumes[int(places.volumes[place])]
+        size, start = "×".join(map(str, self.patch_size)), places.starts[place].tolist()
         return Item(index, f"{volume.name}, patch of {size} at {tuple(start)}")
 
     def _code(self) -> JointCode:
@@ -294,9 +298,9 @@ class FastPatchDataset(RowsDataset):
 
     def _running(self) -> Runtime:
         """Threads, open volumes and memory of this process, made when first needed."""
-        runtime, options = self._runtime, Options(self.bad_samples, self.threads)
+        runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._padding, self.nan)
         if runtime is None or not runtime.fits(options):
-            runtime = self._runtime = Runtime(options, self._roles, self._remembered, self._padding, self.nan)
+            runtime = self._runtime = Runtime(options, self._roles, self._remembered)
         return runtime
 
 
@@ -314,6 +318,7 @@ class _Batch:
     ) -> None:
         self._dataset, self._samples, self._places, self._key = dataset, samples, places, key
         self._runtime, self._arrays = runtime, arrays
+        self._rows = list(range(len(samples)))  # for which each place is
 
     def tasks(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[PatchTask]:
         """What is to be done to have patches at rows of the batch."""
@@ -326,17 +331,20 @@ class _Batch:
 
     def item(self, place: int) -> Item:
         """What is said of a patch."""
-        return self._dataset._item(self._samples, self._places, place)
+        return self._dataset._item(int(self._samples[self._rows[place]]), self._places, place)
 
     def substitute(self, row: int, attempt: int) -> int | None:
         """Another patch: the ``attempt``-th in a sequence that the key of the one it replaces draws."""
         key, places = self._key, self._dataset._places
         assert key is not None
-        other = drawn_substitute(max(len(self._dataset), 101), self._samples, key, row, attempt)
-        if other is None or (not places.is_random and attempt >= len(self._dataset)):
+        # Of random places any is another one, however few there are in an epoch.
+        count = max(len(self._dataset), _MOST_DRAWN) if places.is_random else len(self._dataset)
+        other = drawn_substitute(count, self._samples, key, row, attempt)
+        if other is None:
             return None
         seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
         found = places.places(seed, attempt, np.array([other % len(self._dataset)]))
+        self._rows.append(row)
         self._places = Places(*(np.concatenate(pair) for pair in zip(self._places, found, strict=True)))
         return len(self._places.volumes) - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ _log = logging.getLogger("fastpipe.cache")
 _SHARE = 4  # "auto" takes one part in so many of what is free
 _ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
 _ALIGNMENT = 64
+_MOST_SIZES = 4  # of slots, where each size of units has slots of its own
+_MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
 
 
 def budget_of(cache: Cache) -> int:
@@ -85,17 +87,20 @@ class Remembered:
         self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
         volumes = [role.volumes[number] for role, number in self._arrays]
         keys: dict[int, int] = {}
-        # For each array: the size of its units, and the number of its first among those of that size.
+        # For each array: the size of its slots, and the number of its first unit among those of that size.
         self._firsts: list[tuple[int, int]] = []
+        sizes = _slot_sizes([volume.unit_nbytes for volume in volumes if volume.array is None])
         for volume in volumes:
-            size = -(-volume.unit_nbytes // _ALIGNMENT) * _ALIGNMENT
+            size = sizes.get(volume.unit_nbytes, _ALIGNMENT)
             self._firsts.append((size, keys.get(size, 0)))
             keys[size] = keys.get(size, 0) + (volume.grid.count if volume.array is None else 0)
         total = sum(size * count for size, count in keys.items())
         share = min(1.0, budget / total) if total else 0.0
         self.keeps_all = share == 1.0
         self._classes = [
-            _Class(size, count, count if share == 1.0 else int(share * count)) for size, count in keys.items()
+            _Class(size, count, count if share == 1.0 else int(share * count))
+            for size, count in keys.items()
+            if count
         ]
         job = _job(volumes, budget if is_fixed else 0)
         self._memories = {one.slot_nbytes: _memory(one, job) for one in self._classes if one.slots}
@@ -144,6 +149,24 @@ class Remembered:
         return [(made.get(size), first) for size, first in self._firsts]
 
 
+def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
+    """For units of these sizes, of how many bytes their slots are.
+
+    Each size of slots has its part of the budget.  Where there are many sizes, as of files of many shapes,
+    units share slots that are up to a quarter larger: else a volume's part would be too small to be of use.
+    """
+    aligned = {size: -(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes}
+    if len(set(aligned.values())) <= _MOST_SIZES:
+        return aligned
+    found: dict[int, int] = {}
+    slot = 0
+    for size in sorted(aligned, reverse=True):  # so that the largest fit exactly
+        if not slot or slot > _MOST_WASTE * aligned[size]:
+            slot = aligned[size]
+        found[size] = slot
+    return found
+
+
 def _share_of_worker(slots: int) -> int:
     """Of so many, where workers cannot share them."""
     worker = get_worker_info()
@@ -156,7 +179,13 @@ def _job(volumes: Sequence[Volume], budget: int) -> str:
         return ""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     launch = [os.environ.get(name, "") for name in names]
-    return repr([launch, budget, [(one.name, one.shape, one.dtype.str, one.grid.unit) for one in volumes]])
+    # With the files' state: who has rewritten them since must not be given what was decoded before.
+    found = [
+        (one.name, one.state()[1], one.shape, one.dtype.str, one.grid.unit)
+        for one in volumes
+        if one.array is None
+    ]
+    return repr([launch, budget, found])
 
 
 def _memory(one: _Class, job: str = "") -> UnitMemory | None:

@@ -31,10 +31,17 @@ _MOST_OPEN = 256  # volumes
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
+    """A dataset's options that a runtime is made by.
+
+    Attributes:
+        bad_samples, threads, nan: as given.
+        padding: what is beyond the ends of volumes.
+    """
 
     bad_samples: BadSamples
     threads: int | str
+    padding: Padding
+    nan: str | float
 
 
 class PatchTask(NamedTuple):
@@ -56,24 +63,15 @@ class Runtime:
         options: the dataset's.
         roles: the arrays.
         remembered: memory for decoded units.
-        padding: what is beyond the ends of volumes.
-        checks_nan: whether a patch with a NaN is an error.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        roles: Sequence[Role],
-        remembered: Remembered,
-        padding: Padding,
-        nan: str | float,
-    ) -> None:
+    def __init__(self, options: Options, roles: Sequence[Role], remembered: Remembered) -> None:
         self.pid, self.options = os.getpid(), options
         self.pool = new_pool(options.threads, "fastpipe-patch")
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
-        self._roles, self._padding, self._nan = roles, padding, nan
+        self._roles, self._padding, self._nan = roles, options.padding, options.nan
         self._units = remembered.slots()
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
         self._lock = threading.Lock()

@@ -15,7 +15,6 @@ from fastpipe.index.patches import PatchPlaces
 from fastpipe.read.volumes.library import library_array
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.patches.code import JointCode
-from fastpipe.torch.patches.indices import KeyedIndex
 from fastpipe.torch.patches.padding import Padding
 from fastpipe.torch.patches.sources import Role
 
@@ -54,10 +53,7 @@ class SlicedDataset(Dataset[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         key, _ = take_key(1)
-        seed, epoch = key.seed, key.epoch
-        if isinstance(index, KeyedIndex):
-            seed, epoch = index.seed, index.epoch
-        volumes, starts = self._places.places(seed, epoch, np.array([int(index) % len(self)]))
+        volumes, starts = self._places.places(key.seed, key.epoch, np.array([index % len(self)]))
         values = [
             self._patch(number, int(volumes[0]), starts[0].tolist()) for number in range(len(self._roles))
         ]

@@ -84,6 +84,11 @@ class RowsDataset(Dataset[Any]):
     def _stock(self) -> Dataset[Any]:
         """The same samples without fastpipe."""
 
+    @property
+    def _draws_samples(self) -> bool:
+        """Whether which samples there are is drawn for each epoch."""
+        return False
+
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
         """The file, or the like, of each sample: int64 (N,); None where there is but one."""
         return None
@@ -95,7 +100,9 @@ class RowsDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``."""
-        batch = self._start_batch([operator.index(index)], threaded=False)
+        # As it is, where it is a number: it may say of which epoch it is.
+        number = index if isinstance(index, int) else operator.index(index)
+        batch = self._start_batch([number], threaded=False)
         samples = batch.finish()
         if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
             raise batch.why_empty() or AssertionError("one sample was asked for")
@@ -249,5 +256,9 @@ def drawn_substitute(
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
-    drawn = float(uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0][attempt - 1])
-    return (int(samples[row]) + 1 + int(drawn * (count - 1))) % count
+    drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
+    others = count - 1
+    # Where all others may be tried, each is tried once.
+    few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
+    step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
+    return (int(samples[row]) + 1 + step) % count

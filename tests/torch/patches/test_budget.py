@@ -1,0 +1,147 @@
+"""What the budget of ``FastPatchDataset`` is used for: epochs again, many shapes, files that are rewritten."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
+from fastpipe.sampling import Grid, Uniform
+from fastpipe.torch.patches import remembering
+
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
+
+GROUPS = Shuffle(unit="group")
+
+
+def amplification_of(dataset: FastPatchDataset, loader: Any) -> float:
+    before = dataset._running().counts.nbytes
+    for _ in loader:
+        pass
+    decoded, used = np.subtract(dataset._running().counts.nbytes, before)
+    return float(decoded / used)
+
+
+@pytest.fixture
+def scroll(tmp_path: Path) -> str:
+    path = str(tmp_path / "x.zarr")
+    array = np.random.default_rng(0).integers(0, 9, (48, 64, 64), np.uint8)
+    zarr.create_array(path, data=array, chunks=(8, 8, 8))
+    return path
+
+
+@pytest.mark.parametrize("again", ["the same loader", "a new loader"])
+def test_an_epoch_that_comes_again_decodes_no_more_than_before(scroll: str, again: str) -> None:
+    dataset = FastPatchDataset(
+        scroll, (12, 12, 12), sampling=Uniform(400), seed=0, cache=Cache("ram", max_bytes=40_000), threads=1
+    )
+    loader = FastLoader(dataset, 4, GROUPS)
+    first = amplification_of(dataset, loader)
+    for _ in range(2):
+        loader = loader if again == "the same loader" else FastLoader(dataset, 4, GROUPS)
+        loader.set_epoch(0)
+        assert amplification_of(dataset, loader) <= 1.1 * first
+
+
+def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
+    dataset = FastPatchDataset(
+        scroll, (12, 12, 12), sampling=Grid(6), cache=Cache("ram", max_bytes=40_000), threads=1
+    )
+    first = amplification_of(dataset, FastLoader(dataset, 4))
+    assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
+
+
+@given(sizes=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=60))
+def test_units_of_many_sizes_share_slots(sizes: list[int]) -> None:
+    """Of files of many shapes each would have a slot or none."""
+    slots = remembering._slot_sizes(sizes)
+    assert set(slots) == set(sizes)
+    assert all(size <= slot <= 1.25 * (size + 63) and slot % 64 == 0 for size, slot in slots.items())
+    ratio = max(slots.values()) / min(slots.values())
+    assert len(set(slots.values())) <= max(4, 1 + math.log(ratio, 1.25)), "no more than are needed"
+
+
+def test_slots_that_are_shared_hold_units_of_several_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembering, "_MOST_SIZES", 1)
+    random = np.random.default_rng(0)
+    paths, arrays = [], []
+    for number, chunk in enumerate([(4, 4, 20), (4, 4, 19), (4, 4, 8), (4, 4, 7)]):
+        arrays.append(random.integers(0, 1 << 16, (12, 24, 40), np.uint16))
+        paths.append(str(tmp_path / f"{number}.zarr"))
+        zarr.create_array(paths[-1], data=arrays[-1], chunks=chunk)
+    dataset = FastPatchDataset(
+        paths, (5, 5, 5), sampling=Uniform(200), cache=Cache("ram", max_bytes=20_000), seed=0
+    )
+    assert len(dataset._remembered._classes) == 2
+    order = [int(index) for batch in dataset.batch_sampler(4, shuffle=GROUPS) for index in batch]
+    volumes, starts = dataset.places()
+    found = [patch.numpy() for batch in FastLoader(dataset, 4, GROUPS) for patch in batch]
+    for index, patch in zip(order, found, strict=True):
+        box = tuple(slice(at, at + 5) for at in starts[index])
+        np.testing.assert_array_equal(patch, arrays[volumes[index]][box])
+
+
+def test_few_sizes_have_slots_of_their_own(scroll: str, tmp_path: Path) -> None:
+    labels = str(tmp_path / "labels.zarr")
+    zarr.create_array(labels, data=np.zeros((48, 64, 64), np.uint16), chunks=(8, 8, 8))
+    dataset = FastPatchDataset(scroll, (12, 12, 12), labels=labels, cache=Cache("ram", max_bytes=40_000))
+    sizes = [one.slot_nbytes for one in dataset._remembered._classes]
+    assert sizes == [volume.unit_nbytes for role in dataset._roles for volume in role.volumes]
+
+
+def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    path = str(tmp_path / "x.zarr")
+
+    def dataset_of(value: int) -> FastPatchDataset:
+        array = np.full((16, 16), value, np.uint8)
+        zarr.create_array(path, data=array, chunks=(8, 8), fill_value=9, overwrite=True)
+        return FastPatchDataset(path, (16, 16), sampling=Grid(), cache=Cache("ram", max_bytes=1 << 20))
+
+    old = dataset_of(1)
+    assert set(old[0].ravel().tolist()) == {1}
+    new = dataset_of(2)
+    assert set(new[0].ravel().tolist()) == {2}
+
+
+class Wrapper(Dataset[Any]):
+    """A dataset of the script's around fastpipe's."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def test_a_wrapped_dataset_has_the_patches_of_its_batch_sampler(scroll: str) -> None:
+    dataset = FastPatchDataset(scroll, (4, 4, 4), sampling=Uniform(40), seed=5)
+    expected = [batch.clone() for batch in FastLoader(dataset, 4, GROUPS)]
+    batches = dataset.batch_sampler(4, shuffle=GROUPS)
+    found = list(DataLoader(Wrapper(dataset), batch_sampler=batches))
+    assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
+
+
+def test_options_that_are_set_later_count() -> None:
+    array = np.zeros((4, 4), np.float32)
+    array[0, 0] = np.nan
+    dataset = FastPatchDataset(array, (4, 4), sampling=Grid())
+    assert np.isnan(dataset[0]).any()
+    dataset.nan = 7.0
+    assert dataset[0][0, 0] == 7
