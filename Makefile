@@ -21,7 +21,7 @@ help:
 	@echo "make lint     ruff and mypy"
 	@echo "make nightly  the slow tests: soaks and large property tests"
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
-	@echo "              LitData; pyfive and hidefix for HDF5"
+	@echo "              LitData; pyfive and hidefix for HDF5; zarrs and MONAI for volumes"
 	@echo "make peers-ffcv, make peers-pillow-simd"
 	@echo "              compile FFCV or Pillow-SIMD, each into an environment of its own, for 'bench --peers'"
 	@echo "make format   let ruff rewrite what it can"
@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(PEERS): $(READY)
-	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive and hidefix"
+	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive, hidefix, zarrs and MONAI"
 	@$(UV) --editable ".[dev,peers]"
 	@PATH=$$PATH:/sbin ldconfig -p 2>/dev/null | grep -q libavdevice || echo "SPDL also needs FFmpeg 4 to 9: apt-get install ffmpeg"
 	@touch $(PEERS)

@@ -52,7 +52,7 @@ def data(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_both_train_and_label(
     scripts: Any, data: str, same_generators: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, patches in (("before", 1), ("after", 2)):
+    for name in ("before", "after"):
         losses, path = scripts[name].main(data, 6)
         assert len(losses) == 6 and losses[-1] < losses[0]
         prediction = np.load(path)
@@ -60,7 +60,7 @@ def test_both_train_and_label(
         np.testing.assert_allclose(prediction.sum(axis=0), 1, atol=1e-5)
         printed = capsys.readouterr().out
         assert printed.count("loss") == 6
-        assert f"s a step of {patches} patches" in printed and f"prediction_{name}.npy" in printed
+        assert "s a step, " in printed and f"prediction_{name}.npy" in printed
 
 
 def test_with_the_same_weights_predictions_are_equal(
@@ -69,7 +69,7 @@ def test_with_the_same_weights_predictions_are_equal(
     assert scripts["compare"].main(data, 2)
     printed = capsys.readouterr().out
     assert "\nequal predictions" in printed
-    assert "the swap: 53 lines go, 30 lines come" in printed
+    assert "the swap: 57 lines go, 30 lines come" in printed
 
 
 def test_other_predictions_are_told(

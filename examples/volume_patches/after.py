@@ -72,9 +72,9 @@ def train(model: nn.Module, folder: str, steps: int) -> list[float]:
         f"{folder}/train.zarr/image",
         PATCH,
         labels=f"{folder}/train.zarr/labels",
-        sampling=sampling.Uniform(2 * steps),
+        sampling=sampling.Uniform(steps),
     )
-    loader = FastLoader(dataset, batch_size=2, shuffle=Shuffle(unit="group"), device=device, augment=elastic)
+    loader = FastLoader(dataset, batch_size=1, shuffle=Shuffle(unit="group"), device=device, augment=elastic)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     model.train()
     losses, times, waits, asked = [], [], [], time.perf_counter()
@@ -92,7 +92,7 @@ def train(model: nn.Module, folder: str, steps: int) -> list[float]:
         asked = time.perf_counter()
     if steps > 1:  # in the first everything starts
         step, wait = np.median(times[1:]), np.median(waits[1:])
-        print(f"{step:.3f} s a step of {len(images)} patches, {wait / step:.0%} of it waiting for data")
+        print(f"{step:.3f} s a step, {wait / step:.0%} of it waiting for data")
     return losses
 
 

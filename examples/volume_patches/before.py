@@ -22,13 +22,17 @@ from torch.utils.data import DataLoader, Dataset
 
 PATCH, STRIDE = (32, 64, 64), (16, 32, 32)
 CLASSES = 3  # as the MRI has; a scroll has two of them
+REMEMBERED = 1 << 28  # bytes of decoded chunks of each array, in each process
 POINTS, BEND = (3, 4, 4), 3.0  # of a patch, points are moved; by how many voxels (standard deviation)
 
 
 def opened(path: str) -> tensorstore.TensorStore:
     """A Zarr array of a folder or a URL."""
     store = f"{path}/" if "://" in path else {"driver": "file", "path": f"{os.path.abspath(path)}/"}
-    return tensorstore.open({"driver": "zarr3", "kvstore": store}, read=True, open=True).result()
+    remembered = tensorstore.Context({"cache_pool": {"total_bytes_limit": REMEMBERED}})
+    return tensorstore.open(
+        {"driver": "zarr3", "kvstore": store}, read=True, open=True, context=remembered
+    ).result()
 
 
 class Patches(Dataset):
@@ -110,7 +114,7 @@ def train(model: nn.Module, folder: str, steps: int) -> list[float]:
         asked = time.perf_counter()
     if steps > 1:  # in the first everything starts
         step, wait = np.median(times[1:]), np.median(waits[1:])
-        print(f"{step:.3f} s a step of {len(images)} patches, {wait / step:.0%} of it waiting for data")
+        print(f"{step:.3f} s a step, {wait / step:.0%} of it waiting for data")
     return losses
 
 

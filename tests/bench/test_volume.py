@@ -402,7 +402,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert all(row["patches_per_s"]["median"] > 0 and len(row["samples"]) == 1 for row in result["rows"])
     assert result["check"]["ok"] and result["check"]["epochs"] == 2 * 3 + 3
     made = next(row for row in result["rows"] if row["key"] == "cold-tour")
-    assert "made in " in made["note"]
+    assert "opened in " in made["note"]
     assert set(result["stages"]["seconds"]) >= {"decode", "wait"}
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
 

@@ -56,9 +56,15 @@ def _opened(job: VolumeJob) -> list[Any]:
 
 
 def _epochs(job: VolumeJob, numbers: Iterator[int]) -> Batches:
-    """Epochs that each begin with nothing remembered."""
-    while True:
-        yield from _batches(job, _opened(job), numbers, job.epoch // job.batch_size)
+    """Epochs that each begin with nothing remembered; the arrays of the first are open when this returns."""
+    opened = [_opened(job)]
+
+    def batches() -> Batches:
+        while True:
+            arrays = opened.pop() if opened else _opened(job)
+            yield from _batches(job, arrays, numbers, job.epoch // job.batch_size)
+
+    return batches()
 
 
 def _batches(job: VolumeJob, arrays: list[Any], numbers: Iterator[int], count: int | None) -> Batches:

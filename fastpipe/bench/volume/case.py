@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         MissingPackageError: zarr-python, which the replaced loader needs, is not installed.
     """
-    require("zarr", extra="peers")
+    require("zarr", extra="bench")
     scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
     result = _Bench(args, machine.cores_allowed(), progress, scroll=scroll).result()
     if result is None:
@@ -148,11 +148,11 @@ class _Bench(Driver):
         return row
 
     def _tell_made(self, rows: Sequence[Contender]) -> None:
-        """Note what making datasets and loaders took, which is not part of the rates."""
+        """Note what making datasets took, which is not part of the rates."""
         for row in rows:
             if isinstance(row, WholeEpochs) and row.spec.section == COLD:
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
-                note = f"{info.note}; made in {seconds:.2f} s before"
+                note = f"{info.note}; opened in {seconds:.2f} s before"
                 self.infos[row.key] = replace(info, note=note)
 
     def _memory(self) -> dict[str, Any] | None:

@@ -116,7 +116,8 @@ def patch_loader(dataset: Any, batch_size: int, kind: str) -> Any:
 class WholeEpochs:
     """A `Contender` of fastpipe's that goes through whole epochs.
 
-    In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts.
+    In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts; its
+    loader, which plans a tour, is made after that.
 
     Args:
         spec: which loader.
@@ -124,7 +125,7 @@ class WholeEpochs:
         batch_size: patches in a batch.
 
     Attributes:
-        made_s: seconds that making each dataset and loader took.
+        made_s: seconds that making each dataset took.
     """
 
     workers = 0
@@ -165,14 +166,17 @@ class WholeEpochs:
         gc.collect()
 
     def _epoch(self) -> float:
-        if self._loader is None or self.spec.section == COLD:
+        is_new = self._loader is None or self.spec.section == COLD
+        if is_new:
             self.close()
             start = time.perf_counter()
-            _, self._loader = self.made(seed=len(self.made_s))
+            dataset = patch_dataset(self._scroll, self.budget, seed=len(self.made_s))
             self.made_s.append(time.perf_counter() - start)
-        before = dict(self._loader.clock.totals())
         seen = 0
         start = time.perf_counter()
+        if is_new:  # an order that has to be planned is a part of the epoch
+            self._loader = patch_loader(dataset, self._batch_size, self.spec.kind)
+        before = dict(self._loader.clock.totals())
         for batch in self._loader:
             seen += touch(batch)
         seconds = time.perf_counter() - start
