@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DATA", "NOTE", "CheckpointedFile", "sync_folder", "write_whole"]
+__all__ = ["DATA", "NOTE", "REDO", "CheckpointedFile", "sync_folder", "unfinished_name", "write_whole"]
 
 _PAGE = 1 << 14
-DATA, NOTE, _REDO = "data.h5", "note.json", "redo"
+DATA, NOTE, REDO = "data.h5", "note.json", "redo"
 
 
 class CheckpointedFile(io.RawIOBase):
@@ -63,7 +63,7 @@ class CheckpointedFile(io.RawIOBase):
     def begin_anew(self) -> None:
         """Forget all checkpoints."""
         self.note = None
-        for name in (NOTE, _REDO):
+        for name in (NOTE, REDO):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._folder / name)
         sync_folder(self._folder)
@@ -88,7 +88,7 @@ class CheckpointedFile(io.RawIOBase):
         pages = sorted(self._pages.items())
         head = {"size": self._size, "note": note, "pages": [[page, len(data)] for page, data in pages]}
         parts = [json.dumps(head).encode(), b"\n", *(data for _, data in pages)]
-        write_whole(self._folder / _REDO, parts)
+        write_whole(self._folder / REDO, parts)
         self._redo()
         self.note = self._read_note()
         self._roll_back()
@@ -194,7 +194,7 @@ class CheckpointedFile(io.RawIOBase):
     def _redo(self) -> None:
         """Put a checkpoint into place that was begun."""
         try:
-            redo = open(self._folder / _REDO, "rb")  # noqa: SIM115
+            redo = open(self._folder / REDO, "rb")  # noqa: SIM115
         except FileNotFoundError:
             return
         with redo:
@@ -204,7 +204,7 @@ class CheckpointedFile(io.RawIOBase):
         os.ftruncate(self._descriptor, head["size"])
         os.fsync(self._descriptor)
         self._write_note(head["note"], head["size"])
-        os.unlink(self._folder / _REDO)
+        os.unlink(self._folder / REDO)
 
     def _write_note(self, note: dict[str, Any], size: int) -> None:
         write_whole(self._folder / NOTE, [json.dumps({"size": size, "note": note}).encode()])
@@ -221,9 +221,14 @@ class CheckpointedFile(io.RawIOBase):
         return dict(content["note"])
 
 
+def unfinished_name(name: str) -> str:
+    """The name that a file has while ``write_whole`` writes it."""
+    return f"{name}.unfinished"
+
+
 def write_whole(path: Path, parts: list[Any]) -> None:
     """Make or replace a file, on the disk when this returns: all of it or nothing."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished = path.with_name(unfinished_name(path.name))
     try:
         with open(unfinished, "wb") as file:
             for part in parts:

@@ -11,11 +11,12 @@ from typing import Any
 
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.files.checkpoints import DATA, NOTE, CheckpointedFile, sync_folder
+from fastpipe.files.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 
 _LOCK = "lock"
+_OWN = (DATA, unfinished_name(NOTE), REDO, unfinished_name(REDO), _LOCK, NOTE)  # as they are removed
 _NAMED = "named"  # in the note: the file that has its name
 
 
@@ -38,11 +39,14 @@ def left_behind(out: Path) -> dict[str, Any] | None:
 
 
 def clear(out: Path) -> None:
-    """Remove the folder of a file that has its name; an error of this is none of the file's."""
+    """Remove the folder of a file that has its name; an error of this is none of the file's.
+
+    What others have put into it stays, and the folder with it.
+    """
     folder = _folder_of(out)
     with contextlib.suppress(OSError):
         # The note last: it tells that the file is complete.
-        for name in sorted(os.listdir(folder), key=lambda name: (name == NOTE, name)):
+        for name in _OWN:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(folder / name)
         os.rmdir(folder)
@@ -58,6 +62,7 @@ class Partial:
         file: that grows.
 
     Raises:
+        OptionError: the folder holds what no copy has left there.
         HDF5Error: another process is at work there.
         OSError: the folder cannot be made.
     """
@@ -66,6 +71,7 @@ class Partial:
         self._out = out
         self._folder = _folder_of(out)
         self._folder.mkdir(exist_ok=True)
+        _check_own(self._folder)  # before there is anything more in a folder that is somebody else's
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._lock = os.open(self._folder / _LOCK, flags, 0o666)
         try:
@@ -125,6 +131,19 @@ class Partial:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _check_own(folder: Path) -> None:
+    # A copy has the lock before all else, and empty.
+    there = set(os.listdir(folder))
+    is_own = NOTE in there or REDO in there or not there
+    if not is_own and there <= {*_OWN} and _LOCK in there:
+        with contextlib.suppress(FileNotFoundError):
+            is_own = os.stat(folder / _LOCK).st_size == 0
+    if not is_own:
+        raise OptionError(
+            f"{folder} is not that of an unfinished copy; move it away, or remove it, and try again"
+        )
 
 
 def exists_already(out: Path) -> OptionError:

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples of a chunk, or 'auto' (default: auto)")  # fmt: skip
     add("--codec", default="keep", metavar="CODEC",
         help="keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL] or blosc[:CODEC[:LEVEL]] (default: keep); "
-        "lz4, zstd and blosc need the package hdf5plugin; of volumes blosc-zstd, zstd or none")  # fmt: skip
+        "lz4, zstd and blosc need the package hdf5plugin; of volumes blosc-zstd, which "
+        "keep stands for, zstd or none")  # fmt: skip
     add("--shuffle", action=argparse.BooleanOptionalAction, default=None,
         help="sort bytes by significance before a new codec (default: for elements of several "
         "bytes)")  # fmt: skip

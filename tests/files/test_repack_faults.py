@@ -96,6 +96,26 @@ def test_without_hard_links(source: Path, out: Path, repack: Repack, monkeypatch
     assert names(out) == ["in.h5", "out.h5"]
 
 
+def test_a_folder_of_the_users_own_is_no_unfinished_copy(source: Path, out: Path, repack: Repack) -> None:
+    mine = out.with_name("out.h5.partial")
+    mine.mkdir()
+    for name in ("precious.txt", "lock", "data.h5"):
+        (mine / name).write_text("mine")
+        assert "out.h5.partial is not that of an unfinished copy" in refused(repack(source, out))
+        assert {path.name: path.read_text() for path in mine.iterdir()} == {name: "mine"}
+        (mine / name).unlink()
+    assert repack(source, out)[0] == 0  # an empty one is taken
+    assert names(out) == ["in.h5", "out.h5"]
+
+
+def test_what_others_put_beside_the_growing_copy_stays(source: Path, out: Path, repack: Repack) -> None:
+    growing = partial.Partial(out)
+    (out.with_name("out.h5.partial") / "precious.txt").write_text("mine")
+    growing.remove()
+    (path,) = out.with_name("out.h5.partial").iterdir()
+    assert path.read_text() == "mine"
+
+
 @pytest.mark.parametrize("how", ["path", "link", "hard link", "detour"])
 def test_the_input_itself(source: Path, out: Path, repack: Repack, how: str) -> None:
     before = source.read_bytes()

@@ -17,14 +17,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.core.sync import cleanup_resources
 
 from fastpipe.cli import main
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.files.volumes import advice, inspecting, measuring
+from fastpipe.files.volumes import advice, inspecting, measuring, report
 from fastpipe.files.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
 from fastpipe.files.volumes.inspecting import Cost, Pace, fit_of, volume_facts
 from fastpipe.files.volumes.measuring import Speed, decode_speed
@@ -32,6 +30,9 @@ from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.opening import open_volume
+
+zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
+zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")
 
 VOXELS = np.random.default_rng(0).integers(0, 9, (64, 96, 128), np.uint8)
 Inspect = Callable[..., tuple[int, str, str]]
@@ -43,7 +44,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(inspecting, "_SECONDS", 0.0)
     monkeypatch.setattr(advice, "_SECONDS", 0.0)
     yield
-    cleanup_resources()
+    zarr_sync.cleanup_resources()
 
 
 @pytest.fixture
@@ -182,6 +183,11 @@ def test_the_memory_that_is_needed_is_enough_and_a_fifth_less_is_not(unit: tuple
         assert model.near(int(0.8 * budget)) > limit
 
 
+def test_of_a_volume_of_one_unit_no_less_is_enough() -> None:
+    model = PatchModel([Stored((64, 256, 256), (64, 256, 256), 2)], (32, 64, 64))
+    assert model.least_budget((2.0, 1.2)) == [None, None]
+
+
 def test_a_large_volume_is_tried_by_a_part_that_is_as_dense() -> None:
     model = PatchModel([Stored((4000, 8000, 8000), (64, 128, 128), 1)], (72, 136, 136))
     geometry, places = model._tried
@@ -200,8 +206,10 @@ def test_labels_are_decoded_beside_the_volume() -> None:
     assert both.patch_nbytes == 9 * 16**3
     assert both.alone() == pytest.approx(alone[0].alone() + alone[1].alone())
     assert both.total_nbytes == 9 * 64**3
-    # What costs most to decode twice decides the tour: the labels, of one unit.
-    assert both.tour(1 << 30).fronts >= 1
+    # What costs most to decode twice decides the tour: the labels, of one unit, and the volume beside it.
+    geometry, _ = both._tried
+    assert geometry.units.tolist() == [[64, 64, 64]] and geometry.unit_nbytes == 9 * 64**3
+    assert alone[0]._tried[0].units.tolist() == [[16, 16, 16]]
     with pytest.raises(
         OptionError, match=r"--labels has \(64, 64, 32\) voxels, and the volume \(64, 64, 64\)"
     ):
@@ -233,6 +241,12 @@ def test_what_patches_need_is_decoded_together(planes: Path, monkeypatch: pytest
             )
             assert speed.seconds > 0 and speed.nbytes_per_s == pytest.approx(speed.nbytes / speed.seconds)
             assert all(len(set(volume.stored_in(np.array(group)).tolist())) == 1 for group in seen)
+
+
+def test_other_threads_decode_elsewhere(planes: Path) -> None:
+    groups = (measuring._groups(open_volume(planes), (16, 32, 32), None, threads) for threads in (1, 2))
+    one, other = ([next(some).tolist() for _ in range(8)] for some in groups)
+    assert one != other
 
 
 def test_only_a_part_of_a_volume_is_decoded(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,6 +494,61 @@ def test_without_a_patch_only_the_volume_is_said(planes: Path, tmp_path: Path, i
     assert (code, errors) == (0, "") and "0×3 float64" in output and "measured" not in output
 
 
+def test_the_least_budget_that_is_said_is_one_that_is_taken(planes: Path, inspect: Inspect) -> None:
+    line = refused(inspect(planes, "--patch", "16,32,32", "--budget", "1B"))
+    least = re.search(r"give at least --budget (\d+)B", line)
+    assert least is not None
+    assert (
+        "bytes for each that is used" in inspect(planes, "--patch", "16,32,32", "--budget", f"{least[1]}B")[1]
+    )
+    assert "is too little" in refused(
+        inspect(planes, "--patch", "16,32,32", "--budget", f"{int(least[1]) - 1}B")
+    )
+
+
+def test_the_memory_that_is_enough_has_room_for_the_threads(planes: Path, inspect: Inspect) -> None:
+    content = found(inspect(planes, "--patch", "16,32,32", "--budget", "1MiB", "--json"))
+    unit, patches = tuple(content["volumes"]["volume"]["unit"]), content["patches"]
+    model = PatchModel([Stored(VOXELS.shape, unit, 1)], (16, 32, 32))
+    (remembered,) = model.least_budget((2.0,))
+    assert remembered is not None
+    for budget in (patches["needed"]["2.0"], patches["needed"]["2.0"] - 1):
+        fit = found(inspect(planes, "--patch", "16,32,32", "--budget", f"{budget}B", "--json"))["patches"][
+            "fit"
+        ]
+        assert (fit["remembered"] >= remembered) == (budget == patches["needed"]["2.0"])
+
+
+@pytest.mark.parametrize("remembered", [1, 999, 1000, 1999, 2500, 7999, 8000, 10**6])
+def test_the_budget_for_what_is_remembered(
+    planes: Path, monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
+    monkeypatch.setattr(inspecting, "available_cpus", lambda: 8)
+    facts = volume_facts(str(planes), open_volume(planes), None)
+    each = fit_of([facts], 1).thread_nbytes
+    remembered = remembered * each // 1000
+    assert fit_of([facts], inspecting.budget_for(remembered, each)).remembered == remembered
+
+
+def test_advice_for_uniform_order_is_for_programs_too(
+    planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "worthwhile", lambda other: None)
+    monkeypatch.setattr(report, "worthwhile_uniform", lambda other: other[-1])
+    content = found(inspect(planes, "--patch", "16,32,32", "--budget", "300KiB", "--json"))
+    chunk = ",".join(map(str, content["rechunked"][-1]["chunk"]))
+    assert f"--chunks {chunk}" in content["advice"]
+
+
+def test_where_units_stick_out_no_budget_may_be_enough(tmp_path: Path, inspect: Inspect) -> None:
+    array = zarr.create_array(tmp_path / "in.zarr", shape=(40, 50, 61), dtype="u1", chunks=(16, 16, 16))
+    array[:] = VOXELS[:40, :50, :61]
+    options = (tmp_path / "in.zarr", "--patch", "16,16,16", "--budget", "1GiB")
+    _, output, _ = inspect(*options)
+    assert "For a tour to decode at most 1.2 bytes for each that is used, no budget is enough: " in output
+    assert found(inspect(*options, "--json"))["patches"]["least"] > 1.2
+
+
 def test_what_everything_fits_into_is_said(planes: Path, inspect: Inspect) -> None:
     _, output, _ = inspect(planes, "--patch", "16,32,32", "--budget", "1GiB")
     assert "Everything is remembered: from the second epoch on nothing is decoded." in output
@@ -515,6 +584,12 @@ def test_an_hdf5_file_is_a_volume_by_its_dataset_or_by_a_patch(tmp_path: Path, i
         (["--patch", "8,8,8,8"], "planes.zarr: --patch has 4 numbers, and the volume 3 dimensions"),
         (["--patch", "65,8,8"], "planes.zarr: a patch of (65, 8, 8) does not fit into (64, 96, 128)"),
         (["--budget", "1GiB"], "--labels and --budget go with --patch"),
+        (
+            ["--patch", "8,8,8", "--budget", "1KiB"],
+            "a budget of 1 KiB is too little: a thread that decodes takes ",
+        ),
+        (["--batch-size", "8"], "--batch-size is for HDF5 files"),
+        (["--sample-dims", "2"], "--sample-dims is for HDF5 files"),
     ],
 )
 def test_options_that_cannot_work(planes: Path, inspect: Inspect, options: list[str], said: str) -> None:

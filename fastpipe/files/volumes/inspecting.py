@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError
@@ -115,7 +116,9 @@ class PatchFacts:
         uniform: of patches from anywhere.
         tour: of a tour.
         fronts: places of the tour at a time.
-        needed: the least memory with which a tour from one place stays below some amplifications, or None.
+        least: bytes that are decoded for each that is used in the first epoch, if all is remembered.
+        needed: the least memory, that of the threads included, with which a tour from one place stays below
+            some amplifications; None where less than all of it is not enough.
         copying: seconds that a thread takes to copy a patch from decoded units.
     """
 
@@ -130,6 +133,7 @@ class PatchFacts:
     uniform: Cost
     tour: Cost
     fronts: int
+    least: float
     needed: dict[str, int | None]
     copying: float
 
@@ -200,14 +204,19 @@ def patch_facts(
         budget: bytes of memory.
 
     Raises:
-        OptionError: patches cannot be read.
+        OptionError: patches cannot be read, or the budget is too little.
         DamagedUnitError, OSError: a volume cannot be read.
     """
-    copying = sum(copy_seconds(volume, model.patch) for volume in volumes)
     fit = fit_of(facts, budget)
+    if fit.thread_nbytes > budget:
+        raise OptionError(
+            f"a budget of {in_bytes(budget)} is too little: a thread that decodes takes "
+            f"{in_bytes(fit.thread_nbytes)}; give at least --budget {fit.thread_nbytes}B"
+        )
+    copying = sum(copy_seconds(volume, model.patch) for volume in volumes)
     pace = Pace(model, [(one.one, one.all) for one in facts], copying)
     tour = model.tour(fit.remembered)
-    needed = model.least_budget(LIMITS)
+    needed = [least and budget_for(least, fit.thread_nbytes) for least in model.least_budget(LIMITS)]
     return PatchFacts(
         patch=model.patch,
         nbytes=model.patch_nbytes,
@@ -220,6 +229,7 @@ def patch_facts(
         uniform=pace.cost(model.uniform(fit.remembered)),
         tour=pace.cost(tour.amplification),
         fronts=tour.fronts,
+        least=model.uniform(model.total_nbytes),
         needed=dict(zip(map(str, LIMITS), needed, strict=True)),
         copying=copying,
     )
@@ -228,7 +238,9 @@ def patch_facts(
 def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
     """How a budget is best used: at least half of it for what is remembered.
 
-    A thread that decodes has the bytes of a chunk as they are stored, and what becomes of them.
+    A thread that decodes has the bytes of a chunk as they are stored, and what becomes of them.  That is
+    computed, not measured: of a chunk of the mean ratio; a codec's own buffers, and those of the batches
+    that patches are copied to, are not in it.
     """
     each = 0
     for one in facts:
@@ -237,6 +249,11 @@ def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
         each = max(each, chunk + int(chunk / max(1.0, one.ratio or 1.0)))
     threads = max(1, min(available_cpus(), budget // 2 // max(1, each)))
     return Fit(threads, each, max(0, budget - threads * each))
+
+
+def budget_for(remembered: int, thread_nbytes: int) -> int:
+    """The budget of which ``fit_of`` leaves so much for what is remembered."""
+    return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
 
 
 class Pace:

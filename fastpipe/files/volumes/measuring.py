@@ -57,6 +57,8 @@ def decode_speed(
 ) -> Speed:
     """Read units for some time, as patches at random places need them; each thread reads some at least.
 
+    Another number of threads reads at other places, not what the system has in memory since the one before.
+
     Args:
         volume: to be read; it has units.
         patch: the patches' size, along the last dimensions; None reads any units.
@@ -68,7 +70,7 @@ def decode_speed(
         DamagedUnitError: the volume does not hold what it should.
         OSError: it cannot be read.
     """
-    reader, groups, lock = volume.open(), _groups(volume, patch, within), threading.Lock()
+    reader, groups, lock = volume.open(), _groups(volume, patch, within, threads), threading.Lock()
     begun = time.perf_counter()
     deadline = begun + seconds
 
@@ -91,10 +93,10 @@ def decode_speed(
 
 
 def _groups(
-    volume: Volume, patch: Sequence[int] | None, within: tuple[slice, ...] | None
+    volume: Volume, patch: Sequence[int] | None, within: tuple[slice, ...] | None, seed: int
 ) -> Iterator[Int64Array]:
     """Units that are stored together and needed together, without end."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     while True:
         if patch is None:
             yield rng.integers(0, volume.grid.count, 1)

@@ -201,6 +201,8 @@ class PatchModel:
         for limit in limits:
             best = last
             for _, tour in self._trial.tours:
+                if best <= 0:
+                    break  # of one unit less is none
                 if not is_enough(tour, best - 1, limit):
                     continue
                 low, best = -1, best - 1  # not enough, and enough

@@ -100,10 +100,15 @@ def state_of(path: str, volume: Volume) -> list[Any]:
     while file and "://" not in path and not os.path.lexists(file):
         file = os.path.dirname(file.rstrip("/"))
     if not os.path.isfile(file):
-        return list(volume.state())
-    # The file itself: what is read may be a copy of it.
+        where, what = volume.state()
+        if "://" in path:
+            return [where, what]
+        # However the path is spelled, it is the same volume.
+        return [os.path.realpath(where), what.replace(os.path.abspath(path), os.path.realpath(path))]
+    # The file itself: what is read may be a copy of it.  Its device has another number when it is mounted
+    # again, and its path is known besides.
     status = os.stat(file)
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def attributes_of(path: str) -> tuple[dict[str, Any], list[Any] | None]:

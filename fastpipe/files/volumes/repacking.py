@@ -32,6 +32,7 @@ from fastpipe.files.volumes.zarr_writing import (
     chunk_path,
     encoder,
     metadata,
+    sync_chunk,
     write_chunk,
 )
 from fastpipe.read.volumes.grid import UnitGrid
@@ -43,7 +44,13 @@ __all__ = ["repack_volume"]
 
 _FORMAT = 1
 _NOTED_NBYTES = 1 << 30  # that are compared between two notes of how far it is
+_COMPARED = 1 << 16  # elements at a time: comparing takes memory, a byte for each
 _METADATA = "zarr.json"
+# A folder of such a name would be taken for what it is not.
+_OF_OTHERS = {
+    ".b2nd", ".gz", ".h5", ".hdf", ".hdf5", ".he5", ".mrc", ".n5", ".nii", ".npy", ".npz", ".nrrd", ".raw",
+    ".tif", ".tiff",
+}  # fmt: skip
 
 Box = tuple[slice, ...]
 Array = npt.NDArray[Any]
@@ -112,17 +119,24 @@ def _check_paths(source: str, named: str) -> None:
         raise OptionError(f"{named} is not on this machine; name a folder here, and upload that")
     if not out.name:
         raise OptionError(f"{out} is no name for a folder")
+    if out.suffix.lower() in _OF_OTHERS:
+        raise OptionError(
+            f"{out}: volumes are written as Zarr, in a folder, and {out.suffix} is the ending of something "
+            f"else; name it {out.with_suffix('.zarr')}"
+        )
     if not out.parent.is_dir():
         raise OptionError(f"there is no folder {out.parent}; make it first")
     if os.path.lexists(out) and os.path.realpath(out) == os.path.realpath(source):
         raise OptionError(f"{out} is the input itself; name another folder")
+    if os.path.isdir(source) and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
+        raise OptionError(f"{out} is within the input, which it would change; name a folder elsewhere")
 
 
 def _job(source: str, volume: Volume, layout: ZarrLayout) -> dict[str, Any]:
     """What tells one job from another, as JSON gives it back."""
     return {
         "format": _FORMAT,
-        "source": source if "://" in source else os.path.abspath(source),
+        "source": source if "://" in source else os.path.realpath(source),
         "shape": list(layout.shape),
         "dtype": layout.dtype.name,
         "chunks": list(layout.chunk),
@@ -258,6 +272,9 @@ class _Repacking:
                 for chunk in wrong:
                     self._progress.done(f"chunk {_in_words(chunk.box)} was not whole: it is written anew")
                 self._write_chunks(brick, box, wrong, pool)
+                # All others were on the disk before the first was compared.
+                for chunk in wrong:
+                    sync_chunk(unfinished.array, chunk.place)
                 self._give_up(self._wrong_chunks(brick, box, copy, pool))
             pace.add(self._nbytes(box), f"the copy, part {number + 1:,} of {len(self._boxes):,}")
             unfinished.verified, fresh = number + 1, fresh + self._nbytes(box)
@@ -322,6 +339,11 @@ def _are_same(one: Array, other: Array) -> bool:
     bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(unsigned.itemsize)
     if bits is None:  # complex numbers of 16 bytes
         return _are_same(one.real, other.real) and _are_same(one.imag, other.imag)
+    if one.size > _COMPARED:
+        dim = next(dim for dim, side in enumerate(one.shape) if side > 1)
+        half = one.shape[dim] // 2
+        parts = [(slice(None),) * dim + (part,) for part in (slice(half), slice(half, None))]
+        return all(_are_same(one[part], other[part]) for part in parts)
     return bool(np.array_equal(one.view(bits), other.view(bits)))
 
 

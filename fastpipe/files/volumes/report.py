@@ -27,6 +27,7 @@ from fastpipe.files.volumes.inspecting import (
     Cost,
     PatchFacts,
     VolumeFacts,
+    budget_for,
     checked_model,
     default_budget,
     patch_facts,
@@ -52,6 +53,9 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
         VolumeError: the volume is damaged.
         OSError: it cannot be read.
     """
+    for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
+        if is_given:
+            raise OptionError(f"--{name} is for HDF5 files, not for volumes")
     paths = [args.file] + ([args.labels] if args.labels else [])
     volumes = [open_source(path) for path in paths]
     if args.patch is None and (args.labels or args.budget):
@@ -84,7 +88,7 @@ def _content(
     facts: Sequence[VolumeFacts], patches: PatchFacts | None, other: Sequence[Rechunked]
 ) -> dict[str, Any]:
     names = ("volume", "labels")
-    best = None if patches is None or patches.keeps_all else worthwhile(other)
+    best = None if patches is None or patches.keeps_all else worthwhile(other) or worthwhile_uniform(other)
     return {
         "schema": SCHEMA,
         "volumes": {
@@ -144,9 +148,9 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
     if patches.keeps_all:
         console.print(Text("Everything is remembered: from the second epoch on nothing is decoded."))
     for limit, nbytes in patches.needed.items():
-        least = f"only all of it, {in_bytes(patches.all_nbytes)},"
-        what = f"{least if nbytes is None else in_bytes(nbytes)} is enough"
-        console.print(Text(f"For a tour to decode at most {limit} bytes for each that is used, {what}."))
+        what = _enough(patches, float(limit), nbytes)
+        line = f"For a tour to decode at most {limit} bytes for each that is used, {what}."
+        console.print(Text(line), soft_wrap=True)
     fit = patches.fit
     console.print(
         Text(
@@ -204,6 +208,16 @@ def _print_advice(
             f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second in '
             f"place of {patches.uniform.all:,.0f}."
         )
+
+
+def _enough(patches: PatchFacts, limit: float, nbytes: int | None) -> str:
+    """Which memory is enough for a tour to decode no more than ``limit``."""
+    if nbytes is not None:
+        return f"{in_bytes(nbytes)} is enough"
+    if patches.least > limit:
+        return f"no budget is enough: with all of it remembered it is {patches.least:.2f} in the first epoch"
+    least = budget_for(patches.all_nbytes, patches.fit.thread_nbytes)
+    return f"only all of it is enough, {in_bytes(least)}"
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:

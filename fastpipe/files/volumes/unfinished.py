@@ -12,13 +12,14 @@ from typing import Any
 
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.files.checkpoints import sync_folder, write_whole
+from fastpipe.files.checkpoints import sync_folder, unfinished_name, write_whole
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 
 _LOCK, _STATE, _ARRAY, _TEMPORARY = "lock", "state.json", "array", "temporary"
+_OWN = {_LOCK, _STATE, unfinished_name(_STATE), _ARRAY, _TEMPORARY}
 _WORDS = {
-    "source": "its source was", "state": "its source has changed since; it was", "shape": "its shape was",
+    "source": "its source was", "shape": "its shape was",
     "dtype": "its elements were", "chunks": "its --chunks were", "codec": "its --codec was",
     "level": "its --level was",
 }  # fmt: skip
@@ -41,7 +42,7 @@ class Unfinished:
         goes_on: whether something of a run before is there.
 
     Raises:
-        OptionError: the folder holds another job.
+        OptionError: the folder holds another job, or what no copy has left there.
         VolumeError: another process is at work there.
         OSError: the folder cannot be made.
     """
@@ -51,6 +52,7 @@ class Unfinished:
         self.folder = _folder_of(out)
         self.array, self.temporary = self.folder / _ARRAY, self.folder / _TEMPORARY
         self.folder.mkdir(exist_ok=True)
+        self._check_own()  # before there is anything more in a folder that is somebody else's
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._lock = os.open(self.folder / _LOCK, flags, 0o666)
         try:
@@ -64,13 +66,10 @@ class Unfinished:
             raise
 
     def _begin(self) -> None:
+        self._check_own()
         state = _state_of(self.folder)
         if state is not None:
             self._check_job(state["job"])
-        elif self.array.exists():
-            raise OptionError(
-                f"{self.folder} is not that of an unfinished copy, or damaged; remove it, and try again"
-            )
         shutil.rmtree(self.temporary, ignore_errors=True)
         self.temporary.mkdir(exist_ok=True)
         self.verified, self.brick = 0, list[int]()
@@ -81,8 +80,28 @@ class Unfinished:
         self.save()
         self.array.mkdir(exist_ok=True)
 
+    def _check_own(self) -> None:
+        """Without a state there is no more than what a run has made before it wrote one."""
+        if _state_of(self.folder) is not None:
+            return
+        there = set(os.listdir(self.folder))
+        is_own = there <= _OWN - {_ARRAY} and not any(self.temporary.glob("*"))
+        if is_own and _LOCK in there:
+            is_own = os.stat(self.folder / _LOCK).st_size == 0
+        # Between these looks somebody else may have begun.
+        if not is_own and _state_of(self.folder) is None:
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished copy, or damaged; move it away, or remove it, "
+                "and try again"
+            )
+
     def _check_job(self, job: dict[str, Any]) -> None:
         other = [key for key, value in self._job.items() if job.get(key) != value]
+        if other == ["state"]:
+            raise OptionError(
+                f"{self.folder} holds an unfinished copy whose source has changed since; remove the folder, "
+                "and repack the source anew"
+            )
         if other:
             what = next((key for key in other if key in _WORDS), "")
             said = f"{_WORDS[what]} {_in_words(job.get(what))}" if what else "it is of another version"
@@ -139,12 +158,15 @@ def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
 
 
 def clear(out: Path) -> None:
-    """Remove the folder of a copy that has its name; an error of this is none of the copy's."""
+    """Remove the folder of a copy that has its name; an error of this is none of the copy's.
+
+    What others have put into it stays, and the folder with it.
+    """
     folder = _folder_of(out)
     shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
     with contextlib.suppress(OSError):
         # The state last: it tells that the copy is complete.
-        for name in sorted(os.listdir(folder), key=lambda name: (name == _STATE, name)):
+        for name in (unfinished_name(_STATE), _LOCK, _STATE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(folder / name)
         os.rmdir(folder)

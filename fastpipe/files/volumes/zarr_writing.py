@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
+from fastpipe.files.checkpoints import sync_folder
 
-__all__ = ["Codec", "ZarrLayout", "chunk_path", "encoder", "metadata", "write_chunk"]
+__all__ = ["Codec", "ZarrLayout", "chunk_path", "encoder", "metadata", "sync_chunk", "write_chunk"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -121,7 +122,8 @@ class ZarrLayout(NamedTuple):
         axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
         side = self.chunk[axis]
         row = self.chunk_nbytes // side
-        slabs = [slab for slab in range(1, side + 1) if side % slab == 0]
+        low = [slab for slab in range(1, math.isqrt(side) + 1) if side % slab == 0]
+        slabs = low + [side // slab for slab in reversed(low)]
         return row * next((slab for slab in slabs if slab * row >= _BLOCK_NBYTES), side)
 
 
@@ -207,3 +209,15 @@ def write_chunk(array: Path, temporary: Path, place: Sequence[int], data: Any) -
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def sync_chunk(array: Path, place: Sequence[int]) -> None:
+    """Have a chunk's file, and its name, on the disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = chunk_path(array, place)
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
