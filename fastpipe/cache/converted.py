@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +15,11 @@ from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_disk
 from fastpipe.cache.identity import identify
 from fastpipe.errors import CacheError
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is kept
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["ConvertedFiles"]
 
@@ -56,19 +61,12 @@ class ConvertedFiles:
         name = f"{place}-{file.digest.hex()}{_SUFFIX}"
         with PrivateFolder(self._path()) as folder:
             if not self._is_there(folder, name, nbytes):
-                descriptor = os.open(folder.path, os.O_RDONLY)
-                try:
-                    room = free_disk(descriptor)
-                finally:
-                    os.close(descriptor)
-                if room < nbytes + _LEFT:
-                    raise CacheError(
-                        f"{path} is read from a copy of {in_bytes(nbytes)} that is not compressed, and "
-                        f"{str(folder.path)!r} has room for {in_bytes(max(0, room - _LEFT))}: make some, or "
-                        "set XDG_CACHE_HOME to a folder elsewhere"
-                    )
-                _remove_old(folder, place)
-                folder.write(name, fill)
+                # One makes it: a second would put another in its place, which is not what others have opened.
+                with _alone(folder, f"{name}.lock"):
+                    if not self._is_there(folder, name, nbytes):
+                        _check_room(folder, path, nbytes)
+                        _remove_old(folder, place)
+                        folder.write(name, fill)
             return str(folder.path / name)
 
     def _path(self) -> Path:
@@ -85,6 +83,51 @@ class ConvertedFiles:
             with contextlib.suppress(OSError):  # in use: not to be removed; but not changed
                 os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
             return status.st_size >= nbytes
+
+
+def _check_room(folder: PrivateFolder, path: str, nbytes: int) -> None:
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    try:
+        room = free_disk(descriptor)
+    finally:
+        os.close(descriptor)
+    if room < nbytes + _LEFT:
+        raise CacheError(
+            f"{path} is read from a copy of {in_bytes(nbytes)} that is not compressed, and "
+            f"{str(folder.path)!r} has room for {in_bytes(max(0, room - _LEFT))}: make some, or "
+            "set XDG_CACHE_HOME to a folder elsewhere"
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: PrivateFolder, name: str) -> Iterator[None]:
+    """Hold the lock that a file is, which keeps threads apart as well; it is removed behind.
+
+    Where the file system has no locks, nobody waits.
+    """
+    while True:
+        descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who had it before may have removed the file, and another may have made it anew.
+            is_that = os.path.samestat(os.fstat(descriptor), os.stat(folder.path / name))
+        except FileNotFoundError:
+            is_that = False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_that:
+            break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        folder.remove(name)
+        # A child that was forked meanwhile has the descriptor too: closing it would not do.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _remove_old(folder: PrivateFolder, place: str) -> None:

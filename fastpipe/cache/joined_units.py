@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 
 from fastpipe.cache.meeting import Announced, announce, announced, meeting_folder, meeting_name
 from fastpipe.cache.units import UnitMemory
-from fastpipe.errors import CacheError
 
 __all__ = ["joined_memory"]
-
-_log = logging.getLogger("fastpipe.cache")
 
 
 def joined_memory(what: str, keys: int, slots: int, slot_nbytes: int) -> UnitMemory:
@@ -23,24 +19,20 @@ def joined_memory(what: str, keys: int, slots: int, slot_nbytes: int) -> UnitMem
             slots.
 
     Raises:
-        OSError: there can be none.
+        OSError: there can be none, or processes cannot meet.
     """
     digest = hashlib.sha256(f"units 1 {what} {keys} {slot_nbytes}".encode()).hexdigest()[:32]
-    try:
-        with meeting_folder() as folder:
-            name = meeting_name(digest)
-            for found in announced(folder, name):
-                memory = _announced_memory(found, keys, slot_nbytes)
-                if memory is not None:
-                    break
-                folder.remove(found.note)
-            else:
-                memory = UnitMemory(keys, slots, slot_nbytes)
-            announce(folder, name, [memory.descriptor], {"slots": memory.slots}, memory)
-            return memory
-    except CacheError as error:
-        _log.info("decoded parts of volumes are not shared with other processes: %s", error)
-        return UnitMemory(keys, slots, slot_nbytes)
+    with meeting_folder() as folder:
+        name = meeting_name(digest)
+        for found in announced(folder, name):
+            memory = _announced_memory(found, keys, slot_nbytes)
+            if memory is not None:
+                break
+            folder.remove(found.note)
+        else:
+            memory = UnitMemory(keys, slots, slot_nbytes)
+        announce(folder, name, [memory.descriptor], {"slots": memory.slots}, memory)
+        return memory
 
 
 def _announced_memory(found: Announced, keys: int, slot_nbytes: int) -> UnitMemory | None:

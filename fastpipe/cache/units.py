@@ -30,8 +30,8 @@ UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 _FIELDS = 3  # of a slot: the key of what is in it, its version, when it was used
-_HEAD = 64  # bytes: which uses are expected, bytes that were decoded and used, how many uses are left of how many
-_OVER = 64  # an epoch is over when one use of so many is left: processes may lose some that they count at once
+_HEAD = 64  # bytes: which uses are expected, bytes decoded and bytes used, uses that are left, of how many
+_OVER = 64  # an epoch is over when one use of so many is left: processes may lose some that they count
 _LOOKED_AT = 256  # slots among which the one to be used again is chosen
 _STEP_S = 0.0005  # between two looks at whether a process that writes a slot is done
 _PATIENCE_S = 0.05  # the most to wait at a time
@@ -134,8 +134,9 @@ class UnitMemory:
         """
         # Once only in a process: to close a second descriptor would end the locks of the first.
         known = _memories.get(inode)
-        if known is not None and (known.keys, known.slots, known.slot_nbytes) == (keys, slots, slot_nbytes):
-            return known
+        if known is not None:
+            is_it = (known.keys, known.slots, known.slot_nbytes) == (keys, slots, slot_nbytes)
+            return known if is_it else None
         memory = UnitMemory.__new__(UnitMemory)
         try:
             descriptor = descriptor_of(pid, number, inode)

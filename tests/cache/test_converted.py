@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest import mock
 
 import pytest
 
@@ -143,3 +146,45 @@ def test_a_folder_of_others_is_refused(source: Path, folder: Path) -> None:
 def test_a_source_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ConvertedFiles(folder)(str(tmp_path / "none.gz"), 3, Fill(b"one"))
+
+
+def test_those_who_want_a_copy_at_once_get_the_same(source: Path, folder: Path) -> None:
+    count = 0
+
+    def fill(file: BinaryIO) -> None:
+        nonlocal count
+        count += 1
+        file.write(b"unpacked")
+
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: ConvertedFiles(folder)(str(source), 8, fill), range(40)))
+    assert len(set(paths)) == 1
+    assert count == 1
+    assert os.listdir(folder) == [os.path.basename(paths[0])]
+
+
+def test_who_comes_while_a_copy_is_made_waits_for_it(source: Path, folder: Path) -> None:
+    found: list[str] = []
+    flock = converted.fcntl.flock
+    comes, others = threading.Event(), Fill(b"another!")
+
+    def fill(file: BinaryIO) -> None:
+        other.start()
+        assert comes.wait(30)
+        file.write(b"unpacked")
+
+    def counted(descriptor: int, how: int) -> None:
+        if threading.current_thread() is other and how == converted.fcntl.LOCK_EX:
+            comes.set()
+        flock(descriptor, how)
+
+    def second() -> None:
+        found.append(ConvertedFiles(folder)(str(source), 8, others))
+
+    other = threading.Thread(target=second)
+    with mock.patch.object(converted.fcntl, "flock", counted):
+        path = ConvertedFiles(folder)(str(source), 8, fill)
+        other.join(30)
+    assert found == [path]
+    assert others.count == 0
+    assert Path(path).read_bytes() == b"unpacked"

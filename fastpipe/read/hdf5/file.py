@@ -25,7 +25,7 @@ from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.read.hdf5.library import require_filters
 from fastpipe.read.hdf5.reader import ReadTask, SampleReader
 
-__all__ = ["OpenFile", "SampleFile", "opened"]
+__all__ = ["OpenFile", "SampleFile", "check_is_in_file", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
 # The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
@@ -236,6 +236,7 @@ def _dataset(file: Any, name: str, path: str) -> Any:
     h5py = require("h5py", extra="hdf5")
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
+        check_is_in_file(found, file, name, path)
         try:
             found.dtype  # noqa: B018
         except TypeError as error:
@@ -246,6 +247,26 @@ def _dataset(file: Any, name: str, path: str) -> Any:
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     raise KeyError(f"{path} has no dataset {name!r}; it has {', '.join(sorted(names)) or 'none'}")
+
+
+def check_is_in_file(dataset: Any, file: Any, name: str, path: str) -> None:
+    """Raise an error for a dataset that lies in another file: its bytes would be sought in this one.
+
+    Args:
+        dataset: as the library found it.
+        file: the open file.
+        name: by which it was found there.
+        path: of the file.
+
+    Raises:
+        HDF5Error: a link leads out of the file.
+    """
+    about = require("h5py.h5o", extra="hdf5").get_info
+    if about(dataset.id).fileno != about(file.id).fileno:
+        raise HDF5Error(
+            f"{path}: {name!r} is a link into another file: name that, {dataset.file.filename}, and its "
+            f"dataset {dataset.name!r}"
+        )
 
 
 def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: int, path: str) -> None:

@@ -24,19 +24,39 @@ T = TypeVar("T")
 Functions = Mapping[str, tuple[Any, Sequence[Any]]]
 
 
+class _Lock:
+    """A lock that a child of a fork has anew: another thread may have held it just then."""
+
+    def __init__(self) -> None:
+        self.threads = threading.Lock()
+        _locks.add(self)
+
+
+_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    for lock in list(_locks):
+        lock.threads = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 def once(make: Callable[[], T]) -> Callable[[], T]:
     """A function of no arguments that is called once, also by threads that call it at the same time.
 
     (``functools.cache`` lets each of these call it, and keeps one result: whoever has another has what is
     finalized as soon as it is dropped.)
     """
-    lock = threading.Lock()
+    lock = _Lock()
     made: list[T] = []
 
     @wraps(make)
     def found() -> T:
         if not made:
-            with lock:
+            with lock.threads:
                 if not made:
                     made.append(make())
         return made[0]

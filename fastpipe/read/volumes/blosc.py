@@ -62,12 +62,7 @@ class BloscHeader(NamedTuple):
         if len(data) < HEADER_NBYTES:
             raise BloscError("its header is cut off")
         _, _, flags, itemsize, content, block, stored = _HEADER.unpack_from(bytes(data[:HEADER_NBYTES]))
-        if (
-            content != nbytes
-            or not itemsize
-            or not 0 < block <= max(content, block)
-            or stored < HEADER_NBYTES
-        ):
+        if content != nbytes or not itemsize or not 0 < block <= content or stored < HEADER_NBYTES:
             raise BloscError(f"its header is not that of {nbytes} bytes")
         return cls(itemsize, content, block, stored, bool(flags & _IS_COPIED))
 

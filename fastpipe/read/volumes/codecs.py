@@ -17,6 +17,8 @@ __all__ = ["DECODE"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
+_GZIP = b"\x1f\x8b\x08"  # with which a member begins
+
 
 def _zstd(stored: UInt8Array, out: UInt8Array) -> None:
     contexts = _zstd_contexts()
@@ -52,7 +54,9 @@ def _zstd_contexts() -> ContextOfThread:
 def _gzip(stored: UInt8Array, out: UInt8Array) -> None:
     # The last four bytes say how much there is, so that nothing larger is ever made.
     said = int.from_bytes(stored[-4:].tobytes(), "little")
-    if said == len(out) % (1 << 32):
+    # Of several members the library would undo the first one only.
+    may_have_more = stored.tobytes().find(_GZIP, 1) >= 0
+    if said == len(out) % (1 << 32) and not may_have_more:
         deflate = require("deflate", extra="volume")
         try:
             made = deflate.gzip_decompress(stored)

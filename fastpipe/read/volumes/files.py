@@ -79,7 +79,12 @@ class RawVolume(Volume):
 class _RawReader(UnitReader):
     def __init__(self, volume: RawVolume) -> None:
         self._volume = volume
-        self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:
+            if volume.path == volume.source:
+                raise
+            raise volume.opened.changed() from None  # its copy goes when one of another state is made
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
 

@@ -56,6 +56,11 @@ class GroupedVolume(Volume):
         self.name, self.shape, self.dtype, self.how = volume.name, volume.shape, volume.dtype, volume.how
         self.grid = UnitGrid(volume.shape, unit)
 
+    @property
+    def finer(self) -> Volume:
+        """The volume in units of its own."""
+        return self.inner
+
     def open(self) -> UnitReader:
         """Open the volume."""
         return _Reader(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -14,13 +15,13 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
-from fastpipe.errors import OptionError
+from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.protocols import ChunkTables
 from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.file import opened
+from fastpipe.read.hdf5.file import check_is_in_file, opened
 from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.library import require_filters
+from fastpipe.read.hdf5.library import load_plugins, require_filters
 from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.read.volumes.files import RawVolume, raw_unit
 from fastpipe.read.volumes.grid import UnitGrid
@@ -42,7 +43,7 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
         tables: where chunk tables are kept, or None.
 
     Raises:
-        HDF5Error: the file cannot be opened.
+        HDF5Error: the file cannot be opened, or the dataset is a link into another.
         OptionError: it has no such dataset, or it holds no numbers.
     """
     status = os.stat(path)
@@ -51,23 +52,29 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
         layout = read_layout(dataset, tables, status)
         if layout.kind == "h5py":
             require_filters(dataset)
+        chunks = dataset.chunks
     # As the file was before it was opened: a change since shows.
     state = FileState.of(path, status)
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
         return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how)
-    return HDF5Volume(path, layout, state)
+    return HDF5Volume(path, layout, state, chunks)
 
 
 def _dataset(file: Any, inside: str, path: str) -> Any:
     h5py = require("h5py", extra="volume")
-    found: list[Any] = []
-    file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-    names = ", ".join(item.name for item in found) or "none"
-    item = file.get(inside) if inside else found[0] if len(found) == 1 else None
+    item = file.get(inside) if inside else None
     if not isinstance(item, h5py.Dataset):
-        what = f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
-        raise OptionError(f"{what}; it has {names}")
+        found: list[Any] = []
+        file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
+        if inside or len(found) != 1:
+            names = ", ".join(item.name for item in found) or "none"
+            what = (
+                f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
+            )
+            raise OptionError(f"{what}; it has {names}")
+        item = found[0]
+    check_is_in_file(item, file, inside, path)
     if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
         raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
     return item
@@ -80,25 +87,25 @@ class HDF5Volume(Volume):
         path: the file.
         layout: of the dataset.
         state: of the file.
+        chunks: the shape of the library's chunks; None where it has none.
     """
 
-    def __init__(self, path: str, layout: Layout, state: FileState) -> None:
+    def __init__(self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None) -> None:
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
         if layout.kind == "h5py":
-            unit = self._library_chunk() or raw_unit(self.shape, self.dtype.itemsize)
+            unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
             self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
+        elif layout.kind == "contiguous":
+            unit = raw_unit(self.shape, self.dtype.itemsize)
+            self.how = "HDF5, contiguous and never written"
         else:
-            unit = list(layout.chunk)
+            unit = [max(1, side) for side in layout.chunk]
             filters = " and ".join(step.name for step in layout.filters) or "not compressed"
             chunk = "×".join(map(str, unit))
             nbytes = in_bytes(math.prod(unit) * self.dtype.itemsize)
             self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
         self.grid = UnitGrid(self.shape, unit)
-
-    def _library_chunk(self) -> list[int]:
-        with opened(self.path) as file:
-            return list(file[self.layout.name].chunks or ())
 
     def open(self) -> UnitReader:
         """Open the file in this process."""
@@ -133,10 +140,14 @@ class _ChunkReader(UnitReader):
             for out in outs:
                 out[:] = np.frombuffer(layout.inside, np.uint8)
             return
-        is_written = layout.offsets[numbers] >= 0
+        # What is contiguous is read here only where it was never written, and has units, but no chunks.
+        is_contiguous = layout.kind == "contiguous"
+        is_written = np.zeros(len(numbers), np.bool_) if is_contiguous else layout.offsets[numbers] >= 0
         for place in np.flatnonzero(~is_written).tolist():
             outs[place].reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
         places = np.flatnonzero(is_written)
+        if not len(places):
+            return
         try:
             self._chunks.decode_into([outs[place] for place in places.tolist()], numbers[places])
         except ChunkError as error:
@@ -157,7 +168,7 @@ class _LibraryReader(UnitReader):
         with self._lock:
             volume.opened.check(volume.path)
             if self._file is None:
-                self._file = require("h5py", extra="volume").File(volume.path, "r")
+                self._file = self._opened()
             dataset = self._file[volume.layout.name]
             for number, out in zip(numbers.tolist(), outs, strict=True):
                 box = volume.grid.box(number)
@@ -168,6 +179,17 @@ class _LibraryReader(UnitReader):
                     raise DamagedUnitError(f"{volume.name}, the chunk at [{sides}]: {error}") from None
                 unit = out.view(volume.dtype).reshape(volume.grid.unit)
                 unit[tuple(slice(size) for size in part.shape)] = part
+
+    def _opened(self) -> Any:
+        """The file, in a process whose library has the filters: it may be another than where it was found."""
+        volume = self._volume
+        file = require("h5py", extra="volume").File(volume.path, "r")
+        dataset = file[volume.layout.name]
+        require_filters(dataset)
+        if dataset.is_virtual:  # its sources' filters are not known here
+            with contextlib.suppress(MissingDependencyError):
+                load_plugins()
+        return file
 
 
 class _NoClock:

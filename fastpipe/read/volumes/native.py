@@ -26,6 +26,12 @@ class NativeVolume(Volume):
         self.dtype = volume.dtype.newbyteorder("=")
         self.grid = UnitGrid(volume.shape, volume.grid.unit)
 
+    @property
+    def finer(self) -> Volume | None:
+        """As of the volume."""
+        finer = self.inner.finer
+        return None if finer is None else NativeVolume(finer)
+
     def open(self) -> UnitReader:
         """Open the volume."""
         return _Reader(self)

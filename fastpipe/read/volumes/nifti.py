@@ -6,6 +6,7 @@ The format: nifti1.h and nifti2.h of the NIfTI data format working group, as nib
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -31,14 +32,13 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     """An image, as ``nibabel.load(path).dataobj`` has it.
 
     Args:
-        path: of the file, ``.nii`` or ``.nii.gz``.
+        path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
         convert: keeps what is made of compressed files.
 
     Raises:
         VolumeError: it is damaged or cut off, or no NIfTI image.
     """
     nibabel = require("nibabel", extra="volume")
-    is_packed = path.lower().endswith(".gz")
     try:
         image = nibabel.load(path)
     except Exception as error:
@@ -47,15 +47,19 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
     if dtype.kind not in "biufc":
         raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
-    file, how = path, "NIfTI, not compressed"
-    if is_packed:
+    source = os.fspath(proxy.file_like)  # of a pair the one with the elements
+    file, how = source, "NIfTI, not compressed"
+    if source.lower().endswith(".gz"):
         if convert is None:
-            raise VolumeError(f"{path} is compressed as a whole: unpack it, as there is no place for a copy")
+            raise VolumeError(
+                f'{path} is compressed as a whole, and read from a copy, which cache="off" forbids: give '
+                f'cache="auto" or "ram", or unpack it with:  gunzip {source}'
+            )
         nbytes = offset + math.prod(shape) * dtype.itemsize
-        file = convert(path, nbytes, lambda to: unpack(path, to, nbytes))
+        file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
     volume = RawVolume(file, shape, dtype, offset, True, how, name=path)
-    volume.source = path
+    volume.source = source
     slope, inter = float(proxy.slope), float(proxy.inter)
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
 
@@ -115,7 +119,7 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
     Args:
         path: of the file.
         target: the new file, open for writing.
-        nbytes: that it is to have, at least.
+        nbytes: of its content that are wanted: what follows is not, and can be any amount.
 
     Raises:
         VolumeError: it is damaged, or cut off.
@@ -130,7 +134,10 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
                 except zlib.error as error:
                     done_so_far = in_bytes(done)
                     raise VolumeError(f"{path} is damaged, {done_so_far} into its content: {error}") from None
-                done += target.write(made)
+                target.write(made[: max(0, nbytes - done)])
+                done += len(made)
+                if done >= nbytes + _PIECE:
+                    return  # a small file can unpack to any amount
                 is_over, data = stream.eof, stream.unconsumed_tail
                 if is_over:  # another member may follow; zeros behind the last are no such
                     data = stream.unused_data.lstrip(b"\0")

@@ -24,6 +24,7 @@ from fastpipe.read.volumes.zarr_metadata import is_zarr, zarr_array
 
 __all__ = ["open_volume"]
 
+_NUMBERS = "biufc"  # kinds of elements, as NumPy names them
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -50,24 +51,34 @@ def open_volume(
         OptionError: it is nothing that is known.
     """
     if isinstance(what, np.ndarray):
-        if what.dtype.hasobject or not what.ndim:
+        if what.dtype.kind not in _NUMBERS or not what.ndim:
             raise OptionError(f"{place}= must be an array of numbers, got {what.dtype} of shape {what.shape}")
         return MemoryVolume(what, f"the array given as {place}=")
     if not isinstance(what, (str, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fspath(what)
     if "://" in path:
-        return TensorStoreVolume(path, {"driver": "auto", "kvstore": path})
+        return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
     file, inside = _split(path)
     if os.path.isdir(file):
-        return _finished(_folder(os.path.join(file, inside) if inside else file))
-    return _finished(_file(file, inside, convert, tables))
+        return _finished(_folder(os.path.join(file, inside) if inside else file), place)
+    return _finished(_file(file, inside, convert, tables), place)
 
 
-def _finished(volume: Volume) -> Volume:
+def _checked(volume: Volume, place: str) -> Volume:
+    """The volume, if it is of numbers."""
+    if volume.dtype.kind not in _NUMBERS:
+        raise OptionError(
+            f"{place}= must be an array of numbers, which {volume.name} is not: its elements are "
+            f"{volume.dtype}"
+        )
+    return volume
+
+
+def _finished(volume: Volume, place: str) -> Volume:
     """The volume in units that are worth it, with elements as the machine has them."""
-    volume = in_worthwhile_units(volume)
-    return volume if volume.dtype.isnative or volume.dtype.kind not in "iufc" else NativeVolume(volume)
+    volume = in_worthwhile_units(_checked(volume, place))
+    return volume if volume.dtype.isnative else NativeVolume(volume)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -113,7 +124,7 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
         return tiff_volume(path)
     if name.endswith(".b2nd"):
         return Blosc2Volume(path)
-    if name.endswith((".nii", ".nii.gz", ".hdr.gz", ".hdr")):
+    if name.endswith((".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")):
         return nifti_volume(path, convert)
     raise VolumeError(
         f"{path} is no volume that fastpipe knows: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.protocols import RememberedUnits, Stopwatch
 from fastpipe.read.volumes.kernels import DIMS, copy_box
-from fastpipe.read.volumes.volume import Volume
+from fastpipe.read.volumes.volume import DamagedUnitError, Volume
 
 __all__ = ["Counts", "PatchReader", "padded_indices"]
 
@@ -87,6 +87,7 @@ class PatchReader:
         self._volume, self._clock, self._counts = volume, clock, counts
         self._units, self._first_key = units, first_key
         self._reader = volume.open()
+        self._finer: PatchReader | None = None
         self._unit = np.array([1] * (DIMS - len(volume.shape)) + list(volume.grid.unit), np.int64)
         if len(self._unit) > DIMS:
             raise OptionError(
@@ -104,15 +105,30 @@ class PatchReader:
             DamagedUnitError: the volume does not hold what it should.
             OSError: it cannot be read.
         """
-        stop = [at + size for at, size in zip(start, out.shape, strict=True)]
         if not out.size:
             return
+        self._counts.add(0, out.nbytes)
+        try:
+            self._read(start, out)
+        except DamagedUnitError:
+            # What is damaged may be a chunk that the box does not touch, in a unit that has some.
+            finer = self._finer_reader()
+            if finer is None:
+                raise
+            finer._read(start, out)
+
+    def _finer_reader(self) -> PatchReader | None:
+        if self._finer is None and (finer := self._volume.finer) is not None:
+            self._finer = PatchReader(finer, self._clock, self._counts)
+        return self._finer
+
+    def _read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
+        stop = [at + size for at, size in zip(start, out.shape, strict=True)]
         array = self._volume.array
         if array is not None:
             begun = perf_counter_ns()
             out[...] = array[tuple(slice(*ends) for ends in zip(start, stop, strict=True))]
             self._clock.add("copy", perf_counter_ns() - begun)
-            self._counts.add(0, out.nbytes)
             return
         touched = self._volume.grid.touched(start, stop)
         lead = [0] * (DIMS - len(stop))
@@ -124,7 +140,6 @@ class PatchReader:
             out.__array_interface__["data"][0],
             np.array([*lead, *out.strides], np.int64),
         )
-        self._counts.add(0, out.nbytes)
         if self._units is None:
             self._read_alone(touched.numbers, np.arange(len(touched.numbers)), box)
         else:

@@ -36,9 +36,13 @@ class FileState(NamedTuple):
             VolumeError: it has changed.
         """
         if _numbers(os.stat(self.name if where is None else where)) != self.state:
-            raise VolumeError(
-                f"{self.name} has changed since it was opened; make the dataset anew when it is complete"
-            )
+            raise self.changed()
+
+    def changed(self) -> VolumeError:
+        """The error that the file is not as it was."""
+        return VolumeError(
+            f"{self.name} has changed since it was opened; make the dataset anew when it is complete"
+        )
 
 
 def _numbers(status: os.stat_result) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,8 @@ from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
 __all__ = ["TensorStoreVolume"]
 
 _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
+# tensorstore's names for what is wrong with stored bytes, with which its messages begin.
+_DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
 
 
 class TensorStoreVolume(Volume):
@@ -32,21 +36,42 @@ class TensorStoreVolume(Volume):
     """
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
-        self.name, self._spec = name, spec
-        store = _opened(name, spec)
+        # An address may hold a password or a signature: these are in the spec only.
+        self._secrets = _secrets_in(name)
+        self.name, self._spec = self.without_secrets(name), spec
+        store = self.store()
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
+        self._chunk = tuple(chunk)
         self.grid = UnitGrid(self.shape, _unit(chunk, self.shape, self.dtype.itemsize))
         said = "×".join(map(str, chunk))
         self.how = f"{store.spec().to_json()['driver']} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
-        self._pid = os.getpid()
+
+    @property
+    def finer(self) -> TensorStoreVolume | None:
+        """One chunk at a time."""
+        if self.grid.unit == self._chunk:
+            return None
+        made = copy.copy(self)
+        made.grid = UnitGrid(self.shape, self._chunk)
+        return made
 
     def store(self) -> Any:
         """tensorstore's own array, opened here."""
-        return _opened(self.name, self._spec)
+        try:
+            return _opened(self.name, self._spec)
+        except _StoreError as error:
+            said = self.without_secrets(str(error))
+        raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
+
+    def without_secrets(self, text: str) -> str:
+        """A text for messages."""
+        for secret in self._secrets:
+            text = text.replace(secret, "")
+        return text
 
     def open(self) -> UnitReader:
         """Open it here.
@@ -72,7 +97,7 @@ class TensorStoreVolume(Volume):
 class _Reader(UnitReader):
     def __init__(self, volume: TensorStoreVolume) -> None:
         self._volume, self._grid = volume, volume.grid
-        self._store = _opened(volume.name, volume._spec)
+        self._store = volume.store()
 
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units, all at the same time."""
@@ -83,7 +108,11 @@ class _Reader(UnitReader):
                 part = read.result()
             except Exception as error:
                 place = ", ".join(f"{side.start}:{side.stop}" for side in box)
-                raise DamagedUnitError(f"{self._volume.name}, the part at [{place}]: {error}") from None
+                said = self._volume.without_secrets(str(error))
+                # What cannot be reached, or not be read by this user, is no reason to do without a sample.
+                is_damaged = said.startswith(_DAMAGED)
+                kind = DamagedUnitError if is_damaged else VolumeError
+                raise kind(f"{self._volume.name}, the part at [{place}]: {said}") from None
             unit = out.view(self._volume.dtype).reshape(self._grid.unit)
             unit[tuple(slice(size) for size in part.shape)] = part
 
@@ -114,6 +143,21 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
     # What is decoded is remembered by fastpipe.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     try:
-        return tensorstore.open(spec, read=True, open=True, context=context).result()
+        store = tensorstore.open(spec, read=True, open=True, context=context).result()
+        # Some formats have arrays that begin elsewhere; a volume begins at 0.
+        return store[tensorstore.d[:].translate_to[0]]
     except Exception as error:
-        raise VolumeError(f"{name} cannot be opened by tensorstore: {error}") from None
+        raise _StoreError(str(error)) from None
+
+
+class _StoreError(Exception):
+    """What tensorstore says of an array that it cannot open; its address may be in it."""
+
+
+def _secrets_in(url: str) -> list[str]:
+    """The parts of an address that may say more than where something is."""
+    if "://" not in url:
+        return []
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    return [part for part in (f"{user}@" if user else "", f"?{parts.query}" if parts.query else "") if part]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ class _Page(NamedTuple):
         dtype: of the elements, as they are stored.
         segment: the shape of a strip or tile.
         is_raw: whether all of a page lies in the file as it is.
+        is_planar: whether samples lie in planes of their own.
         compression: its name.
     """
 
@@ -47,14 +48,35 @@ class _Page(NamedTuple):
     dtype: np.dtype[Any]
     segment: tuple[int, ...]
     is_raw: bool
+    is_planar: bool
     compression: str
 
 
 class _Segments(NamedTuple):
-    """Where a page's strips or tiles are in its file: int64 (N,) each."""
+    """Where a page's strips or tiles are in its file, and what it says of them by itself.
+
+    Attributes:
+        offsets, sizes: int64 (N,) each.
+        tables: that JPEG's data need; None for none.
+    """
 
     offsets: Int64Array
     sizes: Int64Array
+    tables: bytes | None
+
+
+class _Slice(NamedTuple):
+    """A file of a folder, as it was found.
+
+    Attributes:
+        state: of the file.
+        segments: of its page.
+        keyframe: tifffile's page, which undoes the compression.
+    """
+
+    state: FileState
+    segments: _Segments
+    keyframe: Any
 
 
 def tiff_volume(path: str) -> Volume:
@@ -68,7 +90,7 @@ def tiff_volume(path: str) -> Volume:
     """
     if os.path.isdir(path):
         files = sorted(os.path.join(path, name) for name in os.listdir(path) if is_tiff_name(name))
-        shape, page, _ = _series(files[0])
+        shape, page, _, _ = _series(files[0])
         if len(shape) != len(page.shape):
             raise VolumeError(
                 f"{path}: {files[0]} has {shape}, where a slice is one image: name a single file"
@@ -76,7 +98,7 @@ def tiff_volume(path: str) -> Volume:
         return TiffVolume(path, files, (len(files), *shape), page, None)
     if (raw := _raw(path)) is not None:
         return raw
-    shape, page, segments = _series(path)
+    shape, page, segments, _ = _series(path)
     return TiffVolume(path, [path], shape, page, segments)
 
 
@@ -85,7 +107,7 @@ def _raw(path: str) -> RawVolume | None:
     try:
         with require("tifffile", extra="volume").TiffFile(path) as file:
             series = file.series[0]
-            if series.dataoffset is None:
+            if not series.dataoffset or not all(_is_together(page) for page in series.pages):
                 return None
             dtype = series.dtype.newbyteorder(file.byteorder)
             shape, offset = tuple(map(int, series.shape)), int(series.dataoffset)
@@ -96,53 +118,74 @@ def _raw(path: str) -> RawVolume | None:
     return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed")
 
 
-def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments]]:
-    """The first series of a file: its shape, what its pages are, and where."""
+def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
+    """The first series of a file: its shape, what its pages are, where, and tifffile's first of them."""
     tifffile = require("tifffile", extra="volume")
     try:
         with tifffile.TiffFile(path) as file:
             series = file.series[0]
             first, pages = series.keyframe, series.pages
-            page = _page(first, file.byteorder)
+            shape = tuple(map(int, series.shape))
             if any(one is not None and one.parent is not file for one in pages):
                 raise VolumeError(f"{path} refers to pages in other files: name the folder of the slices")
-            found = [_segments(one, page) for one in pages]
-            return tuple(map(int, series.shape)), page, found
+            # tifffile takes pages for alike whose strips are not.
+            is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
+            page = _page(first, file.byteorder, shape, len(pages), is_raw)
+            found = [_segments(one, page, first) for one in pages]
+            return shape, page, found, first
     except (VolumeError, OSError):
         raise
     except Exception as error:  # of tifffile, struct and others
         raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
 
 
-def _page(first: Any, order: Any) -> _Page:
+def _is_together(page: Any) -> bool:
+    """Whether a page's strips or tiles are all there, and each begins where the one before it ends."""
+    if page is None or page is page.keyframe:
+        return page is not None and (page.is_contiguous and page.dataoffsets[0] > 0)
+    offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+    ends = offsets + sizes
+    return bool(len(offsets) and offsets.all() and sizes.all() and (ends[:-1] == offsets[1:]).all())
+
+
+def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bool) -> _Page:
+    """What pages are, of a series of this shape and so many of them."""
     if first.dtype is None or first.dtype.kind not in "biufc":
         raise ValueError(f"its elements are of {first.bitspersample} bits, in a format that NumPy has not")
     shape = tuple(map(int, first.shape))
+    if whole[-1:] == (1,) and whole[-len(shape) :] != shape:  # a last dimension of one that pages leave out
+        shape = (*shape, 1)
+    if whole[-len(shape) :] != shape or math.prod(whole[: -len(shape)]) != pages:
+        raise ValueError(f"it has {pages} pages of {shape}, which are not {whole}")
     dtype = np.dtype(first.dtype).newbyteorder(order)
     if first.imagedepth > 1:
         raise ValueError("its images have a depth of their own")
-    if first.is_contiguous and first.compression == 1 and first.bitspersample % 8 == 0:
-        return _Page(shape, dtype, shape, True, "")
+    if is_raw:
+        return _Page(shape, dtype, shape, True, False, "")
     rows, columns = int(first.imagelength), int(first.imagewidth)
     side = (first.tilelength, first.tilewidth) if first.is_tiled else (min(first.rowsperstrip, rows), columns)
-    is_planar, has_samples = first.planarconfig == 2 and first.samplesperpixel > 1, len(shape) > 2
-    segment = tuple(map(int, side))
-    if has_samples:
-        segment = (1, *segment) if is_planar else (*segment, shape[-1])
+    samples = int(first.samplesperpixel)
+    is_planar, segment = first.planarconfig == 2 and samples > 1, tuple(map(int, side))
+    if shape == (samples, rows, columns) and is_planar:
+        segment = (1, *segment)
+    elif shape == (rows, columns, samples) and not is_planar:
+        segment = (*segment, samples)
+    elif shape != (rows, columns):
+        raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
     # What is undone is of the machine's own order of bytes.
-    return _Page(shape, dtype.newbyteorder("="), segment, False, first.compression.name.lower())
+    return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, first.compression.name.lower())
 
 
-def _segments(page: Any, common: _Page) -> _Segments:
+def _segments(page: Any, common: _Page, first: Any) -> _Segments:
     """Where a page's segments are."""
     if page is None:
         raise ValueError("it misses pages")
-    if tuple(page.shape) != common.shape:
-        raise ValueError(f"its pages have {tuple(page.shape)} and {common.shape}")
+    if tuple(page.shape) != tuple(first.shape):
+        raise ValueError(f"its pages have {tuple(page.shape)} and {tuple(first.shape)}")
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
     if common.is_raw:
         offsets, sizes = offsets[:1], np.array([sizes.sum()])
-    return _Segments(offsets, sizes)
+    return _Segments(offsets, sizes, page.jpegtables)
 
 
 class TiffVolume(Volume):
@@ -197,12 +240,12 @@ class TiffVolume(Volume):
 class _Reader(UnitReader):
     def __init__(self, volume: TiffVolume) -> None:
         self._volume, self._lock = volume, threading.Lock()
-        self._found: dict[int, _Segments] = {}
+        self._found: dict[int, _Slice] = {}
+        # tifffile's pages by what their compression depends on: files of a folder may differ in it.
+        self._keyframes: dict[Any, Any] = {}
         volume.opened.check()
         with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
-            first = file.series[0].keyframe
-            self._decode: Callable[..., Any] = first.decode
-            self._tables = {} if first.jpegtables is None else {"jpegtables": first.jpegtables}
+            self._keyframe = file.series[0].keyframe
 
     def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units: strips or tiles, or parts of pages that are not compressed."""
@@ -212,11 +255,12 @@ class _Reader(UnitReader):
         for page in np.unique(pages).tolist():
             path = volume.files[0] if volume.segments is not None else volume.files[page]
             which = np.flatnonzero(pages == page).tolist()
-            segments = self._segments(page, path)
+            found = self._slice(page, path)
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             try:
+                found.state.check(descriptor)
                 for place in which:
-                    self._read_unit(descriptor, segments, int(numbers[place]), outs[place])
+                    self._read_unit(descriptor, found, int(numbers[place]), outs[place])
             except (VolumeError, OSError):
                 raise
             except Exception as error:  # of whatever library undoes the compression
@@ -224,25 +268,25 @@ class _Reader(UnitReader):
             finally:
                 os.close(descriptor)
 
-    def _segments(self, page: int, path: str) -> _Segments:
-        """Where those of a page are; of a file of its own this is found out when it is first read."""
+    def _slice(self, page: int, path: str) -> _Slice:
+        """What a page is; of a file of its own this is found out when it is first read."""
         volume = self._volume
         if volume.segments is not None:
-            return volume.segments[page]
+            return _Slice(volume.opened, volume.segments[page], self._keyframe)
         with self._lock:
             found = self._found.get(page)
         if found is None:
-            _, common, (found, *_) = _series(path)
+            state = FileState.of(path)
+            _, common, (segments, *_), first = _series(path)
             if common != volume.page:
                 raise VolumeError(f"{path} is not like {volume.files[0]}: {common} and {volume.page}")
             with self._lock:
-                self._found[page] = found
+                keyframe = self._keyframes.setdefault((first.hash, repr(first.nodata)), first)
+                found = self._found[page] = _Slice(state, segments, keyframe)
         return found
 
-    def _read_unit(
-        self, descriptor: int, segments: _Segments, number: int, out: npt.NDArray[np.uint8]
-    ) -> None:
-        volume, page = self._volume, self._volume.page
+    def _read_unit(self, descriptor: int, found: _Slice, number: int, out: npt.NDArray[np.uint8]) -> None:
+        volume, page, segments = self._volume, self._volume.page, found.segments
         box = volume.grid.box(number)[volume.dims :]
         unit = out.view(volume.dtype).reshape(volume.grid.unit[volume.dims :])
         sizes = [side.stop - side.start for side in box]
@@ -255,14 +299,15 @@ class _Reader(UnitReader):
         inner = math.prod(volume.grid.counts[volume.dims :])
         at = number % inner
         stored = _read_bytes(descriptor, int(segments.offsets[at]), int(segments.sizes[at]))
-        data, _, shape = self._decode(stored or None, at, **self._tables)
+        tables = {} if segments.tables is None else {"jpegtables": segments.tables}
+        data, _, shape = found.keyframe.decode(stored or None, at, **tables)
         if data is None:  # never written
-            unit[...] = 0
+            unit[...] = found.keyframe.nodata
             return
         made = data.reshape(data.shape[1:])  # (rows, columns, samples)
         if len(page.shape) == 2:
             made = made[..., 0]
-        elif page.segment[0] == 1 and page.shape[-1] != made.shape[-1]:  # planes of samples
+        elif page.is_planar:
             made = made[..., 0][None]
         if list(made.shape) != sizes:
             made = made[tuple(map(slice, sizes))]
@@ -272,10 +317,11 @@ class _Reader(UnitReader):
 
 
 def _read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = os.pread(descriptor, size - len(found), offset + len(found))
-        if not more:
+    found = bytearray(size)
+    view = memoryview(found)
+    while len(view):
+        count = os.preadv(descriptor, [view], offset)
+        if not count:
             raise ValueError("the file ends within it")
-        found += more
-    return found
+        view, offset = view[count:], offset + count
+    return bytes(found)

@@ -73,6 +73,12 @@ class Volume(ABC):
         """The array, where it is in memory; None where it is read."""
         return None
 
+    @property
+    def finer(self) -> Volume | None:
+        """The same in smaller units, where a unit is some that are stored apart: then one that is damaged
+        does not spoil the others.  None where a unit is what it is."""
+        return None
+
     @abstractmethod
     def open(self) -> UnitReader:
         """Open it in this process."""
@@ -85,7 +91,3 @@ class Volume(ABC):
     def state(self) -> tuple[str, str]:
         """A file or folder of it, and in words what it is and in which state all of it is, for what is kept
         of it from one time to the next; empty where that cannot be known."""
-
-    def identity(self) -> str:
-        """The second part of ``state``."""
-        return self.state()[1]

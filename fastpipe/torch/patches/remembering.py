@@ -168,9 +168,9 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
 
 
 def _share_of_worker(slots: int) -> int:
-    """Of so many, where workers cannot share them."""
+    """Of so many, where workers and ranks cannot share them."""
     worker = get_worker_info()
-    return slots // (worker.num_workers if worker else 1)
+    return slots // ((worker.num_workers if worker else 1) * local_ranks())
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:
@@ -189,12 +189,22 @@ def _job(volumes: Sequence[Volume], budget: int) -> str:
 
 
 def _memory(one: _Class, job: str = "") -> UnitMemory | None:
-    try:
-        if job:
+    if job:
+        try:
             return joined_memory(job, one.keys, one.slots, one.slot_nbytes)
+        except OSError as error:
+            ranks = local_ranks()
+            _log.warning(
+                "%d ranks of this machine do not share what is decoded, each has a part of the budget: %s",
+                ranks, str(error),  # as text: log handlers keep it, and its traceback would keep this
+            )  # fmt: skip
+            one = one._replace(slots=one.slots // ranks)
+    if not one.slots:
+        return None
+    try:
         return UnitMemory(one.keys, one.slots, one.slot_nbytes)
     except OSError as error:
-        _log.warning("decoded parts of volumes are not remembered: %s", error)
+        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
         return None
 
 
@@ -204,5 +214,5 @@ def _mapped(memory: UnitMemory | None) -> UnitSlots | None:
     try:
         return memory.opened()
     except OSError as error:
-        _log.warning("decoded parts of volumes are not remembered: %s", error)
+        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
         return None

@@ -214,3 +214,68 @@ def test_a_url_of_a_server(
     boxes_equal(reader_of(volume), data, 0, 4)
     with pytest.raises(VolumeError, match=rf"{server}/nothing/ cannot be opened by tensorstore"):
         open_volume(f"{server}/nothing/")
+
+
+def test_an_array_that_begins_elsewhere_is_read_from_its_beginning(tmp_path: Path, whole: Any) -> None:
+    data = np.arange(50 * 20 * 10, dtype="u4").reshape(50, 20, 10, 1)
+    store = tensorstore.open(
+        {
+            "driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{tmp_path}/x/"},
+            "multiscale_metadata": {"data_type": "uint32", "num_channels": 1, "type": "image"},
+            "scale_metadata": {
+                "size": data.shape[:3], "encoding": "raw", "chunk_size": [16, 16, 16], "resolution": [1, 1, 1],
+                "voxel_offset": [8, 3, 0],
+            },
+        },
+        create=True,
+    ).result()  # fmt: skip
+    store[tensorstore.d[:].translate_to[0]].write(data).result()
+    np.testing.assert_array_equal(whole(open_volume(f"file://{tmp_path}/x/")), data)
+
+
+def test_a_damaged_chunk_spoils_no_box_beside_it(tmp_path: Path, reader_of: Any) -> None:
+    data = np.arange(24 * 24, dtype="u2").reshape(24, 24)
+    write_n5(tmp_path / "x.n5", data, (8, 8))
+    (tmp_path / "x.n5" / "0" / "0").write_bytes(b"damaged")
+    reader, out = reader_of(open_volume(f"file://{tmp_path}/x.n5/")), np.zeros((9, 9), "u2")
+    reader.read([8, 8], out)
+    np.testing.assert_array_equal(out, data[8:17, 8:17])
+    with pytest.raises(DamagedUnitError):
+        reader.read([7, 7], out)
+
+
+@pytest.mark.parametrize("address", ["http://me:word@127.0.0.1:1/x.n5/", "http://127.0.0.1:1/x.n5/?key=word"])
+def test_passwords_in_an_address_are_in_no_message(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(spec: Any, **_: Any) -> Any:
+        assert spec["kvstore"] == address
+        raise ValueError(f"NOT_FOUND: {address} is not there")
+
+    monkeypatch.setattr(tensorstore, "open", failing)
+    with pytest.raises(VolumeError, match=r"http://127\.0\.0\.1:1/x\.n5/ cannot be opened") as caught:
+        open_volume(address)
+    assert "word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_damaged"),
+    [("FAILED_PRECONDITION: x", True), ("DATA_LOSS: x", True), ("UNAVAILABLE: x", False)],
+)
+def test_an_outage_is_no_damage(
+    tmp_path: Path, said: str, is_damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def __getitem__(self, box: Any) -> Any:
+            return self
+
+        def read(self, order: str) -> Any:
+            return self
+
+        def result(self) -> Any:
+            raise ValueError(said)
+
+    write_n5(tmp_path / "x.n5", np.zeros((8, 8), "u2"), (8, 8))
+    volume = TensorStoreVolume("x", {"driver": "n5", "kvstore": f"file://{tmp_path}/x.n5/"})
+    monkeypatch.setattr(volume, "store", Failing)
+    with pytest.raises(VolumeError, match=said) as caught:
+        volume.open().read(np.zeros(1, np.int64), [np.zeros(volume.unit_nbytes, np.uint8)])
+    assert isinstance(caught.value, DamagedUnitError) == is_damaged

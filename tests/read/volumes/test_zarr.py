@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -17,8 +18,8 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
-from fastpipe.cache.units import UnitSlots
 from fastpipe.errors import VolumeError
+from fastpipe.read.volumes.codecs import DECODE
 from fastpipe.read.volumes.grouped import GroupedVolume
 from fastpipe.read.volumes.native import NativeVolume
 from fastpipe.read.volumes.opening import open_volume
@@ -140,7 +141,7 @@ def test_any_array_is_that_of_zarr_python(
         for slots in (1, 1 + case["seed"] % 7, inner.grid.count):
             first = case["seed"] % 3
             memory = memory_for(inner, slots, first)
-            boxes_equal(reader_of(inner, UnitSlots(memory), first), expected, case["seed"], 4)
+            boxes_equal(reader_of(inner, memory.opened(), first), expected, case["seed"], 4)
             memory.close()
 
 
@@ -167,7 +168,7 @@ def test_parts_of_large_chunks_are_decoded_alone(
     assert same_bits(whole(volume), expected)
     memory = memory_for(volume, 5)
     boxes_equal(reader_of(volume), expected, 0, 6)
-    boxes_equal(reader_of(volume, UnitSlots(memory)), expected, 1, 20)
+    boxes_equal(reader_of(volume, memory.opened()), expected, 1, 20)
     memory.close()
 
 
@@ -331,7 +332,7 @@ def test_other_codecs_are_tensorstore_s_and_equal(
     np.testing.assert_array_equal(whole(volume), expected)
     memory = memory_for(volume, 2)
     boxes_equal(reader_of(volume), expected, 0, 6)
-    boxes_equal(reader_of(volume, UnitSlots(memory)), expected, 1, 6)
+    boxes_equal(reader_of(volume, memory.opened()), expected, 1, 6)
     memory.close()
 
 
@@ -530,3 +531,28 @@ def test_extension_types_are_not_called_damaged(tmp_path: Path) -> None:
     create(tmp_path / "x", shape=(4,), chunks=(2,), kind="i8")
     change(tmp_path / "x", data_type={"name": "numpy.datetime64", "configuration": {"unit": "s"}})
     assert "numpy.datetime64" in str(zarr_array(os.fspath(tmp_path / "x")))
+
+
+def test_a_damaged_small_chunk_spoils_no_box_beside_it(tmp_path: Path, reader_of: Any) -> None:
+    data = np.random.default_rng(0).integers(0, 9, (64, 64, 64)).astype(">u2")
+    zarr.create_array(tmp_path / "x", shape=data.shape, chunks=(8, 8, 8), dtype=">u2", zarr_format=2)[...] = (
+        data
+    )
+    file = tmp_path / "x" / "0.0.0"
+    file.write_bytes(file.read_bytes()[:20])
+    volume = open_volume(tmp_path / "x")
+    assert isinstance(volume, NativeVolume) and isinstance(volume.inner, GroupedVolume)
+    reader, out = reader_of(volume), np.zeros((8, 8, 8), "u2")
+    reader.read([8, 3, 3], out)
+    np.testing.assert_array_equal(out, data[8:16, 3:11, 3:11])
+    with pytest.raises(DamagedUnitError, match=r"0\.0\.0, the chunk at \[0:8, 0:8, 0:8\]"):
+        reader.read([7, 3, 3], out)
+
+
+def test_a_chunk_of_two_whole_members_of_gzip_is_damaged() -> None:
+    raw = bytes(range(256)) * 16
+    out = np.zeros(len(raw), np.uint8)
+    for second in (raw, bytes(len(raw))):
+        stored = np.frombuffer(gzip.compress(raw) + gzip.compress(second), np.uint8)
+        with pytest.raises(ValueError, match="gzip: more bytes in the place of 4096"):
+            DECODE["gzip"](stored, out)

@@ -117,6 +117,25 @@ def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
     assert set(new[0].ravel().tolist()) == {2}
 
 
+def test_ranks_that_cannot_meet_have_one_budget_together(
+    scroll: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def alone(*_: Any) -> Any:
+        raise OSError("no space left for a note")
+
+    def slots_of() -> int:
+        dataset = FastPatchDataset(scroll, (12, 12, 12), cache=Cache("ram", max_bytes=40_000))
+        assert dataset[0].shape == (12, 12, 12)
+        return sum(memory.slots for memory in dataset._remembered._memories.values() if memory is not None)
+
+    whole = slots_of()
+    monkeypatch.setattr(remembering, "joined_memory", alone)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with caplog.at_level("WARNING", "fastpipe"):
+        assert 0 < slots_of() <= whole // 8
+    assert "8 ranks" in caplog.text and "no space left for a note" in caplog.text
+
+
 class Wrapper(Dataset[Any]):
     """A dataset of the script's around fastpipe's."""
 
