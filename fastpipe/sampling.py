@@ -27,8 +27,22 @@ class Uniform:
         samples_per_epoch: how many.
         volumes: of several volumes, ``"equal"`` takes each as often, ``"size"`` each as often as there are
             places in it.
-        mask_fraction: take patches only of which at least such a part of the voxels is not 0 in ``mask=``.
-            A place that has less is drawn anew.
+        mask_fraction: take patches only of which at least such a part of the voxels is not 0 in ``mask=``
+            (of several channels, in any); instead of a place that has less another is drawn.  A very small
+            number asks for patches that are not empty.  Voxels are counted in blocks with sides of a
+            quarter of a patch's, and of 4 at most (more in volumes of more than 268 million voxels): of
+            blocks at a patch's surface that are not all in the mask none are counted, so a patch that has
+            only little more than the part may be left out.
+
+    Raises:
+        OptionError: a value cannot work.
+
+    >>> import numpy as np
+    >>> from fastpipe import FastPatchDataset
+    >>> volume = np.eye(8, dtype=np.uint8)
+    >>> dataset = FastPatchDataset(volume, (2, 2), mask=volume, sampling=Uniform(20, mask_fraction=0.5))
+    >>> all(mask.sum() == 2 for patch, mask in dataset)
+    True
     """
 
     samples_per_epoch: int
@@ -50,10 +64,21 @@ class Foreground:
     Args:
         samples_per_epoch: how many.
         fraction: of patches around the foreground.
-        classes: the labels that are foreground; None takes all but 0.
+        classes: the labels that are foreground; None takes all above 0.
         voxels: so many of each class and volume are remembered, drawn from all; nnU-Net has 10,000.
         volumes, mask_fraction: as in :class:`Uniform`; the mask is not asked for patches around the
             foreground.
+
+    Raises:
+        OptionError: a value cannot work.
+
+    >>> import numpy as np
+    >>> from fastpipe import FastPatchDataset
+    >>> labels = np.zeros((50, 50), np.uint8)
+    >>> labels[7, 40] = 1
+    >>> dataset = FastPatchDataset(labels, (4, 4), labels=labels, sampling=Foreground(20, fraction=1.0))
+    >>> all(found[2, 2] == 1 for patch, found in dataset)
+    True
     """
 
     samples_per_epoch: int
@@ -65,12 +90,16 @@ class Foreground:
 
     def __post_init__(self) -> None:
         _check_common(self)
-        if not 0 <= self.fraction <= 1:
-            raise OptionError(f"Foreground(fraction=…) must be from 0 to 1, got {self.fraction!r}")
-        if self.voxels < 1:
-            raise OptionError(f"Foreground(voxels=…) must be a number from 1, got {self.voxels!r}")
+        _check_part(self, "fraction", self.fraction)
+        object.__setattr__(self, "voxels", _from_1(self.voxels, "Foreground(voxels=…)"))
         if self.classes is not None:
-            object.__setattr__(self, "classes", tuple(operator.index(label) for label in self.classes))
+            try:
+                labels = tuple(operator.index(label) for label in self.classes)
+            except TypeError:
+                raise OptionError(
+                    f"Foreground(classes=…) must be a tuple of labels, or None, got {self.classes!r}"
+                ) from None
+            object.__setattr__(self, "classes", labels)
 
 
 @dataclass(frozen=True)
@@ -79,6 +108,15 @@ class Grid:
 
     Args:
         stride: from one patch to the next, along each dimension; None is the patch's size, without overlap.
+
+    Raises:
+        OptionError: a value cannot work.
+
+    >>> import numpy as np
+    >>> from fastpipe import FastPatchDataset
+    >>> dataset = FastPatchDataset(np.zeros((9, 6)), (4, 6), sampling=Grid(stride=3))
+    >>> dataset.places()[1].tolist()
+    [[0, 0], [3, 0], [5, 0]]
     """
 
     stride: int | Sequence[int] | None = None
@@ -86,15 +124,15 @@ class Grid:
     def __post_init__(self) -> None:
         if self.stride is None:
             return
-        sides = [self.stride] if isinstance(self.stride, int) else list(self.stride)
         try:
-            sides = [operator.index(side) for side in sides]
+            given = np.atleast_1d(np.asarray(self.stride, object)).tolist()
+            sides = [0 if isinstance(side, bool) else operator.index(side) for side in given]
         except TypeError:
-            sides = [0]
+            sides = []
         if min(sides, default=0) < 1:
             raise OptionError(f"Grid(stride=…) must be numbers from 1, got {self.stride!r}")
-        if not isinstance(self.stride, int):
-            object.__setattr__(self, "stride", tuple(sides))
+        is_one = np.ndim(self.stride) == 0
+        object.__setattr__(self, "stride", sides[0] if is_one else tuple(sides))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +142,14 @@ class Positions:
     Args:
         array: integers (N, D): where each patch begins; of several volumes (N, 1 + D), with the number of
             the volume in front.  With ``padding=`` patches may reach beyond the volume.
+
+    Raises:
+        OptionError: the array is of another type or shape.
+
+    >>> from fastpipe import FastPatchDataset
+    >>> volume = np.arange(30).reshape(5, 6)
+    >>> FastPatchDataset(volume, (1, 2), sampling=Positions([[0, 0], [4, 3]]))[1].tolist()
+    [[27, 28]]
     """
 
     array: npt.NDArray[np.int64] = field(repr=False)
@@ -125,16 +171,27 @@ Sampling = Uniform | Foreground | Grid | Positions
 
 def _check_common(option: Uniform | Foreground) -> None:
     name = type(option).__name__
-    try:
-        count = operator.index(option.samples_per_epoch)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise OptionError(
-            f"{name}(samples_per_epoch) must be a number from 1, got {option.samples_per_epoch!r}"
-        )
+    count = _from_1(option.samples_per_epoch, f"{name}(samples_per_epoch)")
     object.__setattr__(option, "samples_per_epoch", count)
     if option.volumes not in ("equal", "size"):
         raise OptionError(f"{name}(volumes=…) must be 'equal' or 'size', got {option.volumes!r}")
-    if not 0 <= option.mask_fraction <= 1:
-        raise OptionError(f"{name}(mask_fraction=…) must be from 0 to 1, got {option.mask_fraction!r}")
+    _check_part(option, "mask_fraction", option.mask_fraction)
+
+
+def _from_1(value: Any, what: str) -> int:
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise OptionError(f"{what} must be a number from 1, got {value!r}")
+    return count
+
+
+def _check_part(option: Any, name: str, value: Any) -> None:
+    try:
+        is_part = 0 <= float(value) <= 1 and not isinstance(value, (bool, str))
+    except (TypeError, ValueError):
+        is_part = False
+    if not is_part:
+        raise OptionError(f"{type(option).__name__}({name}=…) must be from 0 to 1, got {value!r}")

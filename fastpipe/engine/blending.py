@@ -60,7 +60,7 @@ class Blender:
         weights: float32, of a patch's shape: how much each of its voxels counts.
         part: the shape of what is finished at once.
         write: is given a place, int (D,), and the blended part that begins there: float32 (*lead, …).
-        max_bytes: for sums in memory; the others go to a file.
+        max_bytes: for sums in memory, or those of one part; the others go to a file.
         folder: for this file.
     """
 
@@ -127,9 +127,10 @@ class Blender:
                 del self._sums[part]
                 self._nbytes -= sums.nbytes
                 begin = [at * side for at, side in zip(part, self._part, strict=True)]
-                weights = sums[-1]
+                blended, weights = sums[:-1], sums[-1]
                 weights[weights == 0] = 1  # where there is no patch, there is 0
-                self._write(begin, sums[:-1].reshape(*lead, *weights.shape) / weights)
+                blended /= weights
+                self._write(begin, blended.reshape(*lead, *weights.shape))
 
     def _add_to(
         self, part: tuple[int, ...], sums: Float32Array, start: Sequence[int], values: Float32Array
@@ -156,14 +157,16 @@ class Blender:
         sizes = [
             min(side, size - at * side) for at, side, size in zip(part, self._part, self._shape, strict=True)
         ]
-        sums = np.zeros((1 + math.prod(self._lead or ()), *sizes), np.float32)
+        shape = (1 + math.prod(self._lead or ()), *sizes)
+        nbytes = math.prod(shape) * 4
+        while self._sums and self._nbytes + nbytes > self._max_bytes:
+            self._put_away(*self._sums.popitem(last=False))
+        sums = np.zeros(shape, np.float32)
         place = self._places.pop(part, None)
         if place is not None:
             self._file.seek(place)
             self._file.readinto(sums.reshape(-1).view(np.uint8).data)
             self._free.append(place)
-        while self._sums and self._nbytes + sums.nbytes > self._max_bytes:
-            self._put_away(*self._sums.popitem(last=False))
         self._sums[part] = sums
         self._nbytes += sums.nbytes
         return sums

@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import glob
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from fastpipe.errors import OptionError
 
-__all__ = ["ROLES", "matched_volumes", "roles_of"]
+__all__ = ["ROLES", "matched_volumes"]
 
 ROLES = ("volume", "labels", "mask")
 
+_HOW = "give a table, a list of tuples (volume, labels[, mask]), or lists of paths in the same order"
+# As glob has them: which characters a set in brackets has need not be known, as glob has looked for them.
+_WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
-def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> list[list[Any]]:
+
+def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
     """The volumes, their labels and their masks, as far as there are such.
 
     Args:
@@ -24,8 +29,12 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> list[l
             columns of these names.
         labels, mask: the same for the labels and masks, in the same order; without a table.
 
+    Where several of them are patterns, what belongs together is that for which their wildcards stand for
+    the same: ``"images/*_0000.npy"`` and ``"labels/*.npy"``.  A pattern within a sequence, or a table, is
+    matched with those at the same place.
+
     Returns:
-        One list for each of volume, labels and mask that was given; equally long.
+        By ``"volume"``, ``"labels"`` and ``"mask"``, as far as given, lists that are equally long.
 
     Raises:
         OptionError: they do not fit together, or there are none.
@@ -35,26 +44,12 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> list[l
             raise OptionError("labels= and mask= are columns of the table that volume= is: leave them out")
         columns = _columns(volume)
     else:
-        columns = {"volume": _several(volume, "volume")}
-        columns |= {
-            name: _several(given, name)
-            for name, given in (("labels", labels), ("mask", mask))
-            if given is not None
-        }
-    counts = {name: len(column) for name, column in columns.items()}
-    if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} for {name}=" for name, count in counts.items())
-        raise OptionError(f"there must be equally many of volume, labels and mask, got {said}")
-    if not counts["volume"]:
+        given = zip(ROLES, (volume, labels, mask), strict=True)
+        columns = {name: _several(some) for name, some in given if name == "volume" or some is not None}
+    columns = _expanded(columns)
+    if not columns["volume"]:
         raise OptionError("volume= names no volumes")
-    return list(columns.values())
-
-
-def roles_of(volume: Any, labels: Any, mask: Any) -> list[str]:
-    """The names of what ``matched_volumes`` gives."""
-    if _is_table(volume):
-        return list(_columns(volume))
-    return [name for name, given in zip(ROLES, (volume, labels, mask), strict=True) if given is not None]
+    return columns
 
 
 def _is_table(volume: Any) -> bool:
@@ -92,13 +87,107 @@ def _columns_of_file(path: str) -> dict[str, list[Any]]:
     }
 
 
-def _several(given: Any, name: str) -> list[Any]:
-    if isinstance(given, (str, os.PathLike)):
-        path = os.fspath(given)
-        if "://" not in path and glob.has_magic(path) and not os.path.exists(path):
-            found = sorted(glob.glob(path, recursive=True))
-            if not found:
-                raise OptionError(f"{name}={path!r} matches nothing")
-            return list(found)
-        return [given]
+def _several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with what patterns match in their places."""
+    if len({len(column) for column in columns.values()}) == 1:
+        rows = [
+            _expanded_row(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+        ]
+        return {name: [one for row in rows for one in row[name]] for name in columns}
+    with_patterns = [name for name, column in columns.items() if any(map(_is_pattern, column))]
+    if len(with_patterns) > 1:
+        raise OptionError(
+            f"the patterns of {'= and '.join(with_patterns)}= cannot be matched, as there are not equally "
+            f"many: {_HOW}"
+        )
+    found = {
+        name: [one for item in column for one in (_found(item, name) if _is_pattern(item) else [item])]
+        for name, column in columns.items()
+    }
+    _check_counts(found)
+    return found
+
+
+def _expanded_row(row: dict[str, Any]) -> dict[str, list[Any]]:
+    patterns = {name: os.fspath(item) for name, item in row.items() if _is_pattern(item)}
+    found = {name: [item] for name, item in row.items()}
+    if len(patterns) > 1:
+        found |= _matched(patterns)
+    else:
+        found |= {name: _found(pattern, name) for name, pattern in patterns.items()}
+    _check_counts(found)
+    return found
+
+
+def _check_counts(columns: dict[str, list[Any]]) -> None:
+    counts = {name: len(column) for name, column in columns.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} for {name}=" for name, count in counts.items())
+        raise OptionError(f"there must be equally many of volume, labels and mask, got {said}")
+
+
+def _is_pattern(given: Any) -> bool:
+    if not isinstance(given, (str, os.PathLike)):
+        return False
+    path = os.fspath(given)
+    return "://" not in path and glob.has_magic(path) and not os.path.exists(path)
+
+
+def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
+    path = os.fspath(pattern)
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise OptionError(f"{name}={path!r} matches nothing")
+    return found
+
+
+def _matched(patterns: dict[str, str]) -> dict[str, list[str]]:
+    """What patterns match, in the order of the first, by what their wildcards stand for."""
+    regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
+    counts = {name: regex.groups for name, regex in regexes.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} in {name}={patterns[name]!r}" for name, count in counts.items())
+        raise OptionError(f"patterns must have equally many wildcards, got {said}: {_HOW}")
+    by_text: dict[str, dict[tuple[str, ...], str]] = {}
+    for name, pattern in patterns.items():
+        fits = [(regexes[name].fullmatch(path), path) for path in _found(pattern, name)]
+        by_text[name] = {}
+        for match, path in fits:
+            if match is not None and by_text[name].setdefault(match.groups(""), path) != path:
+                other = by_text[name][match.groups("")]
+                raise OptionError(f"{name}={pattern!r} has both {other!r} and {path!r}: {_HOW}")
+    leading = next(iter(patterns))
+    for name in patterns:
+        for some, other in ((leading, name), (name, leading)):
+            missing = [text for text in by_text[some] if text not in by_text[other]]
+            if missing:
+                raise OptionError(
+                    f"{other}={patterns[other]!r} has nothing for {'/'.join(missing[0])!r}, of "
+                    f"{by_text[some][missing[0]]!r}, and {len(missing) - 1} more of {some}=: {_HOW}"
+                )
+    return {name: [by_text[name][text] for text in by_text[leading]] for name in patterns}
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """The pattern with a group for each wildcard, but for one that is the name's ending, as in ``x.*``."""
+    parts = re.split(r"/+", pattern)
+    text = ""
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":  # any folders, or none
+            text += "(.*)" if last else "(?:(.*)/+)?"
+        else:
+            has_any_ending = last and part.endswith(".*")
+            pieces = _WILDCARDS.split(part.removesuffix("*") if has_any_ending else part)
+            text += "".join(map(_wildcard, pieces)) + ("[^/]*" if has_any_ending else "" if last else "/+")
+    return re.compile(text, re.DOTALL)
+
+
+def _wildcard(piece: str) -> str:
+    if not _WILDCARDS.fullmatch(piece):
+        return re.escape(piece)
+    return "([^/]*)" if piece[0] == "*" else "([^/])"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -14,7 +15,6 @@ from fastpipe.errors import OptionError
 __all__ = [
     "FixedPatches",
     "ForegroundPatches",
-    "MaskedPatches",
     "PatchPlaces",
     "PatchSpace",
     "Places",
@@ -24,8 +24,6 @@ __all__ = [
 ]
 
 Int64Array = npt.NDArray[np.int64]
-_ATTEMPTS = 64  # to find a patch with enough of a mask
-_TRIED, _ROUNDS = 4096, 4  # patches that are tried when a dataset is made
 # (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
@@ -129,9 +127,9 @@ class UniformPatches:
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
         self._space, self.count, self._draw = space, count, draw
         sizes = space.sizes() if by_size else [1] * len(space.shapes)
-        total = sum(sizes)
         # Of exact integers, as there may be more places than a float tells apart.
-        self._ends = np.array([sum(sizes[: end + 1]) / total for end in range(len(sizes))])
+        ends = list(itertools.accumulate(sizes))
+        self._ends = np.array([end / ends[-1] for end in ends])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
         """As for ``PatchPlaces``."""
@@ -194,57 +192,6 @@ class ForegroundPatches:
         highs = lows + self._space.counts[volume] - 1
         starts: Int64Array = np.clip(centre - self._space.patch // 2, lows, highs)
         return starts
-
-
-class MaskedPatches:
-    """Patches of which enough is in a mask: others are drawn anew.
-
-    Args:
-        base: the patches, for a number of the attempt.
-        least: the part of a patch that is to be in the mask.
-        fractions: for volumes, and places in them, the part that is.
-
-    Raises:
-        OptionError: there seem to be no such patches.
-    """
-
-    is_random = True
-
-    def __init__(
-        self,
-        base: Callable[[int], PatchPlaces],
-        least: float,
-        fractions: Callable[[Places], npt.NDArray[np.float64]],
-    ) -> None:
-        self._base, self._least, self._fractions = base, least, fractions
-        self.count = base(0).count
-        # What is left after many attempts is taken from these.
-        tried = np.arange(_TRIED)
-        found = [base(_ATTEMPTS + 1).places(0, number, tried) for number in range(_ROUNDS)]
-        places = Places(*(np.concatenate(some) for some in zip(*found, strict=True)))
-        shares = fractions(places)
-        good = np.flatnonzero(shares >= least)
-        if not len(good):
-            raise OptionError(
-                f"mask_fraction={least}: of {len(shares):,} patches that were tried none has so much of the "
-                f"mask; the most is {shares.max():.3f}"
-            )
-        self._good = Places(places.volumes[good], places.starts[good])
-
-    def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """As for ``PatchPlaces``."""
-        volumes, starts = (part.copy() for part in self._base(0).places(seed, epoch, indices))
-        left = np.flatnonzero(self._fractions(Places(volumes, starts)) < self._least)
-        for attempt in range(1, _ATTEMPTS):
-            if not len(left):
-                break
-            again = self._base(attempt).places(seed, epoch, indices[left])
-            volumes[left], starts[left] = again
-            left = left[self._fractions(again) < self._least]
-        if len(left):
-            some = (indices[left] + epoch) % len(self._good.volumes)
-            volumes[left], starts[left] = self._good.volumes[some], self._good.starts[some]
-        return Places(volumes, starts)
 
 
 def _within(space: PatchSpace, volumes: Int64Array, drawn: npt.NDArray[np.float64]) -> Int64Array:

@@ -15,7 +15,6 @@ from fastpipe.errors import OptionError
 from fastpipe.index.patches import (
     FixedPatches,
     ForegroundPatches,
-    MaskedPatches,
     PatchSpace,
     Places,
     UniformPatches,
@@ -260,49 +259,3 @@ def test_a_patch_is_around_its_voxel() -> None:
     counts = np.unique(where, return_counts=True)[1]
     assert len(counts) == 28
     assert stats.chisquare(counts).pvalue > 1e-3
-
-
-def masked(least: float, count: int = 300) -> tuple[PatchSpace, Any, Any]:
-    space = space_of((40,), patch=(4,))
-    mask = np.zeros(40)
-    mask[5:14] = 1
-
-    def fractions(places: Places) -> Any:
-        return np.array([mask[at : at + 4].mean() for at in places.starts[:, 0].tolist()])
-
-    def base(attempt: int) -> UniformPatches:
-        return UniformPatches(space, count, False, lambda seed, *some: draw(1000 * attempt + seed, *some))
-
-    return space, base, fractions
-
-
-@pytest.mark.parametrize("least", [0.25, 0.75, 1.0])
-def test_enough_of_a_masked_patch_is_in_the_mask(least: float) -> None:
-    space, base, fractions = masked(least)
-    patches = MaskedPatches(base, least, fractions)
-    found = patches.places(0, 0, np.arange(300))
-    assert_within(space, found)
-    assert (fractions(found) >= least).all()
-    good = np.flatnonzero(fractions(Places(np.zeros(37, int), np.arange(37)[:, None])) >= least)
-    counts = np.bincount(found.starts[:, 0], minlength=37)
-    assert counts.sum() == counts[good].sum()
-    assert stats.chisquare(counts[good]).pvalue > 1e-3
-    some = patches.places(0, 0, np.array([7, 250, 3]))
-    np.testing.assert_array_equal(some.starts, found.starts[[7, 250, 3]])
-
-
-def test_a_mask_that_no_patch_has_enough_of_is_refused() -> None:
-    _, base, fractions = masked(1.0)
-    with pytest.raises(OptionError, match=r"mask_fraction=1\.5: .* the most is 1\.000"):
-        MaskedPatches(base, 1.5, fractions)
-
-
-def test_where_attempts_find_none_there_is_one_that_was_found_before() -> None:
-    """A mask of one voxel in two thousand, and patches of one."""
-    space = space_of((2000,), patch=(1,))
-
-    def base(attempt: int) -> UniformPatches:
-        return UniformPatches(space, 40, False, lambda seed, *some: in_order(1000 * attempt + seed, *some))
-
-    patches = MaskedPatches(base, 1.0, lambda places: (places.starts[:, 0] == 77).astype(float))
-    assert (patches.places(0, 0, np.arange(40)).starts == 77).all()

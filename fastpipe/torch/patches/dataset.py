@@ -52,7 +52,8 @@ class FastPatchDataset(RowsDataset):
     Args:
         volume: a path (Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy; behind a slash the name of
             an array within a file or folder; a folder of TIFF files is one volume), a pattern such as
-            ``"cases/*/image.zarr"``, or a NumPy array; or a sequence of these; or a table, a sequence of
+            ``"cases/*/image.zarr"``, or a NumPy array, of which spawned workers get copies (rather give the
+            path of a large one than a ``numpy.memmap``); or a sequence of these; or a table, a sequence of
             tuples (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
         patch_size: voxels along each of the last dimensions; the dimensions in front, such as channels, are
             taken as a whole.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -54,12 +55,16 @@ class Padding(NamedTuple):
         Raises:
             OptionError: they cannot.
         """
-        value = {"volume": self.value, "labels": self.label, "mask": 0}[role]
+        value = self.constant(role)
         if self.mode != "constant" or dtype.kind not in "biu":
             return
         limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         if not (limits[0] <= value <= limits[1] and value == int(value)):
             raise OptionError(f"padding= has the constant {value} for {role}, whose elements are {dtype}")
+
+    def constant(self, role: str) -> float:
+        """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
+        return {"volume": self.value, "labels": self.label, "mask": 0}[role]
 
     @property
     def pads(self) -> bool:
@@ -96,16 +101,25 @@ def read_patch(
         padded_indices(at, side, most, padding.mode)
         for at, side, most in zip(start, size, shape, strict=True)
     ]
-    # The box that has all that is needed is never larger than the patch.
-    lows = [int(index[index >= 0].min()) for index in indices]
-    sizes = [int(index.max()) + 1 - low for low, index in zip(lows, indices, strict=True)]
+    needed = [np.unique(index[index >= 0]) for index in indices]
+    sizes = [len(some) for some in needed]  # never more than the patch has
     box = np.empty((*out.shape[:lead], *sizes), out.dtype)
-    reader.read([*front, *lows], box)
+    for runs in itertools.product(*map(_runs, needed)):
+        lows = [int(some[run.start]) for some, run in zip(needed, runs, strict=True)]
+        some_box: list[Any] = [slice(None)] * lead + list(runs)
+        reader.read([*front, *lows], box[tuple(some_box)])
     if padding.mode == "constant":
-        out[...] = {"volume": padding.value, "labels": padding.label, "mask": 0}[role]
-        begins = [low - at for low, at in zip(lows, start, strict=True)]
+        out[...] = padding.constant(role)
+        begins = [int(some[0]) - at for some, at in zip(needed, start, strict=True)]
         inside: list[Any] = [slice(at, at + side) for at, side in zip(begins, sizes, strict=True)]
         out[(..., *inside)] = box
         return
-    taken = [index - low for index, low in zip(indices, lows, strict=True)]
+    taken = [np.searchsorted(some, index) for some, index in zip(needed, indices, strict=True)]
     out[...] = box[np.ix_(*map(range, out.shape[:lead]), *taken)]
+
+
+def _runs(indices: npt.NDArray[np.int64]) -> list[slice]:
+    """Of ascending numbers the parts that follow each other: with ``"wrap"`` there may be two, at both ends
+    of a dimension, and all between them need not be read."""
+    cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(cuts)]

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import FileArrays
-from fastpipe.index.masks import MaskDensity
+from fastpipe.index.masks import MaskDensity, MaskedPatches, PatchCells
 from fastpipe.index.patches import (
     FixedPatches,
     ForegroundPatches,
-    MaskedPatches,
     PatchPlaces,
     PatchSpace,
     Places,
@@ -29,35 +28,20 @@ from fastpipe.transform.keys import sample_seed, uniforms
 
 __all__ = ["places_of"]
 
-# Where a seed's numbers for places begin, far from those for the transforms of any sample; each attempt to
-# find a place has others, and so have patches around the foreground.
+# Where a seed's numbers for places begin, far from those for the transforms of any sample; attempts to find
+# a place near to a mask have others, and so have patches around the foreground.
 _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
 def drawn(
-    attempt: int, seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int
+    number: int, seed: int, epoch: int, indices: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.float64]:
     """Random numbers for the places of patches: others than those for their transforms."""
-    return uniforms(sample_seed(seed, attempt, _PLACES), epoch, indices, count)
-
-
-class Attempts:
-    """Makes the patches of each attempt once."""
-
-    def __init__(self, space: PatchSpace, count: int, by_size: bool) -> None:
-        self._space, self._count, self._by_size = space, count, by_size
-        self._made: dict[int, UniformPatches] = {}
-
-    def __call__(self, number: int) -> PatchPlaces:
-        """The patches of an attempt."""
-        if number not in self._made:
-            draw = partial(drawn, number)
-            self._made[number] = UniformPatches(self._space, self._count, self._by_size, draw)
-        return self._made[number]
+    return uniforms(sample_seed(seed, number, _PLACES), epoch, indices, count)
 
 
 class Shares:
-    """The part of patches that is in the masks of their volumes."""
+    """The part of patches that is in the masks of their volumes at least."""
 
     def __init__(self, space: PatchSpace, densities: Sequence[MaskDensity]) -> None:
         self._space, self._densities = space, densities
@@ -114,12 +98,14 @@ def _anywhere(
     sampling: Uniform | Foreground, space: PatchSpace, roles: Sequence[Role], kept: FileArrays | None
 ) -> PatchPlaces:
     """Patches anywhere, or where there is enough of the mask."""
-    attempt = Attempts(space, sampling.samples_per_epoch, sampling.volumes == "size")
-    if not sampling.mask_fraction:
-        return attempt(0)
+    by_size = sampling.volumes == "size"
+    base = UniformPatches(space, sampling.samples_per_epoch, by_size, partial(drawn, 0))
+    least = sampling.mask_fraction
+    if not least:
+        return base
     mask = _role(roles, "mask", "mask_fraction= is a part of the mask")
-    found = [mask_density(mask, number, kept) for number in range(len(mask.volumes))]
-    return MaskedPatches(attempt, sampling.mask_fraction, Shares(space, found))
+    found = [mask_density(mask, number, space.patch.tolist(), kept) for number in range(len(mask.volumes))]
+    return MaskedPatches(base, PatchCells(space, by_size, least, found), least, Shares(space, found), drawn)
 
 
 def _role(roles: Sequence[Role], name: str, why: str) -> Role:

@@ -10,7 +10,7 @@ import numpy as np
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
-from fastpipe.index.patch_tables import matched_volumes, roles_of
+from fastpipe.index.patch_tables import matched_volumes
 from fastpipe.read.volumes.kernels import DIMS
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import Volume
@@ -51,11 +51,10 @@ def opened_roles(volume: Any, labels: Any, mask: Any, dims: int, *, may_write: b
         Others: as for ``open_volume``.
     """
     columns = matched_volumes(volume, labels, mask)
-    names = roles_of(volume, labels, mask)
     tables, convert = (default_file_arrays(), ConvertedFiles()) if may_write else (None, None)
     roles = [
         _role(name, [open_volume(what, name, convert=convert, tables=tables) for what in column], dims)
-        for name, column in zip(names, columns, strict=True)
+        for name, column in columns.items()
     ]
     for role in roles[1:]:
         for number in range(len(role.volumes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ from fastpipe.torch.patches.dataset import FastPatchDataset
 
 __all__ = ["stitch"]
 
-_PART = 128  # the most along a dimension that is finished at once
+_PART, _LEAST_PART = 128, 16  # the most along a dimension that is finished at once, and the least of it
 
 
 def stitch(
@@ -47,7 +48,8 @@ def stitch(
             its sides, as nnU-Net and MONAI do), ``"constant"`` all alike; or an array of the patch's size.
         apply: is given each blended part, float32 (*channels, …), and returns what is written, of the same
             size along the last dimensions: ``lambda p: p.argmax(0).astype("uint8")`` makes labels of scores.
-        max_bytes: for sums in memory; beyond it they wait in a file beside ``out``.
+        max_bytes: for sums in memory, beside a batch of predictions; beyond it they wait in a file beside
+            ``out``.
 
     Returns:
         ``out``.
@@ -64,17 +66,8 @@ def stitch(
     >>> bool(np.allclose(made, 2 * volume))
     True
     """
-    if dataset._places.is_random:
-        raise OptionError(
-            f"stitch needs patches that are the same each time: sampling=Grid(…), not {dataset.sampling!r}"
-        )
-    volumes, starts = dataset.places()
+    volumes, starts, outs = _checked(dataset, out)
     shapes = dataset._space.shapes.tolist()
-    outs = out if isinstance(out, (list, tuple)) else [out]
-    if len(outs) != len(shapes):
-        raise OptionError(f"the dataset has {len(shapes)} volumes, and out= names {len(outs)}")
-    if (np.diff(volumes) < 0).any():
-        raise OptionError("Positions(array) must have the patches of a volume after each other for stitch")
     source = _Rows(predictions, len(dataset), len(dataset.patch_size))
     chosen = _weights(weights, dataset.patch_size)
     targets = [_target(one, shape) for one, shape in zip(outs, shapes, strict=True)]
@@ -89,6 +82,37 @@ def stitch(
             target.give_up()
         raise
     return out
+
+
+def _checked(
+    dataset: FastPatchDataset, out: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Sequence[Any]]:
+    """The volume of each patch, where it begins there, and the targets."""
+    if not isinstance(dataset, FastPatchDataset):
+        raise OptionError(
+            f"stitch needs the FastPatchDataset itself, got {type(dataset).__name__}; for some of its "
+            "patches make one with sampling=Positions(array)"
+        )
+    if dataset._places.is_random:
+        raise OptionError(
+            f"stitch needs patches that are the same each time: sampling=Grid(…), not {dataset.sampling!r}"
+        )
+    if dataset.bad_samples.policy != "raise":
+        raise OptionError(
+            f"with bad_samples={dataset.bad_samples.policy!r} predictions would be put into the places of "
+            "other patches: make the dataset for stitch with bad_samples='raise'"
+        )
+    volumes, starts = dataset.places()
+    outs = out if isinstance(out, (list, tuple)) else [out]
+    if len(outs) != len(dataset._space.shapes):
+        raise OptionError(f"the dataset has {len(dataset._space.shapes)} volumes, and out= names {len(outs)}")
+    names = [os.path.realpath(one) if isinstance(one, (str, os.PathLike)) else str(id(one)) for one in outs]
+    twice = [one for one, name in zip(outs, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise OptionError(f"out= must have another target for each volume, but several times {twice[0]!r}")
+    if (np.diff(volumes) < 0).any():
+        raise OptionError("Positions(array) must have the patches of a volume after each other for stitch")
+    return volumes, starts, outs
 
 
 def _stitch_one(
@@ -108,15 +132,20 @@ def _stitch_one(
             )
         target.write(start, made)
 
-    target.begin()
-    with Blender(shape, starts, weights, _part_of(shape), write, max_bytes, target.folder) as blender:
+    channels = source.channels() if len(starts) else 1
+    part = _part_of(shape, channels, max_bytes)
+    target.begin(part)
+    with Blender(shape, starts, weights, part, write, max_bytes, target.folder) as blender:
         for start in starts.tolist():
             blender.add(start, source.next())
 
 
-def _part_of(shape: Sequence[int]) -> list[int]:
-    """The shape of what is finished at once."""
-    return [min(_PART, max(1, size)) for size in shape]
+def _part_of(shape: Sequence[int], channels: int, max_bytes: int) -> list[int]:
+    """The shape of what is finished at once: several go into memory, if they can."""
+    side = _PART
+    while side > _LEAST_PART and 16 * (channels + 1) * side ** len(shape) > max_bytes:
+        side //= 2
+    return [min(side, max(1, size)) for size in shape]
 
 
 class _Rows:
@@ -127,8 +156,18 @@ class _Rows:
         self._taken = 0
         self._rows: list[npt.NDArray[np.float32]] = []
 
+    def channels(self) -> int:
+        """How many values the next one has for each voxel."""
+        self._fetch()
+        return math.prod(self._rows[-1].shape[: self._rows[-1].ndim - self._dims])
+
     def next(self) -> npt.NDArray[np.float32]:
         """The next one."""
+        self._fetch()
+        self._taken += 1
+        return self._rows.pop()
+
+    def _fetch(self) -> None:
         while not self._rows:
             batch = next(self._batches, None)
             if batch is None:
@@ -143,8 +182,6 @@ class _Rows:
                     f"predictions must be batches (N, *channels, *patch_size), got one of {array.shape}"
                 )
             self._rows = list(array[::-1])
-        self._taken += 1
-        return self._rows.pop()
 
     def check_over(self) -> None:
         """Raise an error if there are more."""
@@ -169,9 +206,9 @@ def _weights(weights: str | npt.NDArray[np.floating[Any]], patch: Sequence[int])
 def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
     if isinstance(out, np.ndarray):
         return _Array(out, shape)
-    path = os.fspath(out)
+    path = os.fspath(out) if isinstance(out, (str, os.PathLike)) else f"a {type(out).__name__}"
     if not path.endswith((".zarr", ".npy")):
-        raise OptionError(f"out= must be an array, or a path that ends in .zarr or .npy, got {path!r}")
+        raise OptionError(f"out= must be a NumPy array, or a path that ends in .zarr or .npy, got {path}")
     if os.path.exists(path):
         raise FileExistsError(f"{path} exists; remove it, or name another")
     return _File(path, shape)
@@ -186,13 +223,26 @@ class _Array:
         self._array = array
         self.folder = tempfile.gettempdir()
 
-    def begin(self) -> None:
+    def begin(self, part: Sequence[int]) -> None:
         """Where there is no patch, there is to be 0."""
         self._array[...] = 0
 
     def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:
         """Write a part."""
-        sizes = part.shape[part.ndim - len(start) :]
+        lead, sizes = part.shape[: part.ndim - len(start)], part.shape[part.ndim - len(start) :]
+        wanted = self._array.shape[: self._array.ndim - len(start)]
+        if lead != wanted:
+            raise OptionError(
+                f"out= has {wanted} in front of the volume's dimensions, and the predictions, or what apply= "
+                f"makes of them, {lead}"
+            )
+        if not np.can_cast(part.dtype, self._array.dtype, "same_kind"):
+            is_integer = part.dtype.kind in "biu"
+            if not (is_integer and np.array_equal(part.astype(self._array.dtype), part)):
+                raise OptionError(
+                    f"out= has elements of {self._array.dtype}, which cannot hold those of {part.dtype}: "
+                    "give another array, or apply= a function that makes such elements"
+                )
         box: list[Any] = [slice(at, at + size) for at, size in zip(start, sizes, strict=True)]
         self._array[(..., *box)] = part
 
@@ -207,13 +257,14 @@ class _File:
     """A file, or folder, that appears under its name when it is complete."""
 
     def __init__(self, path: str, shape: Sequence[int]) -> None:
-        self._path, self._shape, self._part = path, tuple(shape), tuple(_part_of(shape))
+        self._path, self._shape, self._part = path, tuple(shape), tuple(shape)
         self.folder = os.path.dirname(os.path.abspath(path))
         self._partial = f"{path}.partial"
         self._store: Any = None
 
-    def begin(self) -> None:
-        """Remove what another run has left."""
+    def begin(self, part: Sequence[int]) -> None:
+        """Remove what another run has left; parts of this shape are to come."""
+        self._part = tuple(part)
         self.give_up()
 
     def write(self, start: Sequence[int], part: npt.NDArray[Any]) -> None:

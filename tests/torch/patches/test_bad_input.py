@@ -349,6 +349,14 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "fraction": (lambda: Foreground(1, fraction=-0.1), r"fraction=…\) must be from 0 to 1, got -0.1"),
     "voxels": (lambda: Foreground(1, voxels=0), r"voxels=…\) must be a number from 1, got 0"),
     "no labels": (lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Foreground(1)), "give labels="),
+    "count that is true": (lambda: Uniform(True), "must be a number from 1, got True"),
+    "mask fraction of letters": (lambda: Uniform(1, mask_fraction="a"), "must be from 0 to 1, got 'a'"),  # type: ignore[arg-type]
+    "fraction of letters": (lambda: Foreground(1, fraction="a"), "must be from 0 to 1, got 'a'"),  # type: ignore[arg-type]
+    "voxels of floats": (lambda: Foreground(1, voxels=2.5), "must be a number from 1, got 2.5"),  # type: ignore[arg-type]
+    "one class": (lambda: Foreground(1, classes=1), "must be a tuple of labels, or None, got 1"),  # type: ignore[arg-type]
+    "classes of letters": (lambda: Foreground(1, classes=("a",)), "tuple of labels, or None, got"),  # type: ignore[arg-type]
+    "stride of floats": (lambda: Grid(2.5), "must be numbers from 1, got 2.5"),  # type: ignore[arg-type]
+    "stride that is true": (lambda: Grid(True), "must be numbers from 1, got True"),
     "stride": (lambda: Grid(stride=0), r"stride=…\) must be numbers from 1, got 0"),
     "strides": (lambda: Grid(stride=(2, 0)), r"must be numbers from 1, got \(2, 0\)"),
     "number of strides": (
@@ -377,6 +385,13 @@ def test_a_value_that_cannot_work_is_named(what: str) -> None:
     make, message = CANNOT[what]
     with pytest.raises(OptionError, match=message):
         make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Grid(np.int64(4)) == Grid(4)  # type: ignore[arg-type]
+    assert Grid(np.array([4, 2])) == Grid((4, 2))  # type: ignore[arg-type]
+    assert Uniform(np.int32(4), mask_fraction=np.float32(0.5)) == Uniform(4, mask_fraction=0.5)  # type: ignore[arg-type]
+    assert Foreground(4, classes=np.array([1, 2])) == Foreground(4, classes=(1, 2))  # type: ignore[arg-type]
 
 
 def test_a_seed_must_be_an_integer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastpipe import FastLoader, FastPatchDataset
 from fastpipe.errors import OptionError
-from fastpipe.sampling import Foreground
+from fastpipe.sampling import Foreground, Uniform
 from fastpipe.torch.patches import scanning
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
@@ -165,9 +166,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     real = scanning._scan
 
-    def scan(volume: Any, look: Any) -> None:
-        found.append(volume.name)
-        real(volume, look)
+    def scan(role: Any, number: int, look: Any) -> None:
+        found.append(role.volumes[number].name)
+        real(role, number, look)
 
     monkeypatch.setattr(scanning, "_scan", scan)
     return found
@@ -231,3 +232,34 @@ def test_without_a_cache_nothing_is_kept(
         FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, labels=path, sampling=Foreground(5), cache="off")
     assert len(scans) == 2
     assert not cache_folder.exists()
+
+
+def test_places_along_more_or_fewer_dimensions_are_other_ones(
+    tmp_path: Path, write_volume: Any, scans: list[str], later: None
+) -> None:
+    """What is kept of a file for patches of three dimensions is none of what those of two need."""
+    labels = np.zeros((16, 20, 24), np.uint8)
+    labels[3, 8, 9] = 1
+    path = write_volume("npy", tmp_path / "labels", labels, ())
+    for patch, expected in (((4, 4, 4), [1, 6, 7]), ((4, 4), [6, 7]), ((4, 4, 4), [1, 6, 7])):
+        for options in ({"sampling": Foreground(9, fraction=1.0)}, {}):
+            options = options or {"sampling": Uniform(9, mask_fraction=1e-9), "mask": path}
+            dataset = FastPatchDataset(path, patch, labels=path, seed=0, **options)
+            starts = dataset.places()[1]
+            if "mask" in options:
+                assert all(sample[2].any() for sample in dataset.__getitems__(range(9)))
+            else:
+                assert (starts == expected).all()
+    assert len(scans) == 4
+
+
+@pytest.mark.parametrize("role", ["labels", "mask"])
+def test_memory_for_looking_at_arrays_is_bounded(role: str) -> None:
+    array = np.ones((128, 256, 256), np.uint8)
+    sampling = Foreground(10) if role == "labels" else Uniform(10, mask_fraction=0.5)
+    tracemalloc.start()
+    try:
+        FastPatchDataset(array, (16, 16, 16), sampling=sampling, **{role: array})
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()

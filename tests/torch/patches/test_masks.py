@@ -46,13 +46,13 @@ def test_every_patch_has_so_much_of_the_mask(
     )
     _, starts = dataset.places()
     found = shares(mask, starts)
-    # Blocks of side 4 at the surface count by their share: less than half a block's side is wrong.
-    assert found.min() >= least - 0.06
+    assert found.min() >= least
     assert found.min() < least + 0.1  # and not only the middle is taken
     plain = FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, sampling=Uniform(300), seed=2).places()[1]
     kept = (plain == starts).all(axis=1)
-    assert (shares(mask, plain[kept]) >= least - 0.06).all()  # those that were good are as they were
-    assert (shares(mask, plain[~kept]) <= least + 0.06).all()
+    assert (shares(mask, plain[kept]) >= least).all()  # those that were good are as they were
+    # Blocks at the surface of a patch do not count: one that has little more may be left out.
+    assert (shares(mask, plain[~kept]) <= least + 0.15).all()
     assert not np.array_equal(dataset.places(1)[1], starts)
 
 
@@ -62,7 +62,7 @@ def test_a_mask_of_whole_blocks_is_exact() -> None:
     for least in (0.25, 0.5, 1.0):
         dataset = FastPatchDataset(mask, PATCH, mask=mask, sampling=Uniform(400, mask_fraction=least), seed=1)
         _, starts = dataset.places()
-        assert shares(mask, starts).min() >= least - 1e-9
+        assert shares(mask, starts).min() >= least
 
 
 def test_a_mask_with_channels_is_inside_where_any_is() -> None:
@@ -78,7 +78,7 @@ def test_a_little_mask_is_found_nevertheless() -> None:
     mask = np.zeros(SHAPE, np.uint8)
     mask[:12, :16, :20] = 1  # one patch in 60,000 is all in it, and some hundreds half
     dataset = FastPatchDataset(mask, PATCH, mask=mask, sampling=Uniform(100, mask_fraction=0.5), seed=1)
-    assert shares(mask, dataset.places()[1]).min() >= 0.5 - 1e-9
+    assert shares(mask, dataset.places()[1]).min() >= 0.5
 
 
 def test_what_cannot_be_is_an_error_that_says_the_most() -> None:
@@ -100,7 +100,7 @@ def test_patches_around_the_foreground_are_not_asked_for_the_mask() -> None:
     _, starts = dataset.places()
     around = (starts == 0).all(axis=1)
     assert around.mean() == pytest.approx(0.5, abs=0.08)
-    assert shares(mask, starts[~around]).min() >= 0.54
+    assert shares(mask, starts[~around]).min() >= 0.6
 
 
 def test_padding_is_outside_of_the_mask() -> None:
@@ -119,7 +119,7 @@ def test_several_volumes_with_masks() -> None:
     dataset = FastPatchDataset(masks, PATCH, mask=masks, sampling=Uniform(300, mask_fraction=0.7), seed=3)
     volumes, starts = dataset.places()
     for volume in (0, 1):
-        assert shares(masks[volume], starts[volumes == volume]).min() >= 0.64
+        assert shares(masks[volume], starts[volumes == volume]).min() >= 0.7
     assert set(volumes.tolist()) == {0, 1}
 
 
@@ -142,7 +142,7 @@ def test_counts_are_kept(
     path = write_volume("zarr3 zstd", tmp_path / "mask", ball(), (20, 20, 20))
     scanned = []
     real = scanning._scan
-    monkeypatch.setattr(scanning, "_scan", lambda volume, look: (scanned.append(1), real(volume, look)))
+    monkeypatch.setattr(scanning, "_scan", lambda *some: (scanned.append(1), real(*some)))
     places = [
         FastPatchDataset(
             np.zeros(SHAPE, "u1"), PATCH, mask=path, sampling=Uniform(40, mask_fraction=least), seed=1
@@ -151,3 +151,27 @@ def test_counts_are_kept(
     ]
     assert len(scanned) == 1
     np.testing.assert_array_equal(places[0], places[1])
+
+
+def test_no_patch_is_empty_if_some_of_the_mask_is_asked_for() -> None:
+    """A small object: however little is asked for, each patch has a voxel of it."""
+    mask = np.zeros((128, 128, 128), np.uint8)
+    mask[65:70, 65:70, 65:70] = 1
+    dataset = FastPatchDataset(
+        mask, (32, 32, 32), mask=mask, sampling=Uniform(500, mask_fraction=1e-9), seed=0
+    )
+    assert all(sample[1].any() for sample in dataset.__getitems__(range(500)))
+    other = FastPatchDataset(
+        mask, (32, 32, 32), mask=mask, sampling=Uniform(500, mask_fraction=1e-9), seed=1
+    ).places()[1]
+    assert (other == dataset.places()[1]).all(axis=1).mean() < 0.05
+
+
+def test_channels_in_chunks_of_their_own_count_once(tmp_path: Path, write_volume: Any) -> None:
+    masks = np.zeros((2, 32, 32, 32), np.uint8)
+    masks[:, :16] = 1
+    path = write_volume("zarr3 zstd", tmp_path / "mask", masks, (1, 16, 16, 16))
+    volume = np.zeros((32, 32, 32), np.uint8)
+    with pytest.raises(OptionError, match=r"the most is 0\.500"):
+        FastPatchDataset(volume, (32, 32, 32), mask=path, sampling=Uniform(4, mask_fraction=0.9))
+    assert len(FastPatchDataset(volume, (32, 32, 32), mask=path, sampling=Uniform(4, mask_fraction=0.5))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,16 @@ def test_paddings_that_cannot_be(padding: Any) -> None:
 def test_a_constant_that_the_volume_cannot_hold_is_refused(value: float) -> None:
     with pytest.raises(OptionError, match="constant"):
         FastPatchDataset(np.ones((4, 4), np.uint8), (6, 6), padding=("constant", value), sampling=Grid())
+
+
+def test_only_the_ends_that_wrap_are_read(tmp_path: Path, write_volume: Any, cut: Any, equal: Any) -> None:
+    """A corner of a large volume: its eight corners, and nothing between them."""
+    array = np.random.default_rng(0).integers(0, 99, (40, 40, 2, 40)).astype("u1")
+    path = write_volume("zarr3 zstd", tmp_path / "x", array, (4, 4, 2, 4))
+    starts = [[-1, 38, -1, 38], [3, -1, 0, 5]]
+    dataset = FastPatchDataset(path, (4, 4, 2, 4), sampling=Positions(starts), padding="wrap", cache="off")
+    for number, start in enumerate(starts):
+        assert equal(dataset[number], cut(array, start, (4, 4, 2, 4), "wrap"))
+    decoded, used = dataset._running().counts.nbytes
+    assert used == 2 * 4 * 4 * 2 * 4
+    assert decoded <= (2**3 + 2**3) * 4 * 4 * 2 * 4

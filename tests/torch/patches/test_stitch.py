@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from fastpipe import FastLoader, FastPatchDataset, stitch
 from fastpipe.engine.blending import gaussian_weights
@@ -313,3 +315,70 @@ def test_predictions_of_half_precision_and_on_arrays_of_other_types() -> None:
         np.testing.assert_array_equal(stitch([batch], dataset, np.empty((9, 10), "f4")), expected)
     half = stitch([torch.from_numpy(rows).bfloat16()], dataset, np.empty((9, 10), "f4"))
     np.testing.assert_allclose(half, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("policy", ["replace", "skip"])
+def test_bad_patches_cannot_be_left_out(policy: Any) -> None:
+    """Another patch's prediction would be put into the place of a bad one."""
+    volume = np.ones((1, 16), "f4")
+    volume[0, 0] = np.nan
+    dataset = FastPatchDataset(volume, (1, 4), sampling=Grid(), nan="error", bad_samples=policy, seed=3)
+    with pytest.raises(OptionError, match=f"with bad_samples='{policy}' .* with bad_samples='raise'"):
+        stitch(FastLoader(dataset, 2), dataset, np.empty((1, 16), "f4"))
+
+
+def test_what_is_no_dataset_or_target_is_named(tmp_path: Path) -> None:
+    dataset, rows = dataset_of(), [np.zeros((16, 4, 5), "f4")]
+    out = np.empty((9, 10), "f4")
+    with pytest.raises(OptionError, match=r"FastPatchDataset itself, got Subset; .*Positions\(array\)"):
+        stitch(rows, Subset(dataset, [0]), out)  # type: ignore[arg-type]
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for target in (
+            torch.empty(9, 10), file.create_dataset("x", (9, 10)),
+            zarr.create_array(tmp_path / "x.zarr", shape=(9, 10), chunks=(4, 4), dtype="f4"),
+        ):  # fmt: skip
+            with pytest.raises(
+                OptionError, match=r"must be a NumPy array, or a path .* got a (Tensor|Data|Arr)"
+            ):
+                stitch(rows, dataset, target)
+    two = FastPatchDataset([np.zeros((4, 5), "u1")] * 2, (4, 5), sampling=Grid())
+    small = np.empty((4, 5), "f4")
+    for pair in ([tmp_path / "a.npy", f"{tmp_path}/./a.npy"], [small, small]):
+        with pytest.raises(OptionError, match="another target for each volume, but several times"):
+            stitch([], two, pair)
+    assert not (tmp_path / "a.npy").exists()
+
+
+def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
+    dataset = dataset_of()
+    rows = np.full((len(dataset), 3, 4, 5), -39.6, "f4")
+    for lead in ((), (4,), (1, 3)):
+        with pytest.raises(
+            OptionError, match=r"out= has \(.*\) in front of the volume's dimensions, .* \(3,\)"
+        ):
+            stitch([rows], dataset, np.empty((*lead, 9, 10), "f4"))
+    with pytest.raises(OptionError, match=r"elements of uint8, which cannot hold those of float32: .*apply="):
+        stitch([rows], dataset, np.empty((3, 9, 10), "u1"))
+    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
+        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part[0].astype(int))
+    labels = stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0))
+    assert not labels.any()
+    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
+        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0) + 256)
+
+
+def test_memory_is_bounded_however_many_channels_there_are() -> None:
+    channels, limit = 20, 1 << 20
+    dataset = FastPatchDataset(np.zeros((96, 96, 96), "u1"), (16, 16, 16), sampling=Grid())
+    out = np.empty((96, 96, 96), "u1")
+    patch = np.ones((1, channels, 16, 16, 16), "f4")
+    tracemalloc.start()
+    try:
+        stitch(
+            (patch for _ in range(len(dataset))), dataset, out, max_bytes=limit,
+            apply=lambda part: part.argmax(0).astype("u1"),
+        )  # fmt: skip
+        assert tracemalloc.get_traced_memory()[1] < limit + 3 * patch.nbytes
+    finally:
+        tracemalloc.stop()
+    assert not out.any()
