@@ -152,7 +152,7 @@ class _Bench(Driver):
         for row in rows:
             if isinstance(row, WholeEpochs) and row.spec.section == COLD:
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
-                note = f"{info.note}; opened in {seconds:.2f} s before"
+                note = f"{info.note}; opened in {seconds:.3f} s before"
                 self.infos[row.key] = replace(info, note=note)
 
     def _memory(self) -> dict[str, Any] | None:
