@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -79,9 +80,6 @@ class TourTrial:
         geometry: of the volumes.
         places: where the patches are; at least one.
 
-    Attributes:
-        tours: the beginnings of all tours from one place that differ, which are few where there are few
-            patches.
     """
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
@@ -101,6 +99,11 @@ class TourTrial:
             for volume, unit in enumerate(units.tolist())
         ]  # fmt: skip
         self._visits = np.concatenate(visits)
+
+    @functools.cached_property
+    def tours(self) -> list[tuple[Stripes, TriedOrder]]:
+        """The beginnings of all tours from one place that differ: where there are few patches, few."""
+        space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
         for axis in range(len(cells)):
@@ -109,8 +112,8 @@ class TourTrial:
                 stripes = Stripes(axis, some)
                 patches = self._beginning(stripes, 1)
                 if (content := patches.tobytes()) not in found:
-                    found[content] = stripes, self._units_of(patches)
-        self.tours = list(found.values())
+                    found[content] = stripes, self.order_of(patches)
+        return list(found.values())
 
     def best_stripes(self, room: float) -> tuple[Stripes, float]:
         """The stripes with which the least is decoded on a tour with so much room, and how many bytes for
@@ -124,7 +127,7 @@ class TourTrial:
 
     def beginning(self, stripes: Stripes, fronts: int) -> TriedOrder:
         """Some patches at the beginning of an order with so many fronts."""
-        return self._units_of(self._beginning(stripes, fronts))
+        return self.order_of(self._beginning(stripes, fronts))
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
         """Bytes of units that are decoded for each byte of patches in an order, if what will not be wanted
@@ -154,7 +157,12 @@ class TourTrial:
         some: Int64Array = tour[(firsts[None, :] + np.arange(each)[:, None]).ravel()]
         return some
 
-    def _units_of(self, patches: Int64Array) -> TriedOrder:
+    def order_of(self, patches: Int64Array) -> TriedOrder:
+        """Patches in an order.
+
+        Args:
+            patches: int64 (N,): their numbers, as they come.
+        """
         space, volumes = self._geometry.space, self._places.volumes[patches]
         starts, units = self._places.starts[patches], self._geometry.units[volumes]
         lows = np.maximum(starts, 0) // units

@@ -106,7 +106,7 @@ def rechunked(
                 copy = open_volume(Path(folder) / "array")
                 unit, own = copy.grid.unit, _speeds(copy, model.patch, None)
             stored_other = [Stored(layout.shape, unit, layout.dtype.itemsize), *map(stored_as, volumes[1:])]
-            other = PatchModel(stored_other, model.patch)
+            other = PatchModel(stored_other, model.patch, model.threads)
             pace = Pace(other, [own, *speeds], now.copying)
             costs = (
                 pace.cost(other.alone() / other.patch_nbytes),

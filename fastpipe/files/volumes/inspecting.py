@@ -187,7 +187,7 @@ def checked_model(volumes: Sequence[Volume], patch: Sequence[int]) -> PatchModel
     if not all(math.prod(volume.shape) for volume in volumes):
         raise OptionError(f"{volumes[0].name} is empty: there are no patches in it")
     try:
-        return PatchModel(list(map(stored_as, volumes)), patch)
+        return PatchModel(list(map(stored_as, volumes)), patch, available_cpus())
     except OptionError as error:
         raise OptionError(f"{volumes[0].name}: {error}") from None
 

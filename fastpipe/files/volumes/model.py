@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,14 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import PatchSpace, Places, UniformPatches
-from fastpipe.index.tour_trials import TourTrial, TriedOrder, planned
-from fastpipe.index.tours import Geometry
+from fastpipe.index.tour_trials import TourTrial, planned
+from fastpipe.index.tours import Geometry, Stripes, interleaved, tour_of
 
 __all__ = ["PatchModel", "Stored", "Tour"]
 
 _TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
+_EPOCHS = 3  # of these, in which they are visited
+_OTHERS = 1 / 3  # of what a patch touches, that has to be remembered beside for each further thread
 _MOST = 1e18  # patches, after which everything has been touched
 _NEARLY_ALL = 1 - 1e-12  # patches that touch a unit which all of them touch
 _FINENESS = 4  # budgets that are tried between one and twice as much
@@ -76,6 +79,7 @@ class PatchModel:
     Args:
         arrays: that are read at the same place, the volume first; the last dimensions are the same.
         patch: along the last dimensions.
+        threads: that read patches at the same time.
 
     Attributes:
         patch_nbytes: of a patch, in all arrays.
@@ -84,8 +88,8 @@ class PatchModel:
         OptionError: a patch does not fit.
     """
 
-    def __init__(self, arrays: Sequence[Stored], patch: Sequence[int]) -> None:
-        self.arrays, self.patch = list(arrays), tuple(patch)
+    def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
+        self.arrays, self.patch, self.threads = list(arrays), tuple(patch), threads
         for array in arrays:
             if len(array.shape) < len(patch):
                 raise OptionError(
@@ -164,20 +168,27 @@ class PatchModel:
             fronts: places at a time; None for as many as decode not much more than they use.
         """
         geometry, places = self._tried
-        count, _, times = planned(geometry, places, budget, fronts)
+        if fronts is None:
+            count, stripes, _ = planned(geometry, places, budget)
+        else:
+            count, (stripes, _) = fronts, self._trial.best_stripes(budget / fronts)
         if budget >= self.total_nbytes:  # nothing is forgotten, in no order
-            times = self.uniform(budget)
-        return Tour(count, times)
+            return Tour(count, self.uniform(budget))
+        # Of what others read at the same time a part is not what the patches before them have left.
+        room = budget - (self.threads - 1) * _OTHERS * self.alone()
+        times = [
+            trial.amplification(trial.order_of(_epoch_order(geometry, epoch, stripes, count, seed)), room)
+            for seed, (epoch, trial) in enumerate(self._epochs)
+        ]
+        return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
-        """Bytes that are decoded for each that is used on a tour from one place, the best that was tried.
+        """Bytes that are decoded for each that is used on a tour from one place.
 
         Args:
             budget: bytes for what is remembered.
         """
-        if budget >= self.total_nbytes:
-            return self.uniform(budget)
-        return self._trial.best_stripes(budget)[1]
+        return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
         """The least memory with which a tour from one place decodes no more for each byte that is used.
@@ -186,7 +197,7 @@ class PatchModel:
             limits: for each of which it is looked for.
 
         Returns:
-            For each bytes, to a fifth; None where less than all of it is not enough.
+            For each bytes, to a fifth, beyond which more is enough too; None where less than all is not.
         """
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
@@ -194,28 +205,28 @@ class PatchModel:
         def budget_of(step: int) -> int:
             return int(2 ** (step / _FINENESS)) * geometry.unit_nbytes
 
-        def is_enough(tour: TriedOrder, step: int, limit: float) -> bool:
-            return self._trial.amplification(tour, budget_of(step), limit) <= limit
-
         found: list[int | None] = []
         for limit in limits:
-            best = last
-            for _, tour in self._trial.tours:
-                if best <= 0:
-                    break  # of one unit less is none
-                if not is_enough(tour, best - 1, limit):
-                    continue
-                low, best = -1, best - 1  # not enough, and enough
-                while best - low > 1:
-                    middle = (low + best) // 2
-                    low, best = (low, middle) if is_enough(tour, middle, limit) else (middle, best)
-            budget = budget_of(best)
-            found.append(budget if best < last and budget < self.total_nbytes else None)
+            enough = last
+            # From above, as a tour by chance may do with less than another one that needs more.
+            while enough and self.near(budget_of(enough - 1)) <= limit:
+                enough -= 1
+            budget = budget_of(enough)
+            found.append(budget if enough < last and budget < self.total_nbytes else None)
         return found
 
     @functools.cached_property
     def _trial(self) -> TourTrial:
         return TourTrial(*self._tried)
+
+    @functools.cached_property
+    def _epochs(self) -> list[tuple[Places, TourTrial]]:
+        """Epochs of other patches than those by which a tour is planned."""
+        geometry, places = self._tried
+        count = len(places.volumes)
+        patches = UniformPatches(geometry.space, count, False, _draw)
+        drawn = [patches.places(seed, 1, np.arange(count)) for seed in range(_EPOCHS)]
+        return [(epoch, TourTrial(geometry, epoch)) for epoch in drawn]
 
     @functools.cached_property
     def _tried(self) -> tuple[Geometry, Places]:
@@ -232,6 +243,13 @@ class PatchModel:
         more = sum(one.decoded for one in self.arrays) / max(1, array.decoded)
         nbytes = math.prod(lead) * math.prod(unit) * array.itemsize
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
+
+
+def _epoch_order(
+    geometry: Geometry, places: Places, stripes: Stripes, fronts: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Patches in the order of an epoch."""
+    return interleaved(tour_of(geometry, places, stripes, seed=seed, epoch=1), fronts, seed=seed, epoch=1)
 
 
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
