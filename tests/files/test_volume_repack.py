@@ -143,6 +143,25 @@ def test_of_a_zarr_array_missing_chunks_and_attributes_are_copied(
     assert copy.metadata.dimension_names == (("z", "y", "x") if version == 3 else None)
 
 
+def test_of_an_hdf5_dataset_attributes_are_copied(tmp_path: Path, repack: Repack) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        dataset = file.create_dataset("a/raw", data=VOXELS, chunks=(7, 50, 20))
+        dataset.attrs["element_size_um"] = [0.03, 0.008, 0.008]
+        dataset.attrs["n"] = np.int16(3)
+        dataset.attrs["unit"] = "µm"
+        dataset.attrs["raw"] = np.bytes_(b"x")
+        dataset.attrs["offset"] = np.nan
+        dataset.attrs["other"] = dataset.ref
+    status, _, said = repack(tmp_path / "in.h5" / "a" / "raw", tmp_path / "out.zarr", "--chunks", "16,16,16")
+    assert status == 0
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    np.testing.assert_array_equal(copy[:], VOXELS)
+    assert dict(copy.attrs) == {
+        "element_size_um": [0.03, 0.008, 0.008], "n": 3, "unit": "µm", "raw": "x"
+    }  # fmt: skip
+    assert "attributes offset, other" in said
+
+
 def test_an_n5_array(tmp_path: Path, repack: Repack) -> None:
     tensorstore = pytest.importorskip("tensorstore", reason="pip install tensorstore")
     spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{tmp_path}/in.n5/"}}

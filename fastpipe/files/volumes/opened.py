@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import Volume
 from fastpipe.read.volumes.zarr import ZarrVolume
 
-__all__ = ["attributes_of", "chunk_of", "open_source", "state_of", "stored_nbytes"]
+__all__ = ["Noted", "attributes_of", "chunk_of", "open_source", "state_of", "stored_nbytes"]
 
 _MOST_FILES = 1 << 19  # of a folder, to be counted
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
@@ -111,18 +111,66 @@ def state_of(path: str, volume: Volume) -> list[Any]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def attributes_of(path: str) -> tuple[dict[str, Any], list[Any] | None]:
-    """What users have noted about an array in a folder: attributes, and the dimensions' names or None."""
+class Noted(NamedTuple):
+    """What users have noted about an array.
+
+    Attributes:
+        attributes: as JSON has them.
+        names: of the dimensions, or None.
+        others: names of attributes that JSON cannot hold.
+    """
+
+    attributes: dict[str, Any]
+    names: list[Any] | None = None
+    others: tuple[str, ...] = ()
+
+
+def attributes_of(path: str, volume: Volume) -> Noted:
+    """What users have noted about an array in a folder or in an HDF5 file.
+
+    Args:
+        path: as it was given.
+        volume: what was opened.
+    """
+    file = path
+    while file and "://" not in path and not os.path.lexists(file):
+        file = os.path.dirname(file.rstrip("/"))
+    if os.path.isfile(file):
+        return _of_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else Noted({})
     found = {name: _content(os.path.join(path, name)) for name in _METADATA}
     own = found["zarr.json"]
     if own:
         names = own.get("dimension_names")
-        return dict(own.get("attributes") or {}), names if isinstance(names, list) else None
+        return Noted(dict(own.get("attributes") or {}), names if isinstance(names, list) else None)
     if found[".zarray"]:
         attributes = found[".zattrs"]
         names = attributes.pop("_ARRAY_DIMENSIONS", None)
-        return attributes, names if isinstance(names, list) else None
-    return {key: value for key, value in found["attributes.json"].items() if key not in _OWN_KEYS}, None
+        return Noted(attributes, names if isinstance(names, list) else None)
+    return Noted({key: value for key, value in found["attributes.json"].items() if key not in _OWN_KEYS})
+
+
+def _of_hdf5(file: str, inside: str) -> Noted:
+    found, others = {}, []
+    with opened(file) as content:
+        attributes = content[inside].attrs
+        for name in attributes:
+            try:
+                found[name] = _for_json(attributes[name])
+            except (TypeError, ValueError, OSError):
+                others.append(name)
+    return Noted(found, None, tuple(others))
+
+
+def _for_json(value: Any) -> Any:
+    """An attribute as JSON has it.
+
+    Raises:
+        TypeError, ValueError: it has not.
+    """
+    plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    plain = plain.decode() if isinstance(plain, bytes) else plain
+    json.dumps(plain, allow_nan=False)
+    return plain
 
 
 def _content(path: str) -> dict[str, Any]:

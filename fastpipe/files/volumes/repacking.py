@@ -247,7 +247,10 @@ class _Repacking:
 
     def _describe(self) -> None:
         """Make the folder a Zarr array: only now is there nothing that would be taken for zeros."""
-        content = metadata(self._layout, *attributes_of(self._path))
+        noted = attributes_of(self._path, self._volume)
+        if noted.others:
+            self._progress.done(f"not copied, as JSON cannot hold them: attributes {', '.join(noted.others)}")
+        content = metadata(self._layout, noted.attributes, noted.names)
         path = self._unfinished.array / _METADATA
         if not path.exists() or path.read_bytes() != content:
             write_whole(path, [content])
