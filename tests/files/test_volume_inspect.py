@@ -364,7 +364,7 @@ def test_the_chunk_of_other_formats_is_what_is_decoded_alone(tmp_path: Path) -> 
 
 def _rechunked(gain: float) -> Rechunked:
     cost = Cost(1.0, 1.0, 1.0)
-    return Rechunked((8, 8, 8), "blosc-zstd", 5, 2.0, (8, 8, 8), cost, cost, cost, gain, 2 * gain)
+    return Rechunked((8, 8, 8), 100, "blosc-zstd", 5, 2.0, (8, 8, 8), cost, cost, cost, gain, 2 * gain)
 
 
 def test_other_chunks_are_advised_where_they_gain_enough() -> None:
@@ -401,6 +401,14 @@ def test_chunks_that_are_tried(
     for chunk in candidates:
         assert min(1 << 16, whole) <= math.prod(chunk) * itemsize <= 16 << 20
         assert all(side <= size for side, size in zip(chunk, shape, strict=True))
+
+
+def test_chunks_of_which_a_copy_would_have_too_many_files_are_not_tried() -> None:
+    class Volume:
+        shape, dtype = (5000, 8000, 8000), np.dtype("u1")
+
+    found = advice._candidates(Volume(), (64, 64, 64))  # type: ignore[arg-type]
+    assert found == [(64, 64, 64)], "of which there are more already, but patches are as large"
 
 
 def _same_speed(monkeypatch: pytest.MonkeyPatch) -> None:

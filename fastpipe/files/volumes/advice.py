@@ -30,6 +30,7 @@ __all__ = ["Rechunked", "command", "rechunked", "worthwhile", "worthwhile_unifor
 _SECONDS = 0.25  # for each of the measurements
 _TRIED_NBYTES = 24 << 20  # of the volume
 _LEAST_CHUNK, _LARGEST_CHUNK = 1 << 16, 16 << 20
+_MOST_FILES = 1_000_000
 _WORTH = 1.25  # as many patches in a second
 _WORTH_UNIFORM = 2.0  # in uniform order, which a tour may replace without a copy
 
@@ -40,6 +41,7 @@ class Rechunked:
 
     Attributes:
         chunk: of a chunk.
+        chunks: how many there are; a copy has a file for each.
         codec, level: of the chunks; "" and 0 for the volume as it is.
         ratio: decoded bytes for each that is stored.
         unit: what would be decoded at once.
@@ -49,6 +51,7 @@ class Rechunked:
     """
 
     chunk: tuple[int, ...]
+    chunks: int
     codec: str
     level: int
     ratio: float
@@ -96,7 +99,8 @@ def rechunked(
         pace = Pace(model, [own, *speeds], now.copying)
         room = now.fit.remembered
         as_it_is = Rechunked(
-            facts[0].chunk, "", 0, facts[0].ratio or 1.0, facts[0].unit, pace.cost(now.alone.amplification),
+            facts[0].chunk, _count(volume.shape, facts[0].chunk), "", 0, facts[0].ratio or 1.0,
+            facts[0].unit, pace.cost(now.alone.amplification),
             pace.cost(now.uniform.amplification), pace.cost(model.near(room)), 1.0, 1.0,
         )  # fmt: skip
         found = []
@@ -115,7 +119,10 @@ def rechunked(
             )
             gains = costs[2].all / as_it_is.tour.all, costs[1].all / as_it_is.uniform.all
             ratio = part.nbytes / max(1, stored)
-            found.append(Rechunked(layout.chunk, codec.name, codec.level, ratio, unit, *costs, *gains))
+            chunks = _count(layout.shape, layout.chunk)
+            found.append(
+                Rechunked(layout.chunk, chunks, codec.name, codec.level, ratio, unit, *costs, *gains)
+            )
     return [as_it_is, *sorted(found, key=lambda one: -one.gain)]
 
 
@@ -148,7 +155,8 @@ def command(path: str, one: Rechunked) -> str:
 
 
 def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes of chunks: powers of two, as long as the patch and as parts of it."""
+    """Shapes of chunks: powers of two, as long as the patch and as parts of it; not such that a copy would
+    have more files than file systems like."""
     shape, itemsize = volume.shape, volume.dtype.itemsize
     lead = shape[: len(shape) - len(patch)]
     # A dimension of which patches take all is not cut.
@@ -161,7 +169,7 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
     while math.prod((*front, *base)) * itemsize > _LARGEST_CHUNK:
         longest = int(np.argmax(base))
         base[longest] = -(-base[longest] // 2)
-    found = []
+    found: list[tuple[int, ...]] = []
     for part in (1, 2, 4):
         sides = [
             side if side == size else max(1, side // part)
@@ -174,9 +182,14 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
                 break
             dim = min(dims, key=lambda dim: whole[dim])
             whole[dim] = min(2 * whole[dim], shape[dim])
-        if tuple(whole) not in found:
+        if tuple(whole) not in found and (not found or _count(shape, whole) <= _MOST_FILES):
             found.append(tuple(whole))
     return found
+
+
+def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
+    """How many chunks an array has."""
+    return math.prod(-(-size // side) for size, side in zip(shape, chunk, strict=True))
 
 
 def _middle(layout: ZarrLayout) -> tuple[slice, ...]:

@@ -168,12 +168,14 @@ def _print_other(other: Sequence[Rechunked], console: Console) -> None:
     table = _table(
         "other chunks, tried on a part of the volume, in the same memory; tours from one place",
         ["chunks", "codec"],
-        ["ratio", "one alone", "uniform", "a tour", "patches/s of a tour", "gain"],
+        ["files", "ratio", "one alone", "uniform", "a tour", "patches/s of a tour", "gain"],
     )
     for one in other:
         codec, gain = (f"{one.codec} {one.level}", f"{one.gain:.2f}×") if one.codec else ("as it is", "")
         costs = [f"{cost.amplification:.2f}×" for cost in (one.alone, one.uniform, one.tour)]
-        table.add_row(_sides(one.chunk), codec, f"{one.ratio:.2f}", *costs, f"{one.tour.all:,.1f}", gain)
+        files = f"{one.chunks:,}" if one.codec else ""
+        paces = f"{one.ratio:.2f}", *costs, f"{one.tour.all:,.1f}"
+        table.add_row(_sides(one.chunk), codec, files, *paces, gain)
     console.print(table)
 
 
