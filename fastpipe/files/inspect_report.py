@@ -8,9 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
@@ -18,6 +16,7 @@ from fastpipe.bench.progress import Progress
 from fastpipe.cache.budget import free_memory
 from fastpipe.files.advice import SMALL_NBYTES, Advice, advise
 from fastpipe.files.inspecting import DatasetFacts, inspect_file
+from fastpipe.files.tables import table
 
 __all__ = ["inspect"]
 
@@ -61,7 +60,7 @@ def _content(
 
 def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Console) -> None:
     title = f"{path}: {len(datasets)} dataset{'s' if len(datasets) != 1 else ''}"
-    table = _table(
+    rows = table(
         title,
         ["dataset", "shape", "dtype", "layout", "chunk", "filters"],
         ["stored", "decoded", "ratio", "samples/chunk", "chunks", "read by"],
@@ -82,8 +81,8 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
             f"{facts.chunks:,}" if facts.chunk else "",
             facts.reader,
         ]
-        table.add_row(*map(Text, cells))
-    console.print(table)
+        rows.add_row(*map(Text, cells))
+    console.print(rows)
     reasons = [facts for facts in datasets if facts.why]
     for facts in reasons:
         console.print(Text(f"{facts.path} is read through h5py: {facts.why}"), soft_wrap=True)
@@ -95,7 +94,7 @@ def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Con
     with_samples = [facts for facts in datasets if facts.epoch]
     if not with_samples:
         return
-    table = _table(
+    rows = table(
         f"what an epoch reads, in batches of {batch_size:,}, where decoded chunks are not kept",
         ["dataset"],
         ["samples", "of each", "uniform order", "a chunk decoded", 'unit="group"', "a chunk decoded"],
@@ -115,8 +114,8 @@ def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Con
             in_bytes(epoch.windowed_nbytes) if is_known else "?",
             decodes[1],
         ]
-        table.add_row(*map(Text, cells))
-    console.print(table)
+        rows.add_row(*map(Text, cells))
+    console.print(rows)
 
 
 def _print_advice(datasets: Sequence[DatasetFacts], advice: Sequence[Advice], console: Console) -> None:
@@ -134,15 +133,6 @@ def _print_advice(datasets: Sequence[DatasetFacts], advice: Sequence[Advice], co
         line(f"{one.dataset}: {one.text}.")
         for remedy in one.remedies:
             line(f"  - {remedy}")
-
-
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
 
 
 def _sides(shape: Sequence[int]) -> str:

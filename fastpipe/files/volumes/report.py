@@ -8,14 +8,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
+from fastpipe.files.tables import table
 from fastpipe.files.volumes.advice import (
     Rechunked,
     command,
@@ -130,21 +129,21 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
         "volume's size"
     )
     threads = facts[0].all.threads if facts[0].all else 1
-    table = _table(
+    rows = table(
         title,
         ["order"],
         ["remembered", "decoded for one", "for each byte used", "patches/s, 1 thread", f"{threads} threads"],
     )
     remembered = in_bytes(patches.fit.remembered)
     places = f"{patches.fronts} place{'s' if patches.fronts > 1 else ''}"
-    rows = [
+    orders = [
         ("one alone", "nothing", patches.alone),
         ("uniform", remembered, patches.uniform),
         (f"a tour from {places} at a time", remembered, patches.tour),
     ]
-    for name, memory, cost in rows:
-        table.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *_cells(cost))
-    console.print(table)
+    for name, memory, cost in orders:
+        rows.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *_cells(cost))
+    console.print(rows)
     if patches.keeps_all:
         console.print(Text("Everything is remembered: from the second epoch on nothing is decoded."))
     for limit, nbytes in patches.needed.items():
@@ -165,7 +164,7 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
 def _print_other(other: Sequence[Rechunked], console: Console) -> None:
     if not other:
         return
-    table = _table(
+    rows = table(
         "other chunks, tried on a part of the volume, in the same memory; tours from one place",
         ["chunks", "codec"],
         ["files", "ratio", "one alone", "uniform", "a tour", "patches/s of a tour", "gain"],
@@ -175,8 +174,8 @@ def _print_other(other: Sequence[Rechunked], console: Console) -> None:
         costs = [f"{cost.amplification:.2f}×" for cost in (one.alone, one.uniform, one.tour)]
         files = f"{one.chunks:,}" if one.codec else ""
         paces = f"{one.ratio:.2f}", *costs, f"{one.tour.all:,.1f}"
-        table.add_row(_sides(one.chunk), codec, files, *paces, gain)
-    console.print(table)
+        rows.add_row(_sides(one.chunk), codec, files, *paces, gain)
+    console.print(rows)
 
 
 def _print_advice(
@@ -224,15 +223,6 @@ def _enough(patches: PatchFacts, limit: float, nbytes: int | None) -> str:
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
     return f"{cost.amplification:.2f}×", f"{cost.one:,.1f}", f"{cost.all:,.1f}"
-
-
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
 
 
 def _sides(shape: Sequence[int]) -> str:
