@@ -11,10 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
 from fastpipe.cache.window import SharedWindow
-from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.read.hdf5.files import SampleFiles
@@ -23,10 +21,8 @@ from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.sharing import shared_window
 from fastpipe.torch.hdf5.stock import H5pyDataset
-from fastpipe.torch.keys import take_key
-from fastpipe.torch.noting import note
-from fastpipe.torch.rows.batch import RowsBatch, UserCode
-from fastpipe.torch.rows.dataset import RowsDataset, checked_threads, drawn_substitute
+from fastpipe.torch.rows.batch import UserCode
+from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
 from fastpipe.types import BadSamples, Cache, Key
 
@@ -163,29 +159,20 @@ class FastHDF5Dataset(RowsDataset):
 
     # ---- how a batch is made ------------------------------------------------------------------
 
-    def _start_batch(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.int64],
-        key: Key | None = None,
-        *,
-        threaded: bool = True,
-    ) -> RowsBatch:
-        """Begin a batch without waiting for it."""
-        samples, runtime = self._positions(indices), self._running()
+    @property
+    def _wants_key(self) -> bool:
+        return self.transform is not None
+
+    def _reading(
+        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        arrays: list[npt.NDArray[Any]],
+    ) -> Reading:  # fmt: skip
         runtime.watch.look()
-        is_keyed = key is not None
-        if key is None and (self.transform is not None or self.bad_samples.policy == "replace"):
-            key, is_keyed = take_key(len(samples))
-        parts = self._memory(len(samples), runtime, threaded)
-        arrays = [part.array for part in parts]
-        if get_worker_info() is not None and len(samples):
-            note(f"{self._files.path_of(int(samples[0]))}, sample {samples[0]} and others")
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
-        pending = PendingRead(
-            runtime.pool if threaded else None, lambda some, rows: runtime.open.tasks(some, rows, arrays),
-            samples, runtime.policy, substitute,
+        return Reading(
+            lambda some, rows: runtime.open.tasks(some, rows, arrays), samples, runtime.policy, substitute,
+            lambda: f"{self._files.path_of(int(samples[0]))}, sample {samples[0]}",
         )  # fmt: skip
-        return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
     def _code(self) -> UserCode:
         """What the script does to samples; follows a change of ``transform``."""

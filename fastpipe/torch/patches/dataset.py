@@ -9,16 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
 from fastpipe.engine.bad import Item
-from fastpipe.engine.reads import PendingRead, ReadPolicy
+from fastpipe.engine.reads import ReadPolicy
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchSpace, Places
 from fastpipe.sampling import Sampling, Uniform
-from fastpipe.torch.keys import take_key
-from fastpipe.torch.noting import note
 from fastpipe.torch.patches.code import JointCode
 from fastpipe.torch.patches.indices import KeyedIndex, keys_of
 from fastpipe.torch.patches.padding import Padding
@@ -29,8 +26,7 @@ from fastpipe.torch.patches.runtime import Options, PatchTask, Runtime, is_bad
 from fastpipe.torch.patches.sources import opened_roles
 from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.patches.touring import Touring
-from fastpipe.torch.rows.batch import RowsBatch
-from fastpipe.torch.rows.dataset import RowsDataset, checked_threads, drawn_substitute
+from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
 from fastpipe.transform.keys import sample_seed
 from fastpipe.types import BadSamples, Cache, Key
@@ -223,33 +219,23 @@ class FastPatchDataset(RowsDataset):
 
     # ---- how a batch is made ------------------------------------------------------------------
 
-    def _start_batch(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.int64],
-        key: Key | None = None,
-        *,
-        threaded: bool = True,
-    ) -> RowsBatch:
-        """Begin a batch without waiting for it."""
-        samples, runtime = self._positions(indices), self._running()
-        is_keyed = key is not None
-        wants_key = self._places.is_random or self.transform is not None
-        if key is None and (wants_key or self.bad_samples.policy == "replace"):
-            key, is_keyed = take_key(len(samples))
+    @property
+    def _wants_key(self) -> bool:
+        return self._places.is_random or self.transform is not None
+
+    def _reading(
+        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        arrays: list[npt.NDArray[Any]],
+    ) -> Reading:  # fmt: skip
         places = self._places_of(indices, samples, key)
         self._expect_epoch(indices, key if is_keyed else None, runtime)
-        parts = self._memory(len(samples), runtime, threaded)
-        arrays = [part.array for part in parts]
-        if get_worker_info() is not None and len(samples):
-            note(f"{self._item(int(samples[0]), places, 0).path} and others")
         batch = _Batch(self, samples, places, key, runtime, arrays)
-        policy = ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
-        pending = PendingRead(
-            runtime.pool if threaded else None, batch.tasks, np.arange(len(samples)), policy,
-            None if key is None else batch.substitute,
+        return Reading(
+            batch.tasks, np.arange(len(samples)),
+            ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item),
+            None if key is None else batch.substitute, lambda: batch.item(0).path,
         )  # fmt: skip
-        return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
     def _places_of(
         self, indices: Sequence[int] | npt.NDArray[np.int64], samples: npt.NDArray[np.int64], key: Key | None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,13 @@ from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.reads import PendingRead, ReadPolicy, Task
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import OptionError
 from fastpipe.torch.batch_sampler import DatasetBatches
+from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
+from fastpipe.torch.noting import note
 from fastpipe.torch.rows.batch import Code, RowsBatch
 from fastpipe.torch.rows.samples import Form, Part, SampleRows, Value
 from fastpipe.torch.runtime import KEPT_SLOTS
@@ -25,7 +28,7 @@ from fastpipe.torch.views import integers
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import BadSamples, Key, Shard, Shuffle
 
-__all__ = ["RowsDataset", "RowsRuntime", "checked_threads", "drawn_substitute", "is_fast_rows"]
+__all__ = ["Reading", "RowsDataset", "RowsRuntime", "checked_threads", "drawn_substitute", "is_fast_rows"]
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
@@ -48,6 +51,21 @@ class RowsRuntime(Protocol):
     slots: list[SlotPool]
 
 
+class Reading(NamedTuple):
+    """How a batch is read: as for `PendingRead`.
+
+    Attributes:
+        read, samples, policy, substitute: as there.
+        where: says where its first sample is.
+    """
+
+    read: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Sequence[Task]]
+    samples: npt.NDArray[np.int64]
+    policy: ReadPolicy
+    substitute: Callable[[int, int], int | None] | None
+    where: Callable[[], str]
+
+
 class RowsDataset(Dataset[Any]):
     """Makes batches whose samples are rows of arrays.
 
@@ -66,11 +84,26 @@ class RowsDataset(Dataset[Any]):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
     @abstractmethod
-    def _start_batch(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
-    ) -> RowsBatch:
-        """Begin a batch without waiting for it."""
+    def _wants_key(self) -> bool:
+        """Whether something is drawn for samples."""
+
+    @abstractmethod
+    def _reading(
+        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        arrays: list[npt.NDArray[Any]],
+    ) -> Reading:  # fmt: skip
+        """How a batch is read.
+
+        Args:
+            indices: as they were asked for.
+            samples: int64 (N,): the same as positions in the dataset.
+            key: of what is drawn; None where nothing is.
+            is_keyed: whether a loader set it.
+            runtime: what this process has.
+            arrays: the batch's memory.
+        """
 
     @abstractmethod
     def _running(self) -> RowsRuntime:
@@ -190,6 +223,24 @@ class RowsDataset(Dataset[Any]):
         return sum(count * value.nbytes >= _OWN_MEMORY for value in self._values)
 
     # ---- how a batch is made --------------------------------------------------------------------
+
+    def _start_batch(
+        self, indices: Sequence[int] | npt.NDArray[np.int64], key: Key | None = None, *, threaded: bool = True
+    ) -> RowsBatch:
+        """Begin a batch without waiting for it."""
+        samples, runtime = self._positions(indices), self._running()
+        is_keyed = key is not None
+        if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
+            key, is_keyed = take_key(len(samples))
+        parts = self._memory(len(samples), runtime, threaded)
+        reading = self._reading(indices, samples, key, is_keyed, runtime, [part.array for part in parts])
+        if get_worker_info() is not None and len(samples):
+            note(f"{reading.where()} and others")
+        pending = PendingRead(
+            runtime.pool if threaded else None, reading.read, reading.samples, reading.policy,
+            reading.substitute,
+        )  # fmt: skip
+        return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
     def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Positions in the dataset: int64 (N,)."""
