@@ -224,15 +224,19 @@ class UnitSlots:
             uses: gives int32 (keys,).
         """
         with self._lock:
+            is_same = int(self._head[0]) == what
             is_over = int(self._head[3]) * _OVER <= int(self._head[4])
             # While others go on once only: who takes turns with them would say it again and again.
-            if (int(self._head[0]) == what or what in self._expected) and not is_over:
+            if (is_same or what in self._expected) and not is_over:
                 return
             self._expected.add(what)
         left = uses()  # may take a while, in which others are to go on
+        total = int(left.sum(dtype=np.int64))
         with self._lock:
-            self._left[:] = left
-            self._head[3] = self._head[4] = int(left.sum(dtype=np.int64))
+            # The same ones again: the last of those before are still to come.
+            self._left[:] = np.maximum(self._left, 0) + left if is_same else left
+            self._head[3] = total + (max(0, int(self._head[3])) if is_same else 0)
+            self._head[4] = total
             self._head[0] = what
 
     def count(self, decoded: int, used: int) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
-from fastpipe.read.hdf5.chunks import ChunkReader
+from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
 from fastpipe.read.hdf5.context import ALONE, ReadContext
 from fastpipe.read.hdf5.geometry import Geometry, Groups, Runs, starts_of
 from fastpipe.read.hdf5.layout import Layout, in_blocks
@@ -78,7 +78,7 @@ class SampleReader:
         is_large = self.geometry.chunk_nbytes >= LEAST_SHARED
         self._shared = context.shared if is_large else None
         self._first_shared = number << _CHUNK_BITS
-        self._clock = context.clock or _NoClock()
+        self._clock = context.clock or NoClock()
         self._threads, self._count_jobs = context.threads, context.count_jobs
         self._chunks = ChunkReader(layout, self.geometry.chunk_nbytes, descriptor, self._recent, self._clock)
         self._fill = np.frombuffer(layout.fill, np.uint8)
@@ -347,11 +347,6 @@ class SampleReader:
                 offset, memory = firsts[sample] + runs.in_chunk[run], out[place : place + runs.nbytes]
                 self._chunks.read_run(int(offset), memory, int(numbers[sample]))
                 done += 1
-
-
-class _NoClock:
-    def add(self, stage: str, nanoseconds: int) -> None:
-        """Nobody wants to know."""
 
 
 def _fill(out: UInt8Array, to: Int64Array, runs: Runs, fill: UInt8Array) -> None:

@@ -17,7 +17,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.hdf5.chunks import ChunkReader
+from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
 from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.file import check_is_in_file, opened
 from fastpipe.read.hdf5.layout import Layout, read_layout
@@ -129,7 +129,7 @@ class _ChunkReader(UnitReader):
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
         self._chunks = ChunkReader(
-            volume.layout, volume.unit_nbytes, self._descriptor, RecentChunks(0), _NoClock()
+            volume.layout, volume.unit_nbytes, self._descriptor, RecentChunks(0), NoClock()
         )
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
@@ -190,8 +190,3 @@ class _LibraryReader(UnitReader):
             with contextlib.suppress(MissingDependencyError):
                 load_plugins()
         return file
-
-
-class _NoClock:
-    def add(self, stage: str, nanoseconds: int) -> None:
-        """Nobody wants to know."""

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.units import UnitSlots
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.read.hdf5.foreign import once
 from fastpipe.read.volumes.files import RawVolume, npy_volume, raw_unit, read_box
@@ -52,7 +51,7 @@ def test_any_array_is_that_of_numpy(
         assert whole(volume, seed).tobytes() == array.tobytes()
         memory = memory_for(volume, slots)
         boxes_equal(reader_of(volume), array, seed, 4)
-        boxes_equal(reader_of(volume, UnitSlots(memory)), array, seed, 4)
+        boxes_equal(reader_of(volume, memory.opened()), array, seed, 4)
         memory.close()
 
 
@@ -67,7 +66,7 @@ def test_arrays_of_many_units(
     np.testing.assert_array_equal(whole(volume), array)
     memory = memory_for(volume, 3)
     boxes_equal(reader_of(volume), array, 0, 3)
-    boxes_equal(reader_of(volume, UnitSlots(memory)), array, 1, 3)
+    boxes_equal(reader_of(volume, memory.opened()), array, 1, 3)
     memory.close()
 
 

@@ -57,7 +57,8 @@ def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
         scroll, (12, 12, 12), sampling=Grid(6), cache=Cache("ram", max_bytes=40_000), threads=1
     )
     first = amplification_of(dataset, FastLoader(dataset, 4))
-    assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
+    for _ in range(12):
+        assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
 
 
 @given(sizes=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=60))
