@@ -15,10 +15,9 @@ from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.types import Key
 
-__all__ = ["MixedBatch", "Source", "StartedBatch"]
+__all__ = ["MOST_SPARE", "MixedBatch", "Source", "StartedBatch"]
 
-
-_MOST_SPARE = 1 << 30
+MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
 
 
 class StartedBatch(Protocol):
@@ -74,7 +73,7 @@ class Source(ABC):
     @property
     def spare_nbytes(self) -> int:
         """Bytes of batches that may be begun while one sample holds up the one that is due."""
-        return _MOST_SPARE
+        return MOST_SPARE
 
     def send_bytes(self) -> None:
         """Leave out the end of a transform that can be made up for on the device, where there is one."""

@@ -24,6 +24,7 @@ from fastpipe.torch.noting import note
 from fastpipe.torch.rows.batch import Code, RowsBatch
 from fastpipe.torch.rows.samples import Form, Part, SampleRows, Value
 from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.source import MOST_SPARE
 from fastpipe.torch.views import integers
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import BadSamples, Key, Shard, Shuffle
@@ -76,7 +77,7 @@ class RowsDataset(Dataset[Any]):
     seed: int | None
     bad_samples: BadSamples
     # Bytes of batches that a loader may begin while one sample holds up the one that is due.
-    _spare_nbytes: int = 1 << 30
+    _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
     _runtime: Any
