@@ -707,7 +707,7 @@ def test_batches_begun_beyond_the_usual_are_bounded_in_bytes(
 
     maker.read = slow
     sample = 3 * 32 * 32 * 4
-    monkeypatch.setattr("fastpipe.torch.source._MOST_SPARE", 2 * sample)
+    monkeypatch.setattr("fastpipe.torch.source.MOST_SPARE", 2 * sample)
     iterator: Any = iter(FastLoader(dataset, 1))
     consumer = threading.Thread(target=lambda: next(iterator))
     consumer.start()
