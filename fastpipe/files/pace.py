@@ -23,6 +23,10 @@ class Pace:
         self._progress, self._what, self._nbytes = progress, what, nbytes
         self._begun, self._done = time.monotonic(), 0
 
+    def skip(self, nbytes: int) -> None:
+        """So much less is to be done."""
+        self._nbytes -= nbytes
+
     def add(self, nbytes: int, where: str) -> None:
         """So much more is done.
 

@@ -30,8 +30,9 @@ the source's.
 
 A volume (Zarr, N5, TIFF, NIfTI, .npy; behind a slash the name of an array within a
 file or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does
-one dataset of an HDF5 file, if OUT ends in .zarr. What it holds in memory is no more
-than --memory, whatever the volume's size.
+one dataset of an HDF5 file, if OUT ends in .zarr. Of chunks that hold nothing but the
+fill value no files are written. What it holds in memory is no more than --memory,
+whatever the volume's size.
 
 exit codes: 0 done, 2 bad input, 130 interrupted
 """

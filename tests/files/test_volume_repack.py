@@ -138,9 +138,98 @@ def test_of_a_zarr_array_missing_chunks_and_attributes_are_copied(
     assert repack(source, tmp_path / "out.zarr", "--chunks", "16,16,16")[0] == 0
     copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
     np.testing.assert_array_equal(copy[:21], VOXELS[:21])
-    assert (copy[21:] == 7).all()
+    assert (copy[21:] == 7).all() and copy.fill_value == 7
+    # What was never written is not written now.
+    places = sorted(
+        path.relative_to(tmp_path / "out.zarr" / "c").parts for path in _chunks(tmp_path / "out.zarr")
+    )
+    assert len(places) == 2 * 4 * 4 and {place[0] for place in places} == {"0", "1"}
     assert dict(copy.attrs) == {"voxel_nm": [30, 8, 8]}
     assert copy.metadata.dimension_names == (("z", "y", "x") if version == 3 else None)
+
+
+def _chunks(array: Path) -> list[Path]:
+    return [path for path in (array / "c").rglob("*") if path.is_file()]
+
+
+FILLS = {
+    "?": [True, False],
+    "<i4": [-(1 << 31), 0],
+    ">u8": [(1 << 64) - 1],
+    ">f4": [-0.0, np.inf, -np.inf, np.nan, 0.1],
+    "<f8": [np.finfo("f8").max],
+    ">c8": [complex(np.nan, -np.inf), 1 - 2j],
+    "<c16": [complex(-0.0, 0.1)],
+}
+
+
+@pytest.mark.parametrize(("kind", "fill"), [(kind, fill) for kind, fills in FILLS.items() for fill in fills])
+@pytest.mark.parametrize("form", ["hdf5", "tensorstore"])
+def test_chunks_of_nothing_but_the_fill_value_are_not_written(
+    tmp_path: Path, repack: Repack, form: str, kind: str, fill: Any
+) -> None:
+    array = np.full((12, 10), fill, kind)
+    array[5, 8:] = not fill  # in one chunk of the copy, which the array's end cuts
+    if form == "hdf5":
+        with h5py.File(tmp_path / "in.h5", "w") as file:
+            file.create_dataset("x", data=array, chunks=(6, 5), fillvalue=np.array(fill, kind)[()])
+    else:
+        pytest.importorskip("tensorstore", reason="pip install tensorstore")
+        store = zarr.create_array(
+            tmp_path / "in.h5", shape=array.shape, chunks=(6, 5), dtype=kind, fill_value=array[0, 0], zarr_format=2,
+            order="F",
+        )  # fmt: skip
+        store[:] = array
+    code, said, _ = repack(tmp_path / "in.h5", tmp_path / "out.zarr", "--chunks", "4,4", "--codec", "none")
+    assert code == 0 and "9 chunks, 8 of them without a file, as they hold nothing but the fill" in said
+    (path,) = _chunks(tmp_path / "out.zarr")
+    assert path == tmp_path / "out.zarr" / "c" / "1" / "2"
+    assert bits(zarr.open_array(tmp_path / "out.zarr", mode="r")[:]) == bits(array)
+    # Behind the array's end, too, there is what was never written.
+    stored = np.frombuffer(path.read_bytes(), np.dtype(kind).newbyteorder("<")).reshape(4, 4)
+    assert bits(stored[1, :2]) == bits(array[5, 8:]) and bits(stored[1, 2:]) == bits(array[0, :2])
+
+
+def test_chunks_of_a_nan_that_is_not_the_usual_one_are_written(tmp_path: Path, repack: Repack) -> None:
+    """Not all readers would give back which one a fill value is."""
+    array = np.full((8, 8), 0xFFC00001, "<u4").view("<f4")
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("x", data=array, chunks=(4, 4), fillvalue=array[0, 0])
+    assert repack(tmp_path / "in.h5", tmp_path / "out.zarr", "--chunks", "4,4")[0] == 0
+    assert len(_chunks(tmp_path / "out.zarr")) == 4
+    copy = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    assert np.isnan(copy.fill_value) and bits(copy[:]) == bits(array)
+
+
+@pytest.mark.parametrize("ended_in", ["_write", "_verify"])
+def test_what_is_empty_is_not_read_again_by_a_run_that_goes_on(
+    tmp_path: Path, repack: Repack, monkeypatch: pytest.MonkeyPatch, ended_in: str
+) -> None:
+    source = _zarr(tmp_path / "in.zarr", 3)  # empty from [21] on
+    monkeypatch.setattr(repacking, "planned_bricks", lambda *some: bricks.Bricks((8, 50, 61), 1, 1.0))
+    monkeypatch.setattr(repacking, "_NOTED_NBYTES", 1)
+    read: list[tuple[str, int]] = []
+    real = repacking._Repacking._read
+
+    def reading(self: Any, volume: Any, box: Any, pool: Any) -> Any:
+        read.append(("copy" if "partial" in volume.name else "source", box[0].start))
+        if len(read) == (4 if ended_in == "_write" else 5 + 2 * 3 + 1) and not goes_on:
+            raise KeyboardInterrupt
+        return real(self, volume, box, pool)
+
+    monkeypatch.setattr(repacking._Repacking, "_read", reading)
+    goes_on = False
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 130
+    first, goes_on = [*read], True
+    read.clear()
+    assert repack(source, tmp_path / "out.zarr", "--chunks", "8,16,16")[0] == 0
+    compared = [(which, at) for at in range(0, 40, 8) for which in ("source", "copy")]
+    if ended_in == "_write":
+        assert first == [("source", 0), ("source", 8), ("source", 16), ("source", 24)]
+        assert read == [("source", 24), ("source", 32), *compared]
+    else:
+        assert first[-1] == ("source", 24)
+        assert read == compared[6:]
 
 
 def test_of_an_hdf5_dataset_attributes_are_copied(tmp_path: Path, repack: Repack) -> None:
@@ -425,7 +514,7 @@ def test_a_copy_goes_on_however_its_input_is_spelled(
 ) -> None:
     if kind == "zarr":
         source = _zarr(tmp_path / "in.zarr", 3)
-    out = tmp_path / "out.zarr"
+    out, written = tmp_path / "out.zarr", 32 if kind == "zarr" else 48
     with monkeypatch.context() as patch:
         patch.setattr(repacking._Repacking, "_verify", _interrupted)
         assert repack(source, out, "--chunks", "16,16,16")[0] == 130
@@ -433,7 +522,7 @@ def test_a_copy_goes_on_however_its_input_is_spelled(
         patch.chdir(tmp_path)
         for spelled in (source.name, f"./{source.name}", f"link/{source.name}"):
             code, _, errors = repack(spelled, out, "--chunks", "16,16,16")
-            assert code == 130 and "going on: 48 of 48 chunks are written" in errors
+            assert code == 130 and f"going on: {written} of 48 chunks are written" in errors
     assert repack(source, out, "--chunks", "16,16,16")[0] == 0
 
 
@@ -623,7 +712,7 @@ def test_what_is_there_is_another_copy(
         np.save(source.with_name("in2.npy"), VOXELS)
         source = source.with_name("in2.npy")
     elif other == "version":
-        state.write_text(state.read_text().replace('"format": 1', '"format": 0'))
+        state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
     else:
         state.write_text("{}")
     assert said in refused(repack(source, out, *options))

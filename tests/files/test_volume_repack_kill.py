@@ -20,6 +20,7 @@ from fastpipe.files.volumes.bricks import Bricks
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 
 VOXELS = np.random.default_rng(0).integers(0, 90, (30, 33, 36), np.uint16)
+VOXELS[8:24, :16] = 0  # of whole chunks, which have no files
 CALLS = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "sync")
 OPTIONS = ["--chunks", "8,8,8"]
 Forked = Callable[[Callable[[], object]], int]
@@ -97,7 +98,7 @@ def test_killed_again_and_again(
 ) -> None:
     total = count_calls(lambda: command(source))
     undisturbed = content(source)
-    assert total > 150 and len(undisturbed) == 101
+    assert total > 150 and len(undisturbed) == 81
     rng = random.Random(seed)
     begins = [rng.randrange(1, 12), *(rng.randrange(1, total) for _ in range(3)), total - rng.randrange(8)]
     for die_at in begins:
@@ -142,7 +143,7 @@ def test_what_was_done_is_not_done_again(
     capsys.readouterr()
     assert command(source) == 0
     assert f"going on: {len(there)} of 100 chunks are written" in capsys.readouterr().err
-    assert len(fresh) == 100 - len(there)
+    assert len(fresh) == 80 - len(there)
     out = source.with_name("out.zarr")
     assert {path: (out / path.relative_to(array)).stat().st_mtime_ns for path in there} == states
     assert content(source) == undisturbed

@@ -15,6 +15,7 @@ from fastpipe.errors import VolumeError
 from fastpipe.files.volumes.arguments import is_hdf5
 from fastpipe.read.hdf5.file import opened
 from fastpipe.read.volumes.grouped import GroupedVolume
+from fastpipe.read.volumes.native import NativeVolume
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import Volume
 from fastpipe.read.volumes.zarr import ZarrVolume
@@ -81,7 +82,7 @@ def _of_folder(path: str) -> int | None:
 def chunk_of(volume: Volume) -> tuple[int, ...]:
     """The shape of what is stored together: of a chunk, or, where only that is known, of a part of one that
     is decoded alone."""
-    if isinstance(volume, GroupedVolume):
+    if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     grid = volume.grid
     if not isinstance(volume, ZarrVolume) or not grid.count:

@@ -32,6 +32,7 @@ from fastpipe.files.volumes.zarr_writing import (
     chunk_path,
     encoder,
     metadata,
+    remove_chunk,
     sync_chunk,
     write_chunk,
 )
@@ -42,8 +43,8 @@ from fastpipe.read.volumes.volume import DamagedUnitError, Volume
 
 __all__ = ["repack_volume"]
 
-_FORMAT = 1
-_NOTED_NBYTES = 1 << 30  # that are compared between two notes of how far it is
+_FORMAT = 2
+_NOTED_NBYTES = 1 << 30  # that are written, or compared, between two notes of how far it is
 _COMPARED = 1 << 16  # elements at a time: comparing takes memory, a byte for each
 _METADATA = "zarr.json"
 # A folder of such a name would be taken for what it is not.
@@ -108,7 +109,8 @@ def _layout(args: argparse.Namespace, volume: Volume) -> ZarrLayout:
             "`fastpipe inspect` with --patch says which is good"
         )
     try:
-        return ZarrLayout.of(volume.shape, volume.dtype, args.chunks, Codec.of(args.codec, args.level))
+        codec = Codec.of(args.codec, args.level)
+        return ZarrLayout.of(volume.shape, volume.dtype, args.chunks, codec, volume.fill)
     except OptionError as error:
         raise OptionError(f"{volume.name}: {error}") from None
 
@@ -142,6 +144,7 @@ def _job(source: str, volume: Volume, layout: ZarrLayout) -> dict[str, Any]:
         "chunks": list(layout.chunk),
         "codec": layout.codec.name,
         "level": layout.codec.level,
+        "fill": layout.fill.hex(),
         "state": state_of(source, volume),
     }
 
@@ -152,10 +155,16 @@ def _summary(out: Path, source: str, layout: ZarrLayout, seconds: float) -> str:
     sizes = "" if after is None else f"{in_bytes(decoded if before is None else before)} → {in_bytes(after)}"
     ratio = f" ({after / max(decoded, 1):.2f}× of what is decoded)" if after is not None else ""
     chunks = UnitGrid(layout.shape, layout.chunk).count
+    empty = chunks - _chunk_files(out)
+    without = f", {empty:,} of them without a file, as they hold nothing but the fill value," if empty else ""
     return (
-        f"{out}: {sizes}{ratio}; {chunks:,} chunk{'s' if chunks != 1 else ''} in {seconds:.1f} s "
+        f"{out}: {sizes}{ratio}; {chunks:,} chunk{'s' if chunks != 1 else ''}{without} in {seconds:.1f} s "
         f"({in_bytes(decoded / max(seconds, 1e-9))}/s), every one read back and equal"
     )
+
+
+def _chunk_files(array: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(array / "c"))
 
 
 @dataclass(frozen=True)
@@ -195,10 +204,11 @@ class _Repacking:
         """Write what is not written, and check what is not checked."""
         unfinished = self._unfinished
         if unfinished.brick != list(self._bricks.shape):
-            unfinished.verified, unfinished.brick = 0, list(self._bricks.shape)
+            unfinished.written = unfinished.verified = 0
+            unfinished.brick = list(self._bricks.shape)
         there = 0
         if unfinished.goes_on:
-            there = sum(len(files) for _, _, files in os.walk(unfinished.array / "c"))
+            there = _chunk_files(unfinished.array)
             self._progress.done(f"going on: {there:,} of {self._grid.count:,} chunks are written")
         pool = ThreadPoolExecutor(self._bricks.threads, "fastpipe-repack")
         try:
@@ -218,15 +228,23 @@ class _Repacking:
         return chunk_path(self._unfinished.array, chunk.place).exists()
 
     def _write(self, there: int, pool: ThreadPoolExecutor) -> None:
-        left = 1 - there / max(self._grid.count, 1)
-        pace = Pace(self._progress, "writing", round(sum(map(self._nbytes, self._boxes)) * left))
-        for number, box in enumerate(self._boxes):
+        unfinished, fresh = self._unfinished, 0
+        pace = Pace(self._progress, "writing", sum(map(self._nbytes, self._boxes[unfinished.written :])))
+        # What a machine that failed has lost of those before is found when they are compared.
+        for number in range(unfinished.written, len(self._boxes)):
+            box = self._boxes[number]
+            nbytes = self._nbytes(box)
             some = [one for one in self._chunks(box) if not there or not self._is_there(one)]
             if some:
-                # What is written now was not compared, whatever a note says.
-                self._unfinished.verified = min(self._unfinished.verified, number)
                 self._write_chunks(self._read(self._volume, box, pool), box, some, pool)
-                pace.add(self._nbytes(box), f"{self._path}, part {number + 1:,} of {len(self._boxes):,}")
+                pace.add(nbytes, f"{self._path}, part {number + 1:,} of {len(self._boxes):,}")
+            else:
+                pace.skip(nbytes)
+            # Chunks without a file are no sign of how far it is.
+            unfinished.written, fresh = number + 1, fresh + nbytes
+            if fresh >= _NOTED_NBYTES:
+                unfinished.save()
+                fresh = 0
         self._check_unchanged()
 
     def _read(self, volume: Volume, box: Box, pool: ThreadPoolExecutor) -> Array:
@@ -234,12 +252,19 @@ class _Repacking:
         return read_box(volume, reader, box, self._layout.dtype, pool)
 
     def _write_chunks(self, brick: Array, box: Box, chunks: list[_Chunk], pool: ThreadPoolExecutor) -> None:
-        """Write chunks of a brick by all threads; not more at a time than these, as each takes memory."""
+        """Write chunks of a brick by all threads; not more at a time than these, as each takes memory.
+
+        Of a chunk that is full of the fill value there is no file.
+        """
         layout, unfinished = self._layout, self._unfinished
+        element = np.frombuffer(layout.fill, layout.dtype)
 
         def write(chunk: _Chunk) -> None:
             part = brick[_within(chunk.box, box)]
-            whole = np.zeros(layout.chunk, layout.dtype)
+            if _are_same(part, np.broadcast_to(element, part.shape)):
+                remove_chunk(unfinished.array, chunk.place)
+                return
+            whole = np.full(layout.chunk, element, layout.dtype)
             whole[tuple(slice(size) for size in part.shape)] = part
             write_chunk(unfinished.array, unfinished.temporary, chunk.place, self._encode(whole))
 

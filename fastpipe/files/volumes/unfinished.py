@@ -38,7 +38,8 @@ class Unfinished:
         folder: this folder.
         array: the growing array's.
         temporary: for what is not whole yet.
-        verified: how many bricks of ``brick`` were compared with the source, in their order.
+        written, verified: how many bricks of ``brick`` were written, and were compared with the source, in
+            their order.
         goes_on: whether something of a run before is there.
 
     Raises:
@@ -72,10 +73,11 @@ class Unfinished:
             self._check_job(state["job"])
         shutil.rmtree(self.temporary, ignore_errors=True)
         self.temporary.mkdir(exist_ok=True)
-        self.verified, self.brick = 0, list[int]()
+        self.written, self.verified, self.brick = 0, 0, list[int]()
         self.goes_on = state is not None and self.array.is_dir()
         if state is not None and self.goes_on:
-            self.verified, self.brick = int(state["verified"]), list(state["brick"])
+            self.written, self.verified = int(state["written"]), int(state["verified"])
+            self.brick = list(state["brick"])
         # The state first: a folder without one is nobody's.
         self.save()
         self.array.mkdir(exist_ok=True)
@@ -112,7 +114,10 @@ class Unfinished:
 
     def save(self, named: list[int] | None = None) -> None:
         """Note how far it is."""
-        state = {"job": self._job, "verified": self.verified, "brick": self.brick, "named": named}
+        state = {
+            "job": self._job, "written": self.written, "verified": self.verified, "brick": self.brick,
+            "named": named,
+        }  # fmt: skip
         write_whole(self.folder / _STATE, [json.dumps(state).encode()])
 
     def finish(self) -> None:

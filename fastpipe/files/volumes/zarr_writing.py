@@ -20,7 +20,16 @@ from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.files.checkpoints import sync_folder
 
-__all__ = ["Codec", "ZarrLayout", "chunk_path", "encoder", "metadata", "sync_chunk", "write_chunk"]
+__all__ = [
+    "Codec",
+    "ZarrLayout",
+    "chunk_path",
+    "encoder",
+    "metadata",
+    "remove_chunk",
+    "sync_chunk",
+    "write_chunk",
+]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -79,21 +88,31 @@ class ZarrLayout(NamedTuple):
         dtype: of its elements, as they are stored: little-endian.
         chunk: of a chunk.
         codec: of the chunks.
+        fill: the bytes of an element of which nothing is written.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
     codec: Codec
+    fill: bytes
 
     @classmethod
-    def of(cls, shape: Sequence[int], dtype: np.dtype[Any], chunk: Sequence[int], codec: Codec) -> ZarrLayout:
+    def of(
+        cls,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        chunk: Sequence[int],
+        codec: Codec,
+        fill: bytes | None = None,
+    ) -> ZarrLayout:
         """A layout for an array.
 
         Args:
             shape, dtype: of the array.
             chunk: along its last dimensions; along those in front it is 1.
             codec: of the chunks.
+            fill: an element in the array's dtype, of which nothing need be written; None for 0.
 
         Raises:
             OptionError: there can be none.
@@ -109,7 +128,13 @@ class ZarrLayout(NamedTuple):
         whole = [min(side, max(size, 1)) for side, size in zip(whole, shape, strict=True)]
         if math.prod(whole) * dtype.itemsize > _LARGEST_CHUNK:
             raise OptionError(f"--chunks {','.join(map(str, whole))} makes chunks of more than 1 GiB")
-        return cls(tuple(shape), dtype.newbyteorder("<"), tuple(whole), codec)
+        stored = dtype.newbyteorder("<")
+        element = np.frombuffer(fill or bytes(dtype.itemsize), dtype).astype(stored)
+        if dtype.kind in "fc":
+            # Of all that is no number only one survives all readers; chunks of the others are written.
+            parts = element.view(element.real.dtype)
+            parts[np.isnan(parts)] = np.nan
+        return cls(tuple(shape), stored, tuple(whole), codec, element.tobytes())
 
     @property
     def chunk_nbytes(self) -> int:
@@ -144,7 +169,6 @@ def metadata(layout: ZarrLayout, attributes: dict[str, Any], dimension_names: li
         codecs.append({"name": "blosc", "configuration": configuration})
     elif codec.name == "zstd":
         codecs.append({"name": "zstd", "configuration": {"level": codec.level, "checksum": True}})
-    fill: Any = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(layout.dtype.kind, 0)
     content = {
         "zarr_format": 3,
         "node_type": "array",
@@ -152,13 +176,24 @@ def metadata(layout: ZarrLayout, attributes: dict[str, Any], dimension_names: li
         "data_type": layout.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": fill,
+        "fill_value": _in_json(np.frombuffer(layout.fill, layout.dtype)[0]),
         "codecs": codecs,
         "attributes": attributes,
     }
     if dimension_names is not None and len(dimension_names) == len(layout.shape):
         content["dimension_names"] = dimension_names
     return json.dumps(content, indent=2).encode()
+
+
+def _in_json(element: Any) -> Any:
+    """A fill value as the format writes it: what JSON has no number for, as text."""
+    if element.dtype.kind == "c":
+        return [_in_json(element.real), _in_json(element.imag)]
+    if element.dtype.kind != "f" or np.isfinite(element):
+        return element.item()
+    if np.isnan(element):
+        return "NaN"
+    return "Infinity" if element > 0 else "-Infinity"
 
 
 def encoder(layout: ZarrLayout) -> Callable[[npt.NDArray[Any]], Any]:
@@ -184,6 +219,15 @@ def encoder(layout: ZarrLayout) -> Callable[[npt.NDArray[Any]], Any]:
 def chunk_path(array: Path, place: Sequence[int]) -> Path:
     """A chunk's file."""
     return array.joinpath("c", *map(str, place))
+
+
+def remove_chunk(array: Path, place: Sequence[int]) -> None:
+    """Remove a chunk's file, if there is one: without it the chunk is full of the fill value.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    chunk_path(array, place).unlink(missing_ok=True)
 
 
 def write_chunk(array: Path, temporary: Path, place: Sequence[int], data: Any) -> None:
@@ -212,12 +256,13 @@ def write_chunk(array: Path, temporary: Path, place: Sequence[int], data: Any) -
 
 
 def sync_chunk(array: Path, place: Sequence[int]) -> None:
-    """Have a chunk's file, and its name, on the disk.
+    """Have a chunk's file, and its name, on the disk; or that there is none.
 
     Raises:
         OSError: it cannot be written.
     """
     path = chunk_path(array, place)
-    with open(path, "rb+") as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
         os.fsync(file.fileno())
-    sync_folder(path.parent)
+    if path.parent.is_dir():
+        sync_folder(path.parent)

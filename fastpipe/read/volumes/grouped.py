@@ -57,6 +57,11 @@ class GroupedVolume(Volume):
         self.grid = UnitGrid(volume.shape, unit)
 
     @property
+    def fill(self) -> bytes:
+        """The volume's."""
+        return self.inner.fill
+
+    @property
     def finer(self) -> Volume:
         """The volume in units of its own."""
         return self.inner

@@ -107,6 +107,11 @@ class HDF5Volume(Volume):
             self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
         self.grid = UnitGrid(self.shape, unit)
 
+    @property
+    def fill(self) -> bytes:
+        """The dataset's; of one that h5py reads it is not known."""
+        return self.layout.fill or super().fill
+
     def open(self) -> UnitReader:
         """Open the file in this process."""
         return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)

@@ -32,6 +32,11 @@ class NativeVolume(Volume):
         finer = self.inner.finer
         return None if finer is None else NativeVolume(finer)
 
+    @property
+    def fill(self) -> bytes:
+        """The volume's, swapped."""
+        return np.frombuffer(self.inner.fill, self.inner.dtype).astype(self.dtype).tobytes()
+
     def open(self) -> UnitReader:
         """Open the volume."""
         return _Reader(self)

@@ -42,6 +42,8 @@ class TensorStoreVolume(Volume):
         store = self.store()
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
+        # None of formats that have none, and where they need not say.
+        self._fill = np.array(store.fill_value if store.fill_value is not None else 0, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
@@ -49,6 +51,11 @@ class TensorStoreVolume(Volume):
         said = "×".join(map(str, chunk))
         self.how = f"{store.spec().to_json()['driver']} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
+
+    @property
+    def fill(self) -> bytes:
+        """As its metadata say."""
+        return self._fill
 
     @property
     def finer(self) -> TensorStoreVolume | None:

@@ -74,6 +74,11 @@ class Volume(ABC):
         return None
 
     @property
+    def fill(self) -> bytes:
+        """The bytes of an element of which nothing was written; zeros where its format does not say."""
+        return bytes(self.dtype.itemsize)
+
+    @property
     def finer(self) -> Volume | None:
         """The same in smaller units, where a unit is some that are stored apart: then one that is damaged
         does not spoil the others.  None where a unit is what it is."""

@@ -100,6 +100,11 @@ class ZarrVolume(Volume, UnitReader):
     def _file(self, chunk: int) -> str:
         return os.path.join(self.name, *self._array.key(self._chunks.place(chunk)).split("/"))
 
+    @property
+    def fill(self) -> bytes:
+        """As its metadata say."""
+        return self._array.fill
+
     def open(self) -> UnitReader:
         """Nothing stays open: a chunk is a file."""
         return self
