@@ -14,7 +14,7 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError
-from fastpipe.read.hdf5.foreign import address, library_at, once
+from fastpipe.read.chunks.foreign import address, library_at, once
 from fastpipe.read.hdf5.plugin_kernels import BLOSC2_CALLS
 
 __all__ = ["blosc2_functions", "has_blosc2"]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.protocols import Stopwatch
-from fastpipe.read.hdf5.errors import ChunkError
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.scratch import STORED, scratch
+from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.hdf5.filters import decode_chunk
 from fastpipe.read.hdf5.geometry import grid_of
 from fastpipe.read.hdf5.layout import Layout
 from fastpipe.read.hdf5.many import many_decoder
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.read.hdf5.scratch import STORED, scratch
 
 __all__ = ["ChunkReader", "NoClock"]
 
@@ -119,12 +118,10 @@ class ChunkReader:
 
     def read_run(self, offset: int, out: UInt8Array, number: int) -> None:
         """Read bytes of a chunk as they are in the file."""
-        view: Any = out.data
-        while len(view):
-            count = os.preadv(self._descriptor, [view], offset)
-            if not count:
-                raise ChunkError(f"{self.where(number)}: the file ends within it")
-            view, offset = view[count:], offset + count
+        try:
+            read_fully(self._descriptor, out, offset)
+        except ChunkError as error:
+            raise ChunkError(f"{self.where(number)}: {error}") from None
 
     def where(self, number: int) -> str:
         """Which chunk this is, in words."""

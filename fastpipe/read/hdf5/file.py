@@ -18,8 +18,9 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.protocols import ChunkTables
+from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5.context import ALONE, ReadContext
-from fastpipe.read.hdf5.errors import ChunkError, DamagedError
+from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.geometry import Geometry
 from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.read.hdf5.library import require_filters

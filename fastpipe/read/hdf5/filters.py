@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.inflate import inflate
+from fastpipe.read.chunks.scratch import STEPS, scratch
 from fastpipe.read.hdf5 import kernels
-from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.inflate import inflate
 from fastpipe.read.hdf5.plugins import PLUGINS, is_missing
-from fastpipe.read.hdf5.scratch import STEPS, scratch
 
 __all__ = ["FilterStep", "decode_chunk", "why_not"]
 

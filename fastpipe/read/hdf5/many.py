@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.read.chunks.inflate import decompressor, zlib_decompress
+from fastpipe.read.chunks.scratch import STEPS, STORED, scratch
 from fastpipe.read.hdf5.blosc2 import blosc2_functions
 from fastpipe.read.hdf5.filters import FilterStep
-from fastpipe.read.hdf5.inflate import decompressor, zlib_decompress
 from fastpipe.read.hdf5.kernels import BITSHUFFLE, BLOSC, BLOSC2, DEFLATE, FLETCHER32, LZ4, LZF, SHUFFLE, ZSTD
 from fastpipe.read.hdf5.many_kernels import decode_many
 from fastpipe.read.hdf5.plugin_kernels import PLAIN, WITH_LZ4, WITH_ZSTD
 from fastpipe.read.hdf5.plugins import bitshuffle_values, blosc_decompress, zstd_context, zstd_decompress
-from fastpipe.read.hdf5.scratch import STEPS, STORED, scratch
 
 __all__ = ["ManyDecoder", "many_decoder"]
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.foreign import address, library_of
+from fastpipe.read.chunks.zstd import ZSTD_DECOMPRESS, zstd_contexts
 from fastpipe.read.hdf5 import plugin_kernels as kernels
 from fastpipe.read.hdf5.blosc2 import blosc2_functions, has_blosc2
-from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of, once
 from fastpipe.read.hdf5.kernels import BITSHUFFLE, BLOSC, BLOSC2, LZ4, ZSTD
 
 __all__ = [
@@ -136,31 +137,14 @@ def blosc_decompress() -> int:
 @cache
 def zstd_decompress() -> int:
     """The address of ``ZSTD_decompressDCtx``, for kernels; 0 where it cannot be had."""
-    return 0 if (context := _zstd_contexts()) is None else address(context.library, _ZSTD_DECOMPRESS)
+    return 0 if (context := zstd_contexts()) is None else address(context.library, ZSTD_DECOMPRESS)
 
 
 def zstd_context() -> int:
     """The address of this thread's context of zstd, where ``zstd_decompress`` is not 0."""
-    contexts = _zstd_contexts()
+    contexts = zstd_contexts()
     assert contexts is not None
     return contexts()
-
-
-_ZSTD_DECOMPRESS = "ZSTD_decompressDCtx"
-
-
-@once
-def _zstd_contexts() -> ContextOfThread | None:
-    pointer = ctypes.c_void_p
-    library = library_of(
-        "numcodecs.zstd",
-        {
-            "ZSTD_createDCtx": (pointer, []),
-            "ZSTD_freeDCtx": (ctypes.c_size_t, [pointer]),
-            _ZSTD_DECOMPRESS: (ctypes.c_size_t, []),
-        },
-    )
-    return None if library is None else ContextOfThread(library, "ZSTD_createDCtx", "ZSTD_freeDCtx")
 
 
 # By the filters' numbers: from the stored bytes and the filter's parameters into memory that they fill.

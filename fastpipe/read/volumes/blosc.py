@@ -8,7 +8,6 @@ block, and of the buffer), and behind these has where each block's bytes begin.
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,19 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.read.hdf5.foreign import library_of, once
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.foreign import library_of, once
+from fastpipe.read.chunks.stored import read_fully
 
-__all__ = ["HEADER_NBYTES", "BloscError", "BloscHeader", "decompress", "read_parts"]
+__all__ = ["HEADER_NBYTES", "BloscHeader", "decompress", "read_parts"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 HEADER_NBYTES = 16
 _HEADER = struct.Struct("<4B3I")
 _IS_COPIED = 0x2  # the content as it is
-
-
-class BloscError(ValueError):
-    """A buffer is not what Blosc makes."""
 
 
 class BloscHeader(NamedTuple):
@@ -57,13 +54,13 @@ class BloscHeader(NamedTuple):
             nbytes: that its content is to have.
 
         Raises:
-            BloscError: they are no header, or that of another content.
+            ChunkError: they are no header, or that of another content.
         """
         if len(data) < HEADER_NBYTES:
-            raise BloscError("its header is cut off")
+            raise ChunkError("its header is cut off")
         _, _, flags, itemsize, content, block, stored = _HEADER.unpack_from(bytes(data[:HEADER_NBYTES]))
         if content != nbytes or not itemsize or not 0 < block <= content or stored < HEADER_NBYTES:
-            raise BloscError(f"its header is not that of {nbytes} bytes")
+            raise ChunkError(f"its header is not that of {nbytes} bytes")
         return cls(itemsize, content, block, stored, bool(flags & _IS_COPIED))
 
     @property
@@ -100,14 +97,14 @@ def decompress(stored: UInt8Array, out: UInt8Array) -> None:
         out: uint8 (M,), of the content's size.
 
     Raises:
-        BloscError: it is damaged, or of another size.
+        ChunkError: it is damaged, or of another size.
     """
     header = BloscHeader.of(stored, len(out))
     if header.stored != len(stored):
-        raise BloscError(f"it says that it has {header.stored} bytes, but has {len(stored)}")
+        raise ChunkError(f"it says that it has {header.stored} bytes, but has {len(stored)}")
     made = _library().blosc_decompress_ctx(_address(stored), _address(out), len(out), 1)
     if made != len(out):
-        raise BloscError("its blocks are damaged")
+        raise ChunkError("its blocks are damaged")
 
 
 def read_parts(
@@ -126,19 +123,19 @@ def read_parts(
         How many bytes were decompressed.
 
     Raises:
-        BloscError: it is damaged, or of another size.
+        ChunkError: it is damaged, or of another size.
     """
     stored = stored[:size]
     if sum(len(out) for _, out in parts) == nbytes:
-        _read(descriptor, stored, 0, size)
+        read_fully(descriptor, stored[:size], 0)
         header = BloscHeader.of(stored, nbytes)
     else:
-        _read(descriptor, stored, 0, min(size, HEADER_NBYTES))
+        read_fully(descriptor, stored[:HEADER_NBYTES], 0)
         header = BloscHeader.of(stored, nbytes)
         if header.stored == size:
             _read_blocks(descriptor, stored, header, parts)
     if header.stored != size:
-        raise BloscError(f"it says that it has {header.stored} bytes, but has {size}")
+        raise ChunkError(f"it says that it has {header.stored} bytes, but has {size}")
     if len(parts) == 1 and len(parts[0][1]) == nbytes:
         decompress(stored, parts[0][1])
         return nbytes
@@ -148,13 +145,13 @@ def read_parts(
         count, left = divmod(len(out), header.itemsize)
         if over or left:  # compressed as elements of another size than the array's
             whole = np.empty(nbytes, np.uint8)
-            _read(descriptor, stored, 0, size)
+            read_fully(descriptor, stored[:size], 0)
             decompress(stored, whole)
             for at, memory in parts:
                 memory[:] = whole[at : at + len(memory)]
             return nbytes
         if _library().blosc_getitem(source, first, count, _address(out)) != len(out):
-            raise BloscError("its blocks are damaged")
+            raise ChunkError("its blocks are damaged")
         low, high = begin // header.block, -(-(begin + len(out)) // header.block)
         done += min(high * header.block, nbytes) - low * header.block
     return done
@@ -166,15 +163,16 @@ def _read_blocks(
     """Read of a buffer what parts of its content need."""
     if header.is_copied:
         for begin, out in parts:
-            _read(descriptor, stored, HEADER_NBYTES + begin, HEADER_NBYTES + begin + len(out))
+            begin += HEADER_NBYTES
+            read_fully(descriptor, stored[begin : begin + len(out)], begin)
         return
     table_end = HEADER_NBYTES + 4 * header.blocks
     if table_end > len(stored):
-        raise BloscError("the table of its blocks is cut off")
-    _read(descriptor, stored, HEADER_NBYTES, table_end)
+        raise ChunkError("the table of its blocks is cut off")
+    read_fully(descriptor, stored[HEADER_NBYTES:table_end], HEADER_NBYTES)
     begins = stored[HEADER_NBYTES:table_end].view("<i4").astype(np.int64)
     if begins.min() < table_end or begins.max() >= len(stored):
-        raise BloscError("its blocks begin outside of it")
+        raise ChunkError("its blocks begin outside of it")
     # Threads of the compressor put blocks into any order; each ends where another begins.
     order = np.append(np.sort(begins), len(stored))
     ends = order[np.searchsorted(order, begins, side="right")]
@@ -188,14 +186,4 @@ def _read_blocks(
         else:
             runs.append([low, high])
     for low, high in runs:
-        _read(descriptor, stored, low, high)
-
-
-def _read(descriptor: int, stored: UInt8Array, low: int, high: int) -> None:
-    """Bytes of a file to the same place in memory."""
-    view: Any = stored[low:high].data
-    while len(view):
-        count = os.preadv(descriptor, [view], low)
-        if not count:
-            raise BloscError("the file ends within it")
-        view, low = view[count:], low + count
+        read_fully(descriptor, stored[low:high], low)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.read.hdf5.foreign import library_at, once
+from fastpipe.read.chunks.foreign import library_at, once
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.grouped import grown_unit
 from fastpipe.read.volumes.state import FileState

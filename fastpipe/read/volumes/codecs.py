@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Callable, Mapping
 
@@ -10,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.read.hdf5.foreign import ContextOfThread, library_of, once
-from fastpipe.read.hdf5.inflate import inflate
+from fastpipe.read.chunks.inflate import inflate
+from fastpipe.read.chunks.zstd import zstd_contexts
 
 __all__ = ["DECODE"]
 
@@ -21,7 +20,10 @@ _GZIP = b"\x1f\x8b\x08"  # with which a member begins
 
 
 def _zstd(stored: UInt8Array, out: UInt8Array) -> None:
-    contexts = _zstd_contexts()
+    contexts = zstd_contexts()
+    if contexts is None:
+        require("numcodecs.zstd", extra="volume")
+        raise ImportError("the package numcodecs has no zstd: pip install --upgrade numcodecs")
     count = contexts.library.ZSTD_decompressDCtx(
         contexts(), out.ctypes.data, len(out), stored.ctypes.data, len(stored)
     )
@@ -30,25 +32,6 @@ def _zstd(stored: UInt8Array, out: UInt8Array) -> None:
         raise ValueError(f"zstd: {name}, where {len(out)} bytes were expected")
     if count != len(out):
         raise ValueError(f"zstd: {count} bytes in the place of {len(out)}")
-
-
-@once
-def _zstd_contexts() -> ContextOfThread:
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library = library_of(
-        "numcodecs.zstd",
-        {
-            "ZSTD_createDCtx": (pointer, []),
-            "ZSTD_freeDCtx": (size, [pointer]),
-            "ZSTD_decompressDCtx": (size, [pointer, pointer, size, pointer, size]),
-            "ZSTD_isError": (ctypes.c_uint, [size]),
-            "ZSTD_getErrorName": (ctypes.c_char_p, [size]),
-        },
-    )
-    if library is None:
-        require("numcodecs.zstd", extra="volume")
-        raise ImportError("the package numcodecs has no zstd: pip install --upgrade numcodecs")
-    return ContextOfThread(library, "ZSTD_createDCtx", "ZSTD_freeDCtx")
 
 
 def _gzip(stored: UInt8Array, out: UInt8Array) -> None:

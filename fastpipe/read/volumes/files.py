@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
+from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.state import FileState
 from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
@@ -127,7 +128,7 @@ def read_box(
         out: of the box's shape, C-contiguous.
 
     Raises:
-        ValueError: the file ends within it.
+        ChunkError: the file ends within it.
         OSError: it cannot be read.
     """
     itemsize, sizes = out.itemsize, [side.stop - side.start for side in box]
@@ -142,12 +143,7 @@ def read_box(
     view: Any = out.reshape(-1).view(np.uint8).data
     for place, at in enumerate(np.ndindex(*sizes[:lead])):
         begin = first + sum(index * step for index, step in zip(at, steps, strict=False))
-        part = view[place * run : (place + 1) * run]
-        while len(part):
-            count = os.preadv(descriptor, [part], begin)
-            if not count:
-                raise ValueError("the file ends within it")
-            part, begin = part[count:], begin + count
+        read_fully(descriptor, view[place * run : (place + 1) * run], begin)
 
 
 def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:

@@ -17,8 +17,8 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.protocols import ChunkTables
+from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
-from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.file import check_is_in_file, opened
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.library import load_plugins, require_filters

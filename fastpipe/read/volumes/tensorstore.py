@@ -16,6 +16,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.grouped import grown_unit
 from fastpipe.read.volumes.state import folder_state
 from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
 
@@ -47,7 +48,7 @@ class TensorStoreVolume(Volume):
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
-        self.grid = UnitGrid(self.shape, _unit(chunk, self.shape, self.dtype.itemsize))
+        self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         said = "×".join(map(str, chunk))
         self.how = f"{store.spec().to_json()['driver']} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
@@ -122,18 +123,6 @@ class _Reader(UnitReader):
                 raise kind(f"{self._volume.name}, the part at [{place}]: {said}") from None
             unit = out.view(self._volume.dtype).reshape(self._grid.unit)
             unit[tuple(slice(size) for size in part.shape)] = part
-
-
-def _unit(chunk: Sequence[int], shape: Sequence[int], itemsize: int) -> list[int]:
-    """A whole number of chunks that is worth a call."""
-    unit = list(chunk)
-    while math.prod(unit) * itemsize < _LEAST_NBYTES:
-        growing = [dim for dim in range(len(unit)) if unit[dim] < shape[dim]]
-        if not growing:
-            break
-        dim = min(growing, key=lambda dim: unit[dim])
-        unit[dim] = min(2 * unit[dim], -(-shape[dim] // chunk[dim]) * chunk[dim])
-    return unit
 
 
 _used_in: list[int] = []  # the process in which tensorstore has threads

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
+from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.volumes.files import RawVolume, raw_unit, read_box
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.state import FileState, folder_state
@@ -317,11 +318,6 @@ class _Reader(UnitReader):
 
 
 def _read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    found = bytearray(size)
-    view = memoryview(found)
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if not count:
-            raise ValueError("the file ends within it")
-        view, offset = view[count:], offset + count
-    return bytes(found)
+    found = np.empty(size, np.uint8)
+    read_fully(descriptor, found, offset)
+    return found.tobytes()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
-from fastpipe.read.hdf5.scratch import STORED, scratch
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.scratch import STORED, scratch
+from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.volumes import blosc
 from fastpipe.read.volumes.codecs import DECODE
 from fastpipe.read.volumes.grid import UnitGrid
@@ -93,7 +94,7 @@ class ZarrVolume(Volume, UnitReader):
             try:
                 with open(self._file(number), "rb") as file:
                     return blosc.BloscHeader.of(file.read(blosc.HEADER_NBYTES), self._chunk_nbytes)
-            except (FileNotFoundError, blosc.BloscError):
+            except (FileNotFoundError, ChunkError):
                 continue
         return None
 
@@ -179,18 +180,9 @@ class ZarrVolume(Volume, UnitReader):
             if size != self._chunk_nbytes:
                 raise ValueError(f"it has {size} bytes in the place of {self._chunk_nbytes}")
             for begin, out in parts:
-                _read_fully(descriptor, out, begin)
+                read_fully(descriptor, out, begin)
             return
         ((_, out),) = parts
         stored = scratch(STORED, size)
-        _read_fully(descriptor, stored, 0)
+        read_fully(descriptor, stored, 0)
         DECODE[codec](stored, out)
-
-
-def _read_fully(descriptor: int, out: UInt8Array, offset: int) -> None:
-    view: Any = out.data
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if not count:
-            raise ValueError("the file ends within it")
-        view, offset = view[count:], offset + count

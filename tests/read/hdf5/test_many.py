@@ -12,9 +12,9 @@ import hdf5plugin
 import numpy as np
 import pytest
 
+from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5 import many, plugins
 from fastpipe.read.hdf5.chunks import ChunkReader
-from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import read_layout
 from fastpipe.read.hdf5.reader import SampleReader
 

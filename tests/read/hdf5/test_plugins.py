@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5 import plugins
-from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.kernels import BLOSC2
 from fastpipe.read.hdf5.layout import read_layout
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5.context import ReadContext
-from fastpipe.read.hdf5.errors import ChunkError
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.read.volumes.blosc import BloscError, BloscHeader, decompress, read_parts
+from fastpipe.read.volumes.blosc import BloscHeader, ChunkError, decompress, read_parts
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 
@@ -109,7 +109,7 @@ def test_only_blocks_that_are_needed_are_read_and_decompressed() -> None:
     count, (out,) = read(bytes(spoiled), len(made), [(5 * block, 6 * block)])
     assert count == block
     np.testing.assert_array_equal(out, made[5 * block : 6 * block])
-    with pytest.raises(BloscError, match="damaged"):
+    with pytest.raises(ChunkError, match="damaged"):
         read(bytes(spoiled), len(made), [(5 * block, 6 * block + 4)])
 
 
@@ -148,14 +148,14 @@ def test_a_header_of_something_else_is_an_error(place: int, value: bytes) -> Non
     made = content(10_000)
     stored = bytearray(compressed(made))
     stored[place : place + len(value)] = value
-    with pytest.raises(BloscError, match="not that of 10000 bytes"):
+    with pytest.raises(ChunkError, match="not that of 10000 bytes"):
         BloscHeader.of(bytes(stored), len(made))
 
 
 def test_a_header_that_is_cut_off_is_an_error() -> None:
     stored = compressed(content(1000))
     for length in range(16):
-        with pytest.raises(BloscError, match="cut off"):
+        with pytest.raises(ChunkError, match="cut off"):
             BloscHeader.of(stored[:length], 1000)
 
 
@@ -164,9 +164,9 @@ def test_a_header_that_is_cut_off_is_an_error() -> None:
 def test_a_buffer_of_another_length_is_an_error(level: int, parts: list[tuple[int, int]]) -> None:
     stored = compressed(content(1024), level=level, block=256)
     for length in range(len(stored)):
-        with pytest.raises(BloscError):
+        with pytest.raises(ChunkError):
             read(stored[:length], 1024, parts)
-    with pytest.raises(BloscError, match="it says that it has"):
+    with pytest.raises(ChunkError, match="it says that it has"):
         read(stored + b"\0", 1024, parts)
 
 
@@ -174,7 +174,7 @@ def test_a_buffer_of_another_length_is_an_error(level: int, parts: list[tuple[in
 FUZZ = r"""
 import ctypes, faulthandler, json, mmap, os, struct, sys
 import numcodecs, numcodecs.blosc, numpy as np
-from fastpipe.read.volumes.blosc import BloscError, decompress, read_parts
+from fastpipe.read.volumes.blosc import ChunkError, decompress, read_parts
 from fastpipe.read.volumes.codecs import DECODE
 
 faulthandler.enable()
@@ -307,7 +307,7 @@ def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path: Path, length: 
     try:
         for end in (1024, 4096):
             out = np.empty(end, np.uint8)
-            with pytest.raises(BloscError, match="ends within"):
+            with pytest.raises(ChunkError, match="ends within"):
                 read_parts(descriptor, len(stored), 4096, [(0, out)], np.empty(len(stored), np.uint8))
     finally:
         os.close(descriptor)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.read.hdf5.foreign import once
 from fastpipe.read.volumes.files import RawVolume, npy_volume, raw_unit, read_box
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import DamagedUnitError
@@ -263,25 +260,3 @@ def test_elements_that_are_no_numbers_are_refused(tmp_path: Path, kind: Any) -> 
         open_volume(tmp_path / "x.npy", "labels")
     with pytest.raises(OptionError, match="labels= must be an array of numbers, got"):
         open_volume(np.zeros((4, 4), kind), "labels")
-
-
-def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent() -> None:
-    begun, may_end = threading.Event(), threading.Event()
-
-    @once
-    def made() -> int:
-        begun.set()
-        may_end.wait(30)
-        return 1
-
-    thread = threading.Thread(target=made)
-    thread.start()
-    begun.wait()
-    child = os.fork()
-    if not child:
-        may_end.set()
-        signal.alarm(20)  # which ends it where it waits for the lock
-        os._exit(0 if made() == 1 else 1)
-    may_end.set()
-    assert os.waitpid(child, 0)[1] == 0
-    thread.join()

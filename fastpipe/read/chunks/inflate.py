@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.read.hdf5.errors import ChunkError
-from fastpipe.read.hdf5.foreign import ContextOfThread, address, library_of, once
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.chunks.foreign import ContextOfThread, address, library_of, once
 
 __all__ = ["decompressor", "inflate", "zlib_decompress"]
 

@@ -1,0 +1,1 @@
+"""What formats in chunks have in common: C libraries that undo compression, and memory for it."""
