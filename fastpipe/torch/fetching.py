@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Subset, get_worker_info
 
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder, Progress
@@ -106,6 +107,7 @@ class _Epoch:
         self._key_epoch = 0
         self._position = 0
         self._replayed: list[Any] = []
+        self._drawn: int | None = None
         self.progress: Progress | None = None
 
     def __iter__(self) -> _Epoch:
@@ -118,7 +120,7 @@ class _Epoch:
             indices, batch = next(self._sampler)
             is_keyed = self._batches.is_keyed
             return self._keyed(indices, batch.first, batch.size, batch.step) if is_keyed else indices
-        indices = self._replayed.pop() if self._replayed else next(self._sampler)
+        indices = self._replayed.pop() if self._replayed else self._asked()
         if not self._batches.is_keyed:
             return indices
         if self._order.is_batched and not hasattr(indices, "__len__"):
@@ -132,10 +134,17 @@ class _Epoch:
 
     def _keyed(self, indices: Any, first: int, count: int, step: int) -> KeyedIndices:
         seed, epoch = self._batches.seed, self._key_epoch
-        drawn = getattr(self._order.sampler, "drawn", None)
-        if seed is None and drawn is not None:  # the samples are those that the sampler put in order
-            seed, epoch = drawn, 0
+        if seed is None and self._drawn is not None:  # the samples are those that the sampler put in order
+            seed, epoch = self._drawn, 0
         return KeyedIndices(indices, seed, epoch, first, count, step)
+
+    def _asked(self, *default: Any) -> Any:
+        """What the sampler gives next, as ``next``."""
+        indices = next(self._sampler, *default)
+        # It draws an epoch's seed when it is first asked, and shows that until another epoch begins.
+        if self._drawn is None and isinstance(self._order.sampler, GroupSampler):
+            self._drawn = self._order.sampler.drawn
+        return indices
 
     def _begin(self) -> None:
         batches = self._batches
@@ -162,9 +171,9 @@ class _Epoch:
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
             for _ in range(point.taken):
-                taken = next(self._sampler)
+                taken = self._asked()
                 self._position += len(taken) if self._order.is_batched else 1
-            ahead = next(self._sampler, None)  # samplers draw when the first is asked for
+            ahead = self._asked(None)  # samplers draw when the first is asked for
         if ahead is not None:
             self._replayed.append(ahead[point.offset :] if point.offset else ahead)
             self._position += point.offset

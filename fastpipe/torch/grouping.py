@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from fastpipe.errors import OptionError
 from fastpipe.index.order import epoch_order, grouped_order
 from fastpipe.index.tours import interleaved
+from fastpipe.torch.locality import GroupedSamples, TouredSamples
 from fastpipe.torch.views import ends_of, numbers_of
 from fastpipe.types import Shuffle
 
@@ -202,7 +203,7 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
         return None
     bases = list(dict.fromkeys(ends_of(dataset)))
     window = shuffle.window
-    is_tour = [hasattr(base, "_tour_ranks") for base in bases]
+    is_tour = [isinstance(base, TouredSamples) for base in bases]
     if any(is_tour) and not all(is_tour):
         raise OptionError("Shuffle(unit='group') makes no common order of patches and other samples")
     if all(is_tour):
@@ -218,11 +219,9 @@ def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
 
 
 def _groups_of(base: Any) -> npt.NDArray[np.int64]:
-    groups_of = getattr(base, "locality_groups", None)
-    if groups_of is None:
+    if not isinstance(base, GroupedSamples):
         raise OptionError(
             f"Shuffle(unit='group') is for datasets whose samples are read in groups, such as "
-            f"FastHDF5Dataset; a {type(base).__name__} has no locality_groups(): use shuffle=True"
+            f"FastHDF5Dataset; those of a {type(base).__name__} are not: use shuffle=True"
         )
-    groups: npt.NDArray[np.int64] = groups_of()
-    return groups
+    return base.locality_groups()

@@ -21,6 +21,7 @@ from fastpipe.torch.hdf5.plan import HDF5Plan
 from fastpipe.torch.hdf5.runtime import Options, Runtime
 from fastpipe.torch.hdf5.sharing import shared_window
 from fastpipe.torch.hdf5.stock import H5pyDataset
+from fastpipe.torch.locality import GroupedSamples
 from fastpipe.torch.rows.batch import UserCode
 from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
@@ -31,7 +32,7 @@ __all__ = ["FastHDF5Dataset"]
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 
 
-class FastHDF5Dataset(RowsDataset):
+class FastHDF5Dataset(RowsDataset, GroupedSamples):
     """Rows of HDF5 datasets as samples, as ``h5py`` gives them, many times as fast.
 
     Where the chunks of a file lie is asked of the HDF5 library once; they are then read and
@@ -192,7 +193,6 @@ class FastHDF5Dataset(RowsDataset):
         return H5pyDataset(self._files, self._form, self._code())
 
     def _expect_window(self, groups: int) -> None:
-        """Hear that samples of so many groups will come mixed."""
         # What is left of the window before, when the next begins, is used first; but not by every thread.
         more = min(groups, max(groups // 4, _SPARE_GROUPS))
         nbytes = (groups + more) * self.group_nbytes

@@ -16,6 +16,7 @@ from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchSpace, Places
 from fastpipe.sampling import Sampling, Uniform
+from fastpipe.torch.locality import TouredSamples
 from fastpipe.torch.patches.code import JointCode
 from fastpipe.torch.patches.indices import KeyedIndex, keys_of
 from fastpipe.torch.patches.padding import Padding
@@ -37,7 +38,7 @@ _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoc
 _MOST_EXPECTED = 1 << 20  # patches of an epoch, to know which parts of volumes are not used again
 
 
-class FastPatchDataset(RowsDataset):
+class FastPatchDataset(RowsDataset, TouredSamples):
     """Patches of volumes that are larger than memory, as NumPy cuts them from the whole array.
 
     What is decoded for a patch is remembered, within a budget that all threads and worker processes have

@@ -270,7 +270,7 @@ class _Stream(IterableDataset[int]):
 def test_what_has_no_groups(path: Path) -> None:
     rows = TensorDataset(torch.arange(3))
     for dataset in (rows, Subset(rows, [0]), ConcatDataset([dataset_of(path), rows])):
-        with pytest.raises(OptionError, match="a TensorDataset has no locality_groups"):
+        with pytest.raises(OptionError, match="those of a TensorDataset are not: use shuffle=True"):
             FastLoader(dataset, shuffle=GROUPS)
     with pytest.raises(OptionError, match="an IterableDataset has not"):
         FastLoader(_Stream(), shuffle=GROUPS)

@@ -41,11 +41,11 @@ def dataset_of(path: Any, seed: int | None = 3, **options: Any) -> FastPatchData
     )  # fmt: skip
 
 
-def corners(loader: Any) -> list[int]:
+def corners(batches: Any) -> list[int]:
     """The first voxel of each patch, which says where it begins; and the rest is checked."""
     found = []
     inside = np.arange(int(np.prod(SHAPE))).reshape(SHAPE)[: PATCH[0], : PATCH[1], : PATCH[2]]
-    for batch in loader:
+    for batch in batches:
         patches = batch.numpy()
         first = patches[:, 0, 0, 0]
         assert np.array_equal(patches - first[:, None, None, None], np.broadcast_to(inside, patches.shape))
@@ -204,6 +204,23 @@ def test_without_a_seed_the_patches_are_those_that_the_tour_was_made_for(
         order_of = loader.sampler.arrangement.order(seed, 0)
         assert found == expected(dataset, seed, 0, order_of)
     assert len(seeds) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_seed_epochs_at_the_same_time_have_each_its_own_patches(path: Any, workers: int) -> None:
+    dataset = dataset_of(path, None)
+    loader = FastLoader(dataset, 4, shuffle=ORDERS["groups"], num_workers=workers)
+    one = iter(loader)
+    found, seeds = corners([next(one)]), [loader.sampler.drawn]
+    other = iter(loader)
+    others = corners([next(other)])
+    seeds.append(loader.sampler.drawn)
+    for batch, another in zip(one, other, strict=True):
+        found += corners([batch])
+        others += corners([another])
+    assert seeds[0] != seeds[1]
+    for seed, each in zip(seeds, (found, others), strict=True):
+        assert each == expected(dataset, seed, 0, loader.sampler.arrangement.order(seed, 0))
 
 
 class Recording(Sampler[list[int]]):
