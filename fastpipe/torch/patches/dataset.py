@@ -15,6 +15,7 @@ from fastpipe.engine.reads import ReadPolicy
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchSpace, Places
+from fastpipe.read.volumes.memory import received, sendable
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.torch.locality import TouredSamples
 from fastpipe.torch.patches.code import JointCode
@@ -34,6 +35,7 @@ from fastpipe.types import BadSamples, Cache, Key
 
 __all__ = ["FastPatchDataset"]
 
+_GIVEN = ("volume", "labels", "mask")  # paths, or arrays
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 20  # patches of an epoch, to know which parts of volumes are not used again
 
@@ -49,9 +51,9 @@ class FastPatchDataset(RowsDataset, TouredSamples):
     Args:
         volume: a path (Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy; behind a slash the name of
             an array within a file or folder; a folder of TIFF files is one volume), a pattern such as
-            ``"cases/*/image.zarr"``, or a NumPy array, of which spawned workers get copies (rather give the
-            path of a large one than a ``numpy.memmap``); or a sequence of these; or a table, a sequence of
-            tuples (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
+            ``"cases/*/image.zarr"``, or a NumPy array, of which spawned workers get copies (of a
+            ``numpy.memmap`` they map the file); or a sequence of these; or a table, a sequence of tuples
+            (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
         patch_size: voxels along each of the last dimensions; the dimensions in front, such as channels, are
             taken as a whole.
         labels, mask: volumes of the same voxels, cut at the same places: samples are then tuples.
@@ -147,6 +149,12 @@ class FastPatchDataset(RowsDataset, TouredSamples):
 
     def __len__(self) -> int:
         return self._places.count
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {name: sendable(getattr(self, name)) for name in _GIVEN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {name: received(state[name]) for name in _GIVEN}
 
     def places(self, epoch: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Where the patches of an epoch are.
