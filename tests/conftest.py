@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a shell starts in the background ignores Ctrl-C, and so would the scripts that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        os.setpgid(0, 0)  # by which ``no_leaks`` tells this run's segments from those of the one beside it
     multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
     # All tests have one fork server, from the first that asks for it on: else each of its workers imports torch.
     multiprocessing.set_forkserver_preload(["fastpipe.torch"])

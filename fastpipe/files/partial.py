@@ -9,14 +9,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.files.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
+from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 
-_LOCK = "lock"
-_OWN = (DATA, unfinished_name(NOTE), REDO, unfinished_name(REDO), _LOCK, NOTE)  # as they are removed
+_OWN = (DATA, unfinished_name(NOTE), REDO, unfinished_name(REDO), LOCK, NOTE)  # as they are removed
 _NAMED = "named"  # in the note: the file that has its name
 
 
@@ -29,7 +28,7 @@ def identity(path: str) -> list[int]:
 def left_behind(out: Path) -> dict[str, Any] | None:
     """The note of a run that gave ``out`` its name and was killed before the folder was gone."""
     try:
-        content = json.loads((_folder_of(out) / NOTE).read_bytes())
+        content = json.loads((folder_of(out) / NOTE).read_bytes())
         status = os.stat(out)
         if content["note"][_NAMED] == [status.st_dev, status.st_ino] and content["size"] == status.st_size:
             return dict(content["note"])
@@ -43,7 +42,7 @@ def clear(out: Path) -> None:
 
     What others have put into it stays, and the folder with it.
     """
-    folder = _folder_of(out)
+    folder = folder_of(out)
     with contextlib.suppress(OSError):
         # The note last: it tells that the file is complete.
         for name in _OWN:
@@ -52,8 +51,8 @@ def clear(out: Path) -> None:
         os.rmdir(folder)
 
 
-class Partial:
-    """The folder ``OUT.partial``, locked.
+class Partial(GrowingFolder):
+    """The folder ``OUT.partial``, locked, of one file.
 
     Args:
         out: where the file will be.
@@ -68,23 +67,26 @@ class Partial:
     """
 
     def __init__(self, out: Path) -> None:
-        self._out = out
-        self._folder = _folder_of(out)
-        self._folder.mkdir(exist_ok=True)
-        _check_own(self._folder)  # before there is anything more in a folder that is somebody else's
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._lock = os.open(self._folder / _LOCK, flags, 0o666)
+        super().__init__(out, HDF5Error)
         try:
-            if locks_are_possible() and not try_to_lock(self._lock):
-                raise HDF5Error(f"another process is writing {out}; wait for it, or end it")
             # A file that has another name already is complete, and not to be written to.
             with contextlib.suppress(FileNotFoundError):
-                if os.stat(self._folder / DATA).st_nlink > 1:
-                    os.unlink(self._folder / DATA)
-            self.file = CheckpointedFile(self._folder)
+                if os.stat(self.folder / DATA).st_nlink > 1:
+                    os.unlink(self.folder / DATA)
+            self.file = CheckpointedFile(self.folder)
         except BaseException:
-            os.close(self._lock)
+            super().close()
             raise
+
+    def _check_own(self) -> None:
+        there = set(os.listdir(self.folder))
+        is_own = NOTE in there or REDO in there or not there
+        if not is_own and there <= {*_OWN}:
+            is_own = has_empty_lock(self.folder)
+        if not is_own:
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished copy; move it away, or remove it, and try again"
+            )
 
     def finish(self, *, force: bool) -> None:
         """Give the file its name, at once and for good, and remove the folder.
@@ -122,34 +124,9 @@ class Partial:
     def close(self) -> None:
         """Let go of it; what is there at the last checkpoint stays."""
         self.file.close()
-        descriptor, self._lock = self._lock, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Partial:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-
-def _check_own(folder: Path) -> None:
-    # A copy has the lock before all else, and empty.
-    there = set(os.listdir(folder))
-    is_own = NOTE in there or REDO in there or not there
-    if not is_own and there <= {*_OWN} and _LOCK in there:
-        with contextlib.suppress(FileNotFoundError):
-            is_own = os.stat(folder / _LOCK).st_size == 0
-    if not is_own:
-        raise OptionError(
-            f"{folder} is not that of an unfinished copy; move it away, or remove it, and try again"
-        )
+        super().close()
 
 
 def exists_already(out: Path) -> OptionError:
     """The error for a name that is taken."""
     return OptionError(f"{out} exists; name another file, or replace it with --force")
-
-
-def _folder_of(out: Path) -> Path:
-    return out.with_name(f"{out.name}.partial")

@@ -26,7 +26,7 @@ from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.files.volumes import advice, inspecting, measuring, report
 from fastpipe.files.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
-from fastpipe.files.volumes.inspecting import Cost, Pace, fit_of, volume_facts
+from fastpipe.files.volumes.inspecting import Cost, Rates, fit_of, volume_facts
 from fastpipe.files.volumes.measuring import Speed, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
@@ -303,7 +303,7 @@ def test_patches_in_a_second_follow_from_what_was_measured() -> None:
     volume, labels = Stored((64, 64, 64), (16, 16, 16), 1), Stored((64, 64, 64), (16, 16, 16), 2)
     model = PatchModel([volume, labels], (16, 16, 16))
     speeds = [(Speed(1, 10, 4096 * 1000, 1.0), Speed(4, 40, 4096 * 3000, 1.0))] * 2
-    cost = Pace(model, speeds, 0.001).cost(2.0)
+    cost = Rates(model, speeds, 0.001).cost(2.0)
     assert cost.amplification == 2.0
     # Of each patch 2 × 4 KiB and 2 × 8 KiB at 1,000 × 4 KiB/s, and the copy.
     assert cost.one == pytest.approx(1 / (0.006 + 0.001))

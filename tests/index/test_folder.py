@@ -247,8 +247,8 @@ def two_classes(tmp_path: Path) -> Path:
         {"extensions": ".JPG"},
         {"extensions": ("cat/1.jpg", "sub/2.png")},
         {"extensions": "/1.jpg"},
-        {"is_valid_file": lambda path: path.endswith(".txt")},
-        {"is_valid_file": lambda path: 1 if "cat" in path else None},
+        pytest.param({"is_valid_file": lambda path: path.endswith(".txt")}, id="texts"),
+        pytest.param({"is_valid_file": lambda path: 1 if "cat" in path else None}, id="no bool"),
     ],
     ids=repr,
 )

@@ -63,7 +63,9 @@ def test_what_differs_in_more_than_numbers(expected: Any, got: Any, words: str) 
         pairs(expected, got)
 
 
-@pytest.mark.parametrize("value", [object(), np.array(["text"]), np.array([object()])], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), np.array(["text"]), np.array([object()])], ids=["object", "text", "objects"]
+)
 def test_what_cannot_be_compared_is_refused(value: Any) -> None:
     with pytest.raises(OptionError, match="cannot be compared; let it give"):
         pairs(value, value)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.bricks import finish_all, read_box
-from fastpipe.files.volumes.inspecting import Cost, Pace, PatchFacts, VolumeFacts, stored_as
+from fastpipe.files.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFacts, stored_as
 from fastpipe.files.volumes.measuring import Speed, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout, encoder, metadata, write_chunk
@@ -96,12 +96,12 @@ def rechunked(
         part = read_box(volume, volume.open(), box, layouts[0].dtype, pool)
         speeds = [(one.one, one.all) for one in facts[1:]]
         own = _speeds(volume, model.patch, box)
-        pace = Pace(model, [own, *speeds], now.copying)
+        rates = Rates(model, [own, *speeds], now.copying)
         room = now.fit.remembered
         as_it_is = Rechunked(
             facts[0].chunk, _count(volume.shape, facts[0].chunk), "", 0, facts[0].ratio or 1.0,
-            facts[0].unit, pace.cost(now.alone.amplification),
-            pace.cost(now.uniform.amplification), pace.cost(model.near(room)), 1.0, 1.0,
+            facts[0].unit, rates.cost(now.alone.amplification),
+            rates.cost(now.uniform.amplification), rates.cost(model.near(room)), 1.0, 1.0,
         )  # fmt: skip
         found = []
         for layout in layouts:
@@ -111,11 +111,11 @@ def rechunked(
                 unit, own = copy.grid.unit, _speeds(copy, model.patch, None)
             stored_other = [Stored(layout.shape, unit, layout.dtype.itemsize), *map(stored_as, volumes[1:])]
             other = PatchModel(stored_other, model.patch, model.threads)
-            pace = Pace(other, [own, *speeds], now.copying)
+            rates = Rates(other, [own, *speeds], now.copying)
             costs = (
-                pace.cost(other.alone() / other.patch_nbytes),
-                pace.cost(other.uniform(room)),
-                pace.cost(other.near(room)),
+                rates.cost(other.alone() / other.patch_nbytes),
+                rates.cost(other.uniform(room)),
+                rates.cost(other.near(room)),
             )
             gains = costs[2].all / as_it_is.tour.all, costs[1].all / as_it_is.uniform.all
             ratio = part.nbytes / max(1, stored)

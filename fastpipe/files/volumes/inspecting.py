@@ -19,8 +19,8 @@ __all__ = [
     "LIMITS",
     "Cost",
     "Fit",
-    "Pace",
     "PatchFacts",
+    "Rates",
     "VolumeFacts",
     "checked_model",
     "default_budget",
@@ -214,7 +214,7 @@ def patch_facts(
             f"{in_bytes(fit.thread_nbytes)}; give at least --budget {fit.thread_nbytes}B"
         )
     copying = sum(copy_seconds(volume, model.patch) for volume in volumes)
-    pace = Pace(model, [(one.one, one.all) for one in facts], copying)
+    rates = Rates(model, [(one.one, one.all) for one in facts], copying)
     tour = model.tour(fit.remembered)
     needed = [least and budget_for(least, fit.thread_nbytes) for least in model.least_budget(LIMITS)]
     return PatchFacts(
@@ -225,9 +225,9 @@ def patch_facts(
         fit=fit,
         all_nbytes=model.total_nbytes,
         keeps_all=fit.remembered >= model.total_nbytes,
-        alone=pace.cost(model.alone() / model.patch_nbytes),
-        uniform=pace.cost(model.uniform(fit.remembered)),
-        tour=pace.cost(tour.amplification),
+        alone=rates.cost(model.alone() / model.patch_nbytes),
+        uniform=rates.cost(model.uniform(fit.remembered)),
+        tour=rates.cost(tour.amplification),
         fronts=tour.fronts,
         least=model.uniform(model.total_nbytes),
         needed=dict(zip(map(str, LIMITS), needed, strict=True)),
@@ -256,7 +256,7 @@ def budget_for(remembered: int, thread_nbytes: int) -> int:
     return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
 
 
-class Pace:
+class Rates:
     """How many patches there are in a second.
 
     Args:

@@ -10,14 +10,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.files.checkpoints import sync_folder, unfinished_name, write_whole
+from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 
-_LOCK, _STATE, _ARRAY, _TEMPORARY = "lock", "state.json", "array", "temporary"
-_OWN = {_LOCK, _STATE, unfinished_name(_STATE), _ARRAY, _TEMPORARY}
+_STATE, _ARRAY, _TEMPORARY = "state.json", "array", "temporary"
+_OWN = {LOCK, _STATE, unfinished_name(_STATE), _ARRAY, _TEMPORARY}
 _WORDS = {
     "source": "its source was", "shape": "its shape was",
     "dtype": "its elements were", "chunks": "its --chunks were", "codec": "its --codec was",
@@ -25,8 +25,8 @@ _WORDS = {
 }  # fmt: skip
 
 
-class Unfinished:
-    """The folder ``OUT.partial``, locked.
+class Unfinished(GrowingFolder):
+    """The folder ``OUT.partial``, locked, of an array.
 
     It has the array's folder, the state, and a folder for files that are not whole yet.
 
@@ -35,7 +35,6 @@ class Unfinished:
         job: what is copied, and how: for JSON.
 
     Attributes:
-        folder: this folder.
         array: the growing array's.
         temporary: for what is not whole yet.
         written, verified: how many bricks of ``brick`` were written, and were compared with the source, in
@@ -49,16 +48,10 @@ class Unfinished:
     """
 
     def __init__(self, out: Path, job: dict[str, Any]) -> None:
-        self._out, self._job = out, job
-        self.folder = _folder_of(out)
-        self.array, self.temporary = self.folder / _ARRAY, self.folder / _TEMPORARY
-        self.folder.mkdir(exist_ok=True)
-        self._check_own()  # before there is anything more in a folder that is somebody else's
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._lock = os.open(self.folder / _LOCK, flags, 0o666)
+        folder = folder_of(out)
+        self._job, self.array, self.temporary = job, folder / _ARRAY, folder / _TEMPORARY
+        super().__init__(out, VolumeError)
         try:
-            if locks_are_possible() and not try_to_lock(self._lock):
-                raise VolumeError(f"another process is writing {out}; wait for it, or end it")
             self._begin()
         except BaseException as error:
             self.close()
@@ -88,8 +81,7 @@ class Unfinished:
             return
         there = set(os.listdir(self.folder))
         is_own = there <= _OWN - {_ARRAY} and not any(self.temporary.glob("*"))
-        if is_own and _LOCK in there:
-            is_own = os.stat(self.folder / _LOCK).st_size == 0
+        is_own = is_own and (LOCK not in there or has_empty_lock(self.folder))
         # Between these looks somebody else may have begun.
         if not is_own and _state_of(self.folder) is None:
             raise OptionError(
@@ -140,22 +132,10 @@ class Unfinished:
         self.close()
         clear(self._out)
 
-    def close(self) -> None:
-        """Let go of it; what is there stays."""
-        descriptor, self._lock = self._lock, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Unfinished:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
 
 def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
     """Whether a run of this job gave ``out`` its name and was killed before its folder was gone."""
-    state = _state_of(_folder_of(out))
+    state = _state_of(folder_of(out))
     if state is None or state["job"] != job or not out.is_dir():
         return False
     status = os.stat(out)
@@ -167,11 +147,11 @@ def clear(out: Path) -> None:
 
     What others have put into it stays, and the folder with it.
     """
-    folder = _folder_of(out)
+    folder = folder_of(out)
     shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
     with contextlib.suppress(OSError):
         # The state last: it tells that the copy is complete.
-        for name in (unfinished_name(_STATE), _LOCK, _STATE):
+        for name in (unfinished_name(_STATE), LOCK, _STATE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(folder / name)
         os.rmdir(folder)
@@ -180,7 +160,7 @@ def clear(out: Path) -> None:
 def forget_empty(out: Path) -> None:
     """Remove what is left of the folder if a run was killed at the very end: nothing but its name."""
     with contextlib.suppress(OSError):
-        os.rmdir(_folder_of(out))
+        os.rmdir(folder_of(out))
 
 
 def exists_already(out: Path) -> OptionError:
@@ -198,7 +178,3 @@ def _state_of(folder: Path) -> dict[str, Any] | None:
 
 def _in_words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) and value else str(value)
-
-
-def _folder_of(out: Path) -> Path:
-    return out.with_name(f"{out.name}.partial")
