@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
@@ -145,6 +146,33 @@ def no_gc() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def grown_in_epochs(no_gc: None) -> Callable[[Any], dict[str, int]]:
+    """Kinds of objects of which every epoch of a loader leaves one or more, also of one that fails."""
+
+    def objects() -> Counter[str]:
+        return Counter(type(one).__name__ for one in gc.get_objects())
+
+    def run(loader: Any, epochs: int) -> None:
+        for _ in range(epochs):
+            iterator = iter(loader)
+            while True:
+                try:
+                    next(iterator)
+                except OSError:
+                    continue
+                except StopIteration:
+                    break
+
+    def grown(loader: Any) -> dict[str, int]:
+        run(loader, 3)
+        before = objects(), objects()  # the first call itself leaves something in caches
+        run(loader, 20)
+        return {kind: count for kind, count in (objects() - before[1]).items() if count >= 20}
+
+    return grown
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,58 +54,15 @@ LOADERS: dict[str, Make] = {
 }
 
 
-def _objects() -> Counter[str]:
-    return Counter(type(one).__name__ for one in gc.get_objects())
-
-
-def _run(loader: Any, epochs: int) -> None:
-    for _ in range(epochs):
-        for batch in loader:
-            del batch
-
-
-def _grown_in_epochs(loader: Any) -> dict[str, int]:
-    """Kinds of objects of which every epoch leaves one or more."""
-    _run(loader, 3)
-    before = _objects(), _objects()  # the first call itself leaves something in caches
-    _run(loader, 20)
-    return {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20}
-
-
-@pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("name", LOADERS)
-def test_no_objects_pile_up(tree: Path, name: str) -> None:
-    loader = LOADERS[name](tree)
-    assert _grown_in_epochs(loader) == {}
+def test_no_objects_pile_up(tree: Path, grown_in_epochs: Any, name: str) -> None:
+    assert grown_in_epochs(LOADERS[name](tree)) == {}
 
 
-@pytest.mark.usefixtures("no_gc")
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-def test_bad_samples_leave_no_objects(broken: Path, policy: Any) -> None:
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_bad_samples_leave_no_objects(broken: Path, grown_in_epochs: Any, policy: Any) -> None:
     loader = FastLoader(FastImageFolder(broken, CROP, bad_samples=policy), 3)
-    assert _grown_in_epochs(loader) == {}
-
-
-@pytest.mark.usefixtures("no_gc")
-def test_a_raised_bad_sample_does_not_keep_its_batch(broken: Path) -> None:
-    loader = FastLoader(FastImageFolder(broken, CROP), 3)
-
-    def run(epochs: int) -> None:
-        for _ in range(epochs):
-            iterator = iter(loader)
-            while True:
-                try:
-                    next(iterator)
-                except OSError:
-                    continue
-                except StopIteration:
-                    break
-
-    run(3)
-    before = _objects(), _objects()  # the first call itself leaves something in caches
-    run(20)
-    grown = {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20}
-    assert grown == {}
+    assert grown_in_epochs(loader) == {}
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -50,20 +50,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
-    """Runs ``fastpipe inspect``; its exit code, output and errors."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["inspect", *map(str, arguments)])
-        captured = capsys.readouterr()
-        print(*captured)  # shown where a test fails
-        return code, *captured
-
-    return run
-
-
-@pytest.fixture
 def planes(tmp_path: Path) -> Path:
     """A volume in chunks that suit no patch: whole planes."""
     codecs = zarr.codecs.ZstdCodec(level=1)

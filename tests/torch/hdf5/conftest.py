@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch.utils.data import Dataset
 
 from fastpipe import FastHDF5Dataset
-from fastpipe.cache import places
 
 ROWS = 53
 
@@ -129,23 +127,10 @@ def other(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) 
     return write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1)
 
 
-_common: dict[str, str] = {}
-
-
-@pytest.fixture
-def common_cache_folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of all tests, and so of the fork server, which has the environment that it began with."""
-    monkeypatch.setenv("XDG_CACHE_HOME", _common["XDG_CACHE_HOME"])
-
-
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(own_cache_folder: Path) -> Path:
     """The user's cache folder, which is each test's own."""
-    folder = tmp_path / "user-cache"
-    _common.setdefault("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(places, "_failed", set())
-    return folder
+    return own_cache_folder
 
 
 def _decoded(dataset: FastHDF5Dataset) -> int:

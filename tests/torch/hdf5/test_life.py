@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.errors import BadSampleError
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -168,10 +166,6 @@ def test_two_threads_use_one_dataset(file: Path, naive: Any, same: Any) -> None:
         assert list(pool.map(work, range(4))) == [True] * 4
 
 
-def _objects() -> Counter[str]:
-    return Counter(type(one).__name__ for one in gc.get_objects())
-
-
 LOADERS: dict[str, Any] = {
     "threads": lambda file: FastLoader(FastHDF5Dataset(file, KEYS), 5),
     "not kept": lambda file: FastLoader(FastHDF5Dataset(file, KEYS, cache="off"), 5, shuffle=True, seed=1),
@@ -183,28 +177,18 @@ LOADERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("name", LOADERS)
-def test_nothing_piles_up(file: Path, name: str) -> None:
+def test_nothing_piles_up(file: Path, grown_in_epochs: Any, name: str) -> None:
     loader = LOADERS[name](file)
-
-    def run(epochs: int) -> None:
-        for _ in range(epochs):
-            for batch in loader:
-                del batch
-
-    run(3)
-    before = _objects(), _objects()  # the first call itself leaves something in caches
+    list(loader)
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    run(20)
-    assert {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20} == {}
+    assert grown_in_epochs(loader) == {}
     if descriptors:
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
-def test_bad_samples_leave_no_objects(file: Path, tmp_path: Path, policy: Any) -> None:
+def test_bad_samples_leave_no_objects(file: Path, tmp_path: Path, grown_in_epochs: Any, policy: Any) -> None:
     path = tmp_path / "x.h5"
     path.write_bytes(file.read_bytes())
     with h5py.File(path) as source:
@@ -213,22 +197,7 @@ def test_bad_samples_leave_no_objects(file: Path, tmp_path: Path, policy: Any) -
         target.seek(info.byte_offset)
         target.write(bytes(20))
     loader = FastLoader(FastHDF5Dataset(path, ["packed", "label"], bad_samples=policy), 5)
-
-    def run(epochs: int) -> None:
-        for _ in range(epochs):
-            iterator = iter(loader)
-            while True:
-                try:
-                    next(iterator)
-                except BadSampleError:
-                    continue
-                except StopIteration:
-                    break
-
-    run(3)
-    before = _objects(), _objects()
-    run(20)
-    assert {kind: count for kind, count in (_objects() - before[1]).items() if count >= 20} == {}
+    assert grown_in_epochs(loader) == {}
 
 
 @pytest.fixture(scope="module")

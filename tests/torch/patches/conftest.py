@@ -15,7 +15,6 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
-from fastpipe.cache import places
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.kept import default_folder
 from fastpipe.read.volumes import blosc2 as blosc2_volumes
@@ -349,23 +348,10 @@ def coordinates() -> Callable[[Sequence[int]], Any]:
     return lambda shape: np.arange(int(np.prod(shape))).reshape(shape)
 
 
-_common: dict[str, str] = {}
-
-
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(own_cache_folder: Path) -> Path:
     """The user's cache folder, which is each test's own."""
-    folder = tmp_path / "user-cache"
-    _common.setdefault("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(places, "_failed", set())
-    return folder
-
-
-@pytest.fixture
-def common_cache_folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of all tests, and so of the fork server, which has the environment that it began with."""
-    monkeypatch.setenv("XDG_CACHE_HOME", _common["XDG_CACHE_HOME"])
+    return own_cache_folder
 
 
 @pytest.fixture
