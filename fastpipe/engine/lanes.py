@@ -52,6 +52,7 @@ class _Fork:
     """A fork of this process: its child keeps one end of a pipe open until it is gone."""
 
     def __init__(self) -> None:
+        self._pid = 0  # Ctrl-C may come before there is a pipe
         self._ours, self._childs = os.pipe()
         self._pid = os.getpid()
 

@@ -38,10 +38,11 @@ class _SlotLease(Lease):
 
     def __init__(self, memory: npt.NDArray[np.uint8], pool: SlotPool) -> None:
         super().__init__(memory)
-        self._pool = weakref.ref(pool)
+        self._pool = weakref.ref(pool)  # last: with it, it is whole
 
     def __del__(self) -> None:
-        pool = self._pool()
+        # Ctrl-C may have come while it was made.
+        pool = self._pool() if hasattr(self, "_pool") else None
         if pool is not None:
             pool._put(self._memory)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
+import sys
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.engine import slots
 from fastpipe.engine.slots import SlotPool
 
 
@@ -165,6 +167,39 @@ def test_the_garbage_collector_may_run_during_take() -> None:
     finally:
         gc.set_threshold(*before)
     assert all((array == number).all() for number, array in held)
+
+
+def test_ctrl_c_during_take_is_all_that_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any line: what is half made goes without another error."""
+    heard: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    pool = SlotPool(2)
+
+    def interrupted(at: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename != slots.__file__ or frame.f_code.co_name in ("__del__", "_put"):
+                return None  # where Python only shows it
+            if event == "line" and next(lines) == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            pool.take((3, 4), np.float32)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    count = next(at for at in itertools.count() if not interrupted(at))
+    assert count > 10
+    assert not heard
+    assert pool.take((3, 4), np.float32).shape == (3, 4)
 
 
 def test_many_threads_never_share_memory() -> None:
