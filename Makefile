@@ -79,7 +79,7 @@ bench: $(READY)
 
 test: $(READY)
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 nightly: $(READY)
 	@echo "==> pytest, the slow tests"
