@@ -31,7 +31,9 @@ from fastpipe.testing import photo_tree as make_photo_tree
 pytest_plugins = ["pytester"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PATIENCE_S = 5.0  # threads and processes may end shortly after the test that used them
+# Threads and processes may end shortly after the test that used them.  Longer, in a run beside another: names
+# in shared memory of processes that a test there has killed are not mapped by any that is known to be its.
+_PATIENCE_S = 5.0 if "PYTEST_XDIST_WORKER" not in os.environ else 30.0
 _HANG_S = 180
 
 settings.register_profile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ markers =
 
 def _run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     pytester.makeini(_MARKERS)
-    pytester.makeconftest(_CONFTEST.replace("_PATIENCE_S = 5.0", "_PATIENCE_S = 0.1"))
+    pytester.makeconftest(re.sub("_PATIENCE_S = .*", "_PATIENCE_S = 0.1", _CONFTEST))
     pytester.makepyfile(test)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider")
 
