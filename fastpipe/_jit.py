@@ -17,11 +17,12 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 KERNEL_MODULES = (
     "_jit.py",
     "index/tour_kernels.py",
-    "read/hdf5/calls.py",
+    "read/chunks/calls.py",
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
     "read/jpeg_scans.py",
+    "read/volumes/blosc_kernels.py",
     "read/volumes/kernels.py",
     "transform/_simd.py",
     "transform/kernels.py",

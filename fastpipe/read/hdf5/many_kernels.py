@@ -10,7 +10,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.calls import call, memory_at
+from fastpipe.read.chunks.calls import call, is_read, memory_at
 from fastpipe.read.hdf5.kernels import (
     BITSHUFFLE,
     BLOSC,
@@ -49,7 +49,6 @@ _int = _t.int64
 
 _CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
 _clock_gettime = _t.ExternalFunction("clock_gettime", _t.int32(_t.int32, _t.uintp))
-_pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
 
 
 @compiled()
@@ -57,18 +56,6 @@ def _now(spec: Any) -> Any:
     """Nanoseconds; ``spec`` is memory of int64 (2,)."""
     _clock_gettime(np.int32(_CLOCK), np.uint64(spec.ctypes.data))
     return spec[0] * 1_000_000_000 + spec[1]
-
-
-@compiled()
-def _is_read(descriptor: Any, offset: Any, data: Any) -> Any:
-    done = 0
-    while done < data.size:
-        to = np.uint64(data.ctypes.data) + np.uint64(done)
-        count = _pread(descriptor, to, np.uint64(data.size - done), offset + done)
-        if count <= 0:
-            return False
-        done += count
-    return True
 
 
 @compiled()
@@ -151,7 +138,7 @@ def decode_many(
             return number
         src = stored[: sizes[number]]
         begun = _now(spec)
-        if not _is_read(descriptor, offsets[number], src):
+        if not is_read(descriptor, offsets[number], src):
             return number
         reading[0] += _now(spec) - begun
         made = memory_at(outs[number], nbytes)

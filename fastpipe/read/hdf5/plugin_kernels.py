@@ -16,7 +16,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.hdf5.calls import call
+from fastpipe.read.chunks.calls import call
 from fastpipe.read.hdf5.kernels import copy_all, copy_back, copy_literals, unshuffle, unshuffle_8
 
 __all__ = [

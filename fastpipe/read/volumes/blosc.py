@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.chunks.foreign import library_of, once
+from fastpipe.read.chunks.foreign import address, library_of, once
 from fastpipe.read.chunks.stored import read_fully
+from fastpipe.read.volumes.blosc_kernels import UNUSUAL, blosc_parts
 
 __all__ = ["HEADER_NBYTES", "BloscHeader", "decompress", "read_parts"]
 
@@ -84,6 +85,12 @@ def _library() -> Any:
     return found
 
 
+@once
+def _addresses() -> tuple[int, int]:
+    library = _library()
+    return address(library, "blosc_getitem"), address(library, "blosc_decompress_ctx")
+
+
 def _address(data: UInt8Array) -> int:
     address: int = data.__array_interface__["data"][0]
     return address
@@ -126,6 +133,18 @@ def read_parts(
         ChunkError: it is damaged, or of another size.
     """
     stored = stored[:size]
+    done = blosc_parts(
+        descriptor, nbytes, np.array([begin for begin, _ in parts], np.int64),
+        np.array([len(out) for _, out in parts], np.int64),
+        np.array([_address(out) for _, out in parts], np.uint64), stored, *_addresses(),
+    )  # fmt: skip
+    return _read_parts(descriptor, size, nbytes, parts, stored) if done == UNUSUAL else int(done)
+
+
+def _read_parts(
+    descriptor: int, size: int, nbytes: int, parts: Sequence[tuple[int, UInt8Array]], stored: UInt8Array
+) -> int:
+    """The same, for what is unusual, and to say what is wrong."""
     if sum(len(out) for _, out in parts) == nbytes:
         read_fully(descriptor, stored[:size], 0)
         header = BloscHeader.of(stored, nbytes)

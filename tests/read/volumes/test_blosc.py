@@ -18,7 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.read.volumes.blosc import BloscHeader, ChunkError, decompress, read_parts
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.volumes import blosc
+from fastpipe.read.volumes.blosc import BloscHeader, decompress, read_parts
+from fastpipe.read.volumes.blosc_kernels import UNUSUAL
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 
@@ -69,6 +72,43 @@ def test_parts_are_those_of_the_content(
     for (begin, end), out in zip(parts, outs, strict=True):
         np.testing.assert_array_equal(out, made[begin:end])
     assert count >= max(end - begin for begin, end in parts)
+    with pytest.MonkeyPatch.context() as patch:  # the same without the kernel
+        patch.setattr(blosc, "blosc_parts", lambda *_: UNUSUAL)
+        other, others = read(stored, len(made), parts)
+    assert other == count
+    for one, out in zip(others, outs, strict=True):
+        np.testing.assert_array_equal(one, out)
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+@pytest.mark.parametrize(
+    "parts", [[(0, 1 << 16)], [(4096, 8192), (16384, 20480)], [(0, 1 << 15), (1 << 15, 1 << 16)]]
+)
+def test_the_usual_is_done_by_the_kernel(monkeypatch: pytest.MonkeyPatch, cname: str, parts: Any) -> None:
+    made = content(1 << 16)
+    stored = compressed(made, cname, block=4096)
+    monkeypatch.setattr(blosc, "_read_parts", None)
+    _, outs = read(stored, len(made), parts)
+    for (begin, end), out in zip(parts, outs, strict=True):
+        np.testing.assert_array_equal(out, made[begin:end])
+
+
+def test_more_than_the_whole_in_parts() -> None:
+    made = content(1 << 12)
+    parts = [(0, len(made)), (16, 64), (0, len(made))]
+    _, outs = read(compressed(made), len(made), parts)
+    for out, (begin, end) in zip(outs, parts, strict=True):
+        np.testing.assert_array_equal(out, made[begin:end])
+
+
+def test_two_blocks_that_begin_at_the_same_place() -> None:
+    """Damage, or a compressor that saves room: both have all that follows."""
+    made = np.tile(content(4096), 4)
+    stored = bytearray(compressed(made, block=4096))
+    begins = struct.unpack_from("<4I", stored, 16)
+    struct.pack_into("<I", stored, 16 + 4 * 2, begins[1])
+    _, (out,) = read(bytes(stored), len(made), [(2 * 4096, 3 * 4096)])
+    np.testing.assert_array_equal(out, made[:4096])
 
 
 @pytest.mark.parametrize("cname", CNAMES)
@@ -174,7 +214,8 @@ def test_a_buffer_of_another_length_is_an_error(level: int, parts: list[tuple[in
 FUZZ = r"""
 import ctypes, faulthandler, json, mmap, os, struct, sys
 import numcodecs, numcodecs.blosc, numpy as np
-from fastpipe.read.volumes.blosc import ChunkError, decompress, read_parts
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.volumes.blosc import decompress, read_parts
 from fastpipe.read.volumes.codecs import DECODE
 
 faulthandler.enable()

@@ -9,13 +9,16 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["call", "memory_at"]
+__all__ = ["call", "is_read", "memory_at"]
 
 _t = require("numba.types", extra="hdf5")
 _ir = require("llvmlite.ir", extra="hdf5")
 _WORDS = 6  # arguments, as many as are passed in registers where this is used
 _carray = require("numba", extra="hdf5").carray
 _intrinsic = require("numba.extending", extra="hdf5").intrinsic
+
+
+_pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
 
 
 @_intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
@@ -45,3 +48,16 @@ def _pointer(context: Any, address: Any) -> Any:
 def memory_at(address: Any, nbytes: Any) -> Any:
     """The memory at an address, for which the caller answers: uint8 (nbytes,)."""
     return _carray(_pointer(address), (nbytes,), np.uint8)
+
+
+@compiled()
+def is_read(descriptor: Any, offset: Any, data: Any) -> Any:
+    """Whether memory, uint8 (N,), was filled with bytes of a file."""
+    done = 0
+    while done < data.size:
+        to = np.uint64(data.ctypes.data) + np.uint64(done)
+        count = _pread(descriptor, to, np.uint64(data.size - done), offset + done)
+        if count <= 0:
+            return False
+        done += count
+    return True
