@@ -52,7 +52,7 @@ class GrowingFolder(ABC):
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._lock = os.open(self.folder / LOCK, flags, 0o666)
         if locks_are_possible() and not try_to_lock(self._lock):
-            GrowingFolder.close(self)
+            GrowingFolder.close(self)  # not a subclass's, which has not begun
             raise busy(f"another process is writing {out}; wait for it, or end it")
 
     @abstractmethod

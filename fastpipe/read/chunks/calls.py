@@ -1,4 +1,4 @@
-"""What kernels do by addresses: C functions that are called, and memory that is filled."""
+"""What kernels of several formats do: call C functions, fill memory, read files and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["call", "is_read", "memory_at"]
+__all__ = ["call", "is_read", "little_endian", "memory_at"]
 
 _t = require("numba.types", extra="hdf5")
 _ir = require("llvmlite.ir", extra="hdf5")
@@ -61,3 +61,10 @@ def is_read(descriptor: Any, offset: Any, data: Any) -> Any:
             return False
         done += count
     return True
+
+
+@compiled()
+def little_endian(data: Any, at: Any) -> Any:
+    """A number of 32 bits without a sign."""
+    low = np.int64(data[at]) | np.int64(data[at + 1]) << 8
+    return low | np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24

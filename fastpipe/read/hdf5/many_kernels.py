@@ -10,7 +10,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.chunks.calls import call, is_read, memory_at
+from fastpipe.read.chunks.calls import call, is_read, little_endian, memory_at
 from fastpipe.read.hdf5.kernels import (
     BITSHUFFLE,
     BLOSC,
@@ -73,9 +73,7 @@ def _is_right(data: Any) -> Any:
     if data.size < SUM_NBYTES:
         return False
     end = data.size - SUM_NBYTES
-    found = np.int64(data[end]) | np.int64(data[end + 1]) << 8
-    found |= np.int64(data[end + 2]) << 16 | np.int64(data[end + 3]) << 24
-    return fletcher32(data[:end]) == found
+    return fletcher32(data[:end]) == little_endian(data, end)
 
 
 @compiled(_t.boolean(_int, _in64, _word64, _t.uintp, _in8, _u8))

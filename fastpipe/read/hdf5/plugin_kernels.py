@@ -16,7 +16,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.chunks.calls import call
+from fastpipe.read.chunks.calls import call, little_endian
 from fastpipe.read.hdf5.kernels import copy_all, copy_back, copy_literals, unshuffle, unshuffle_8
 
 __all__ = [
@@ -233,12 +233,6 @@ def bitshuffle_chunk(
     return FINE
 
 
-@compiled()
-def _little_endian(src: Any, at: Any) -> Any:
-    value = np.int64(src[at]) | np.int64(src[at + 1]) << 8
-    return value | np.int64(src[at + 2]) << 16 | np.int64(src[at + 3]) << 24
-
-
 @compiled(_t.int64(_word, _in8, _u8))
 def blosc_chunk(function: int, src: Any, dst: Any) -> Any:
     """Decompress a buffer of Blosc's.
@@ -250,7 +244,7 @@ def blosc_chunk(function: int, src: Any, dst: Any) -> Any:
     """
     if src.size < _BLOSC_HEADER:
         return CUT
-    if _little_endian(src, 4) != dst.size or _little_endian(src, 12) != src.size:
+    if little_endian(src, 4) != dst.size or little_endian(src, 12) != src.size:
         return SIZE
     at, to = np.uint64(src.ctypes.data), np.uint64(dst.ctypes.data)
     none = np.uint64(0)

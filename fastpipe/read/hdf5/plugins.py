@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.read.chunks.blosc import DECOMPRESS, blosc_library
 from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.chunks.foreign import address, library_of
+from fastpipe.read.chunks.foreign import address
 from fastpipe.read.chunks.zstd import ZSTD_DECOMPRESS, zstd_contexts
 from fastpipe.read.hdf5 import plugin_kernels as kernels
 from fastpipe.read.hdf5.blosc2 import blosc2_functions, has_blosc2
@@ -130,8 +130,7 @@ def bitshuffle_values(values: Values) -> tuple[int, int, int]:
 @cache
 def blosc_decompress() -> int:
     """The address of ``blosc_decompress_ctx``, for kernels; 0 where it cannot be had."""
-    name = "blosc_decompress_ctx"
-    return address(library_of("numcodecs.blosc", {name: (ctypes.c_int, [])}), name)
+    return address(blosc_library(), DECOMPRESS)
 
 
 @cache

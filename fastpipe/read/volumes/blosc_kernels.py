@@ -12,9 +12,9 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.read.chunks.calls import call, is_read
+from fastpipe.read.chunks.calls import call, is_read, little_endian, memory_at
 
-__all__ = ["UNUSUAL", "blosc_parts"]
+__all__ = ["HEADER_NBYTES", "IS_COPIED", "UNUSUAL", "blosc_parts"]
 
 UNUSUAL = -1  # in the place of a number of bytes: to be done, or refused, in Python
 
@@ -23,27 +23,45 @@ _int = _t.int64
 _in64 = _t.Array(_t.int64, 1, "C", readonly=True)
 _inu64 = _t.Array(_t.uint64, 1, "C", readonly=True)
 
-_HEADER = 16
-_IS_COPIED = 0x2
+HEADER_NBYTES = 16
+IS_COPIED = 0x2  # the content as it is
 
 
 @compiled()
-def _number(data: Any, at: Any) -> Any:
-    """A little-endian number of 32 bits."""
-    low = np.int64(data[at]) | np.int64(data[at + 1]) << 8
-    return low | np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+def _is_usual(stored: Any, nbytes: Any, begins: Any, lengths: Any, itemsize: Any, block: Any) -> Any:
+    """Whether a header is that of the content, and the parts are whole elements in it."""
+    if little_endian(stored, 4) != nbytes or little_endian(stored, 12) != stored.size:
+        return False
+    if stored[2] & IS_COPIED and stored.size != HEADER_NBYTES + nbytes:
+        return False
+    if itemsize == 0 or not 0 < block <= nbytes:
+        return False
+    for part in range(begins.size):
+        begin, length = begins[part], lengths[part]
+        if begin % itemsize or length % itemsize or begin < 0 or begin + length > nbytes:
+            return False
+    return True
+
+
+@compiled()
+def _are_copied(descriptor: Any, begins: Any, lengths: Any, tos: Any) -> Any:
+    """Whether all parts of a content that is in the file as it is could be read."""
+    for part in range(begins.size):
+        if not is_read(descriptor, HEADER_NBYTES + begins[part], memory_at(tos[part], lengths[part])):
+            return False
+    return True
 
 
 @compiled()
 def _blocks_are_read(descriptor: Any, stored: Any, nbytes: Any, block: Any, begins: Any, lengths: Any) -> Any:
     """Whether there were, for all parts, the blocks that they need."""
     blocks = (nbytes + block - 1) // block
-    table = _HEADER + 4 * blocks
-    if table > stored.size or not is_read(descriptor, _HEADER, stored[_HEADER:table]):
+    table = HEADER_NBYTES + 4 * blocks
+    if table > stored.size or not is_read(descriptor, HEADER_NBYTES, stored[HEADER_NBYTES:table]):
         return False
     starts = np.empty(blocks, np.int64)
     for number in range(blocks):
-        starts[number] = _number(stored, _HEADER + 4 * number)
+        starts[number] = little_endian(stored, HEADER_NBYTES + 4 * number)
         if not table <= starts[number] < stored.size:
             return False
     wanted = np.zeros(blocks, np.bool_)
@@ -87,19 +105,15 @@ def blosc_parts(
     Returns:
         How many bytes were decompressed, or ``UNUSUAL``.
     """
-    if stored.size < _HEADER or not is_read(descriptor, 0, stored[:_HEADER]):
+    if stored.size < HEADER_NBYTES or not is_read(descriptor, 0, stored[:HEADER_NBYTES]):
         return UNUSUAL
-    itemsize, block = np.int64(stored[3]), _number(stored, 8)
-    if _number(stored, 4) != nbytes or _number(stored, 12) != stored.size:
+    itemsize, block = np.int64(stored[3]), little_endian(stored, 8)
+    if not _is_usual(stored, nbytes, begins, lengths, itemsize, block):
         return UNUSUAL
-    if stored[2] & _IS_COPIED or itemsize == 0 or not 0 < block <= nbytes:
-        return UNUSUAL
-    for part in range(begins.size):
-        begin, length = begins[part], lengths[part]
-        if begin % itemsize or length % itemsize or begin < 0 or begin + length > nbytes:
-            return UNUSUAL
+    if stored[2] & IS_COPIED:
+        return lengths.sum() if _are_copied(descriptor, begins, lengths, tos) else UNUSUAL
     if lengths.sum() == nbytes:
-        if not is_read(descriptor, _HEADER, stored[_HEADER:]):
+        if not is_read(descriptor, HEADER_NBYTES, stored[HEADER_NBYTES:]):
             return UNUSUAL
     elif not _blocks_are_read(descriptor, stored, nbytes, block, begins, lengths):
         return UNUSUAL
