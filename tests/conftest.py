@@ -266,8 +266,13 @@ def _threads() -> set[str]:
 
 
 def _is_ours(thread: threading.Thread) -> bool:
-    # A thread of a C library that called into Python once is listed as Dummy for ever.
-    return not thread.name.startswith("Dummy-")
+    return not thread.name.startswith(_KEPT_THREADS)
+
+
+# A thread of a C library that called into Python once is listed as Dummy for ever; zarr-python keeps those that
+# the first test to use it starts, whichever that is in this run's share of the files: its event loop's, that
+# loop's executor's and its pool's.
+_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_")
 
 
 def _children() -> set[str]:

@@ -114,7 +114,6 @@ def test_places_are_a_function_of_the_number_and_reach_both_ends() -> None:
 
 
 @_needs_zarr
-@pytest.mark.leaks("zarr-python keeps its threads")
 def test_patches_cut_with_zarr_are_slices(scroll: Scroll) -> None:
     patches = ZarrPatches(scroll.paths, _SIZES.shape, _SIZES.patch, 5)
     assert len(patches) == 5
