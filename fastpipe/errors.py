@@ -10,6 +10,11 @@
     ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
     ├── HDF5Error                (OSError)       an HDF5 file is damaged, has changed, or is in use
     ├── VolumeError              (OSError)       a volume is damaged, has changed, or cannot be opened
+    ├── StoreError               (OSError)       a store of objects does not answer, or not as it must
+    │   ├── StoreAccessError     (PermissionError)   it does not let these credentials in
+    │   ├── StoreBusyError                       it may answer when it is asked again
+    │   └── ObjectChangedError                   an object is not the one that was listed any more
+    ├── StageError               (OSError)       a stage's folder cannot be used, or must not be
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
@@ -28,8 +33,13 @@ __all__ = [
     "FastpipeError",
     "HDF5Error",
     "MissingDependencyError",
+    "ObjectChangedError",
     "OptionError",
     "SharedMemoryError",
+    "StageError",
+    "StoreAccessError",
+    "StoreBusyError",
+    "StoreError",
     "TooManyBadSamplesError",
     "VolumeError",
     "WorkerError",
@@ -82,6 +92,26 @@ class HDF5Error(FastpipeError, OSError):
 
 class VolumeError(FastpipeError, OSError):
     """A volume cannot be opened, is damaged, has changed since, or is not what was said of it."""
+
+
+class StoreError(FastpipeError, OSError):
+    """A store of objects cannot be reached, refuses, or answers with something else than it must."""
+
+
+class StoreAccessError(StoreError, PermissionError):
+    """A store does not let these credentials in; asking again does not help."""
+
+
+class StoreBusyError(StoreError):
+    """A store had no answer just now: it is throttling, restarting, or the connection was cut."""
+
+
+class ObjectChangedError(StoreError):
+    """An object is not of the version asked for: it was replaced meanwhile."""
+
+
+class StageError(FastpipeError, OSError):
+    """A stage's folder cannot be used, or must not be because others could write there."""
 
 
 class WorkerError(FastpipeError, RuntimeError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.types import Box, Size, UInt8Array
+from fastpipe.types import Box, FetchedObject, Size, StoredObject, UInt8Array
 
 __all__ = [
     "ChunkTables",
@@ -22,6 +22,7 @@ __all__ = [
     "SamplePlan",
     "SharedChunks",
     "Stopwatch",
+    "Store",
 ]
 
 
@@ -191,3 +192,39 @@ class Stopwatch(Protocol):
 
     def add(self, stage: str, nanoseconds: int) -> None:
         """Add a duration to a stage."""
+
+
+class Store(Protocol):
+    """Where objects are, each under a key: a bucket, or a folder.  May be used from any thread.
+
+    Every method raises ``FileNotFoundError`` for what is not there, ``StoreAccessError`` where credentials
+    are wrong or missing, ``StoreBusyError`` for what may work when it is tried again, and ``StoreError`` for
+    the rest.  Messages name the store and the key, and never credentials.
+    """
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others (endpoint and bucket, say), without credentials."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly below a prefix, which is empty or ends in a slash."""
+
+    def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
+        """All objects whose keys begin with a prefix, in pages; those of folders (``x/``) are left out."""
+
+    def get(self, key: str, version: str = "") -> FetchedObject:
+        """An object's whole content.
+
+        Args:
+            key: its key.
+            version: as it was listed; empty takes any.
+
+        Raises:
+            ObjectChangedError: it is not of this version any more.
+        """
+
+    def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
+        """The bytes from ``start`` to before ``stop`` of an object, as ``get``."""
+
+    def close(self) -> None:
+        """Let go of connections, and of threads."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,10 +23,14 @@ __all__ = [
     "Box",
     "Cache",
     "Decode",
+    "FetchedObject",
     "Key",
     "Shard",
     "Shuffle",
     "Size",
+    "Stage",
+    "StoredObject",
+    "Subset",
 ]
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -61,6 +66,27 @@ class Key(NamedTuple):
     seed: int
     epoch: int
     draws: npt.NDArray[np.int64]
+
+
+class StoredObject(NamedTuple):
+    """One object of a store, as it is listed.
+
+    Attributes:
+        key: its name, from the store's beginning.
+        size: in bytes.
+        version: changes when it does (an ETag, quotes included); empty where the store has none.
+    """
+
+    key: str
+    size: int
+    version: str
+
+
+class FetchedObject(NamedTuple):
+    """An object's content, and its version."""
+
+    data: bytes
+    version: str
 
 
 @dataclass(frozen=True)
@@ -298,6 +324,108 @@ class Shard:
                 f"Shard.auto() found RANK={rank!r} and WORLD_SIZE={world!r} in the environment, which are no "
                 "two numbers of one launcher: unset them, or give Shard(rank, world)"
             ) from None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A folder on a local disk to which remote files are copied near, just before they are needed.
+
+    Threads, worker processes and ranks of a machine share it, and each file is downloaded once.  Where all
+    fits, nothing is downloaded again; else what is needed last makes room for what is needed next.  It may
+    be lost, full or read-only at any time: then files come from where they are.
+
+    Args:
+        dir: an existing or new folder, in which a folder ``fastpipe-stage`` of mode 0700 is made.
+        max_bytes: the most bytes to keep there.  ``"auto"``: what is there, and nine tenths of what is free
+            on the disk, when the stage is opened.
+        mode: ``"prefetch"`` copies what the next batches need; ``"mirror"`` everything, as fast as the
+            store gives it.
+        connections: requests that are under way at a time, at most.  ``"auto"`` follows what latency and
+            bandwidth are measured to need, up to 128.
+        read_ahead: bytes that are fetched before they are used, at most.  ``"auto"`` is an eighth of the
+            free memory, at most 256 MiB.
+
+    Wherever a ``Stage`` is accepted its folder is too.
+
+    >>> Stage("/nvme/stage", max_bytes=200 << 30)
+    Stage(dir='/nvme/stage', max_bytes=214748364800)
+    """
+
+    dir: str | os.PathLike[str]
+    _: KW_ONLY
+    max_bytes: int | Literal["auto"] = "auto"
+    mode: Literal["prefetch", "mirror"] = "prefetch"
+    connections: int | Literal["auto"] = "auto"
+    read_ahead: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        _check_choice("Stage(mode=…)", self.mode, ("prefetch", "mirror"))
+        object.__setattr__(self, "dir", os.path.abspath(os.path.expanduser(self.dir)))
+        for name, unit in (("max_bytes", "bytes"), ("connections", "requests"), ("read_ahead", "bytes")):
+            _check_count(f"Stage({name}=…)", self, name, unit)
+
+    @classmethod
+    def of(cls, value: Stage | str | os.PathLike[str]) -> Stage:
+        """Accept an object or a folder."""
+        return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some classes of a dataset, drawn by a seed.
+
+    The classes are sorted by name, then shuffled by NumPy's ``RandomState(seed).permutation``, whose values
+    are the same in every version; the first ``num`` of them are taken, and sorted again.  The same seed
+    draws the same classes of the same dataset; a larger ``num`` adds classes to those of a smaller one.
+
+    Args:
+        num: how many classes.
+        seed: from 0 to 2**32 - 1.
+
+    >>> Subset(num=2, seed=42).select(["ant", "bee", "cat", "dog"])
+    ['bee', 'dog']
+    """
+
+    num: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("num", 1), ("seed", 0)):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise OptionError(f"Subset({name}=…) must be an integer, got {value!r}") from None
+            if not least <= getattr(self, name) < 1 << 32:
+                raise OptionError(f"Subset({name}=…) must be from {least} to 2**32 - 1, got {value}")
+
+    def select(self, names: Sequence[str]) -> list[str]:
+        """The classes drawn of these.
+
+        Raises:
+            OptionError: there are fewer.
+        """
+        if self.num > len(names):
+            raise OptionError(f"Subset(num={self.num}) asks for more classes than the {len(names)} there are")
+        found = sorted(names)
+        order = np.random.RandomState(self.seed).permutation(len(found))
+        return sorted(found[number] for number in order[: self.num].tolist())
+
+
+def _check_count(what: str, option: Any, name: str, unit: str) -> None:
+    """Let a field be ``"auto"`` or a positive number."""
+    value = getattr(option, name)
+    if value == "auto":
+        return
+    try:
+        object.__setattr__(option, name, operator.index(value))
+    except TypeError:
+        raise OptionError(f"{what} must be 'auto' or a number of {unit}, got {value!r}") from None
+    if getattr(option, name) <= 0:
+        raise OptionError(f"{what} must be positive, got {value}")
 
 
 def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ _MODULES = sorted(_PACKAGE.rglob("*.py"))
 _BASE = {"errors", "types", "protocols", "_extras", "_sizes"}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "read", "transform", "engine", "cache"}
+_MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "sampling", "types"},
     "errors": set(),
@@ -31,6 +31,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
     "index": _STORED | {"_jit", "index"},
+    "stage": _STORED | {"stage"},
     "cache": _STORED | {"cache"},
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},
