@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors, sampling
-from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle
+from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
     from fastpipe.torch import (
@@ -32,8 +32,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
-    "FastPatchDataset", "Shard", "Shuffle", "accelerate", "errors", "group_batches", "sampling",
-    "segment_reduce", "stitch",
+    "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "group_batches",
+    "sampling", "segment_reduce", "stitch",
 ]  # fmt: skip
 
 _LAZY = dict.fromkeys(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,10 +18,13 @@ __all__ = [
     "ClaimedUnit",
     "EncodedImage",
     "KeptChunks",
+    "ListedObjects",
+    "NextUses",
     "ReducedImage",
     "RememberedUnits",
     "SamplePlan",
     "SharedChunks",
+    "StagedObjects",
     "Stopwatch",
     "Store",
 ]
@@ -228,3 +232,63 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of connections, and of threads."""
+
+
+class ListedObjects(Protocol):
+    """The objects of a store that are a dataset's samples, as rows from 0."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each, (N,)."""
+
+    def key(self, row: int) -> str:
+        """An object's key in its store."""
+
+    def path(self, row: int) -> str:
+        """Its whole path, as a dataset shows it."""
+
+    def version(self, row: int) -> str:
+        """Of which version it was listed; empty where the store has none."""
+
+    def find(self, path: str) -> int:
+        """The row of a path; -1 where it was not listed."""
+
+class NextUses(Protocol):
+    """When objects are needed next."""
+
+    @property
+    def tag(self) -> bytes:
+        """Which order it is: the same for all processes that share one."""
+
+    def next_uses(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """When each row is needed next, counted in samples; 2**62 where nobody knows."""
+
+
+class StagedObjects(Protocol):
+    """Objects of one listing on a local disk.  May be called from any thread."""
+
+    def has(self, row: int) -> bool:
+        """Whether an object is there, as far as is known without looking."""
+
+    def have(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether objects are there, as far as is known without looking."""
+
+    def read(self, row: int) -> bytes | None:
+        """An object's content; None where it is not there, or not whole."""
+
+    def keep(self, row: int, data: bytes) -> bool:
+        """Put an object there; whether there was room for it, or is now."""
+
+    def claim(self, row: int, wait_s: float) -> AbstractContextManager[bool]:
+        """Be alone with an object among processes; False when it is there once nobody else is at it."""
+
+    def follow(self, uses: NextUses | None) -> None:
+        """Hear when objects are needed, by which room is made; None where nobody knows."""
+
+    def used(self, rows: npt.NDArray[np.int64]) -> None:
+        """Hear that objects are being used: they are needed at another time then."""
+
+    def close(self) -> None:
+        """Let go of it."""

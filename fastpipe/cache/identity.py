@@ -8,10 +8,12 @@ import struct
 import time
 from typing import NamedTuple
 
-__all__ = ["FileIdentity", "identify", "is_stale"]
+__all__ = ["FileIdentity", "identify", "identify_object", "is_stale"]
 
 _NUMBERS = struct.Struct("<5Q")
+_HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
+_NO_DEVICE = _MASK  # in the place of a device's number: an object of a store
 # Longer than a tick of the clock of Linux's file systems; and than what others count in, which
 # shows in the zeros at the end.
 _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
@@ -60,8 +62,22 @@ def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdenti
     return FileIdentity(digest, state, path, now - changed > step)
 
 
+def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
+    """The state of an object in a store, as it was listed.
+
+    Args:
+        version: 16 bytes that tell it from all other objects and versions.
+        path: its URL.
+        tag: as of ``identify``.
+    """
+    state = _NUMBERS.pack(_NO_DEVICE, 0, 0, *_HALVES.unpack(version))
+    return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path, True)
+
+
 def is_stale(note: bytes) -> bool:
-    """Whether the file of a note is not there any more, or has changed."""
+    """Whether the file of a note is not there any more, or has changed; of an object only its store knows."""
+    if _NUMBERS.unpack(note[: _NUMBERS.size])[0] == _NO_DEVICE:
+        return False
     try:
         return _state(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.cache.entries import Entry
-from fastpipe.cache.identity import FileIdentity, identify
+from fastpipe.cache.identity import FileIdentity, identify, identify_object
 from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
 from fastpipe.types import Cache
@@ -48,6 +48,10 @@ class ImageCache:
             OSError: there is no such file.
         """
         return identify(path, self._tag)
+
+    def identify_object(self, version: bytes, path: str) -> FileIdentity:
+        """The state of an object in a store, as it was listed."""
+        return identify_object(version, path, self._tag)
 
     def find(self, file: FileIdentity) -> Entry | None:
         """The image of a file in this state."""

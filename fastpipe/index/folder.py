@@ -15,43 +15,82 @@ from fastpipe.index.cache import CacheKey, IndexCache, left_out
 from fastpipe.index.storage import Packed, pack_paths
 from fastpipe.index.tables import SampleTable, SampleTableBuilder
 from fastpipe.index.walk import Folder, Walker
+from fastpipe.types import Subset
 
-__all__ = ["IMG_EXTENSIONS", "find_classes", "scan_folder"]
+__all__ = [
+    "IMG_EXTENSIONS",
+    "Classes",
+    "check_scan",
+    "choose_classes",
+    "empty_message",
+    "find_classes",
+    "scan_folder",
+]
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+# Names of class folders, or what takes some of the names that there are.
+Classes = Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset
 
 _NAMED_AT_MOST = 20
 
 
 def find_classes(
-    directory: str | os.PathLike[str], classes: Sequence[str] | None = None
+    directory: str | os.PathLike[str], classes: Classes | None = None
 ) -> tuple[list[str], dict[str, int]]:
     """Find the class folders of a dataset.
 
     Args:
         directory: the folder that holds one folder for each class.
-        classes: names of the class folders to take, in this order.  ``None`` takes all of
-            them, sorted.
+        classes: names of the class folders to take, in this order; or a function that is given the
+            sorted names of all of them, and returns those to take in the order wanted; or a
+            ``Subset``, whose classes are sorted.  ``None`` takes all of them, sorted.
 
     Returns:
         The class names, and the class index of each name.
 
     Raises:
         FileNotFoundError: the directory does not exist, or has no folder in it.
-        OptionError: ``classes`` is empty, names a folder twice, or one that is not there.
-        TypeError: ``classes`` is not a sequence of strings.
+        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws
+            more than there are.
+        TypeError: ``classes`` is not a sequence of strings, nor gives one.
     """
-    found = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+    return choose_classes(
+        directory, (entry.name for entry in os.scandir(directory) if entry.is_dir()), classes
+    )
+
+
+def choose_classes(
+    directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
+) -> tuple[list[str], dict[str, int]]:
+    """Take classes of those that were found: what ``find_classes`` does once the folder is listed.
+
+    Args:
+        directory: where they were found, for messages.
+        names: the names of all class folders, in any order.
+        classes: as for ``find_classes``.
+
+    Returns, Raises:
+        as ``find_classes``.
+    """
+    found = sorted(names)
     if not found:
         raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
-    names = found if classes is None else _selected(directory, found, classes)
-    return names, {name: index for index, name in enumerate(names)}
+    if classes is None:
+        chosen = found
+    elif isinstance(classes, Subset):
+        chosen = classes.select(found)
+    else:
+        chosen = _checked(directory, found, classes(list(found)) if callable(classes) else classes)
+    return chosen, {name: index for index, name in enumerate(chosen)}
 
 
-def _selected(directory: str | os.PathLike[str], found: list[str], classes: Sequence[str]) -> list[str]:
-    """The classes the user asks for, checked."""
+def _checked(directory: str | os.PathLike[str], found: list[str], classes: Sequence[str]) -> list[str]:
+    """The classes the user asks for."""
     if isinstance(classes, str):
         raise TypeError(f"classes=… must be a sequence of folder names, got the string {classes!r}")
+    if not isinstance(classes, Iterable):
+        raise TypeError(f"classes=… must be, or return, a sequence of folder names, got {classes!r}")
     names = list(classes)
     for name in names:
         if not isinstance(name, str):
@@ -115,11 +154,7 @@ def scan_folder(
         FileNotFoundError: a class has no file, and ``allow_empty`` is false.
     """
     directory = os.path.expanduser(directory)
-    if not class_to_idx:
-        raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
-    if (extensions is None) == (is_valid_file is None):
-        raise ValueError("Both extensions and is_valid_file cannot be None or not None at the same time")
-
+    check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)
     prefix, tops = _below(directory, names)
     builder = SampleTableBuilder(prefix)
@@ -137,8 +172,24 @@ def scan_folder(
         if len(builder) == before:
             empty.append(name)
     if empty and not allow_empty:
-        raise FileNotFoundError(_empty_message(empty, extensions))
+        raise FileNotFoundError(empty_message(empty, extensions))
     return builder.build()
+
+
+def check_scan(
+    class_to_idx: Mapping[str, int],
+    extensions: str | Sequence[str] | None,
+    is_valid_file: Callable[[str], bool] | None,
+) -> None:
+    """Refuse the options that torchvision refuses, as it does.
+
+    Raises:
+        ValueError: ``class_to_idx`` is empty, or both or neither of the others are given.
+    """
+    if not class_to_idx:
+        raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
+    if (extensions is None) == (is_valid_file is None):
+        raise ValueError("Both extensions and is_valid_file cannot be None or not None at the same time")
 
 
 def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
@@ -212,7 +263,8 @@ def _packed(
     return packed
 
 
-def _empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
+def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
+    """What torchvision says of classes without a file."""
     message = f"Found no valid file for the classes {', '.join(empty)}. "
     if extensions is None:
         return message

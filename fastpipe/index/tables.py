@@ -88,6 +88,10 @@ class SampleTable(Table[Sample]):
         _check_utf8(arena, starts)
         return cls._holding(FrozenSamples(arena, starts, classes))
 
+    def has_items_of(self, other: SampleTable) -> bool:
+        """Whether both still hold what one of them was copied from; a look, not a comparison."""
+        return self._data is other._data
+
     def path(self, index: SupportsIndex) -> str:
         """Path of a sample.
 

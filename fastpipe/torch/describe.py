@@ -140,6 +140,8 @@ def stock_dataset(dataset: Any) -> Any:
     )
     for name in ("loader", "extensions", "classes", "class_to_idx"):
         setattr(folder, name, getattr(dataset, name))
+    if dataset._remote is not None:
+        folder.loader = dataset._remote.load
     folder.samples = [(path, int(target)) for path, target in dataset.samples]
     folder.targets = [target for _, target in folder.samples]
     folder.imgs = folder.samples

@@ -10,15 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import Subset, get_worker_info
 
+from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, draws_at_once
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
-from fastpipe.torch.order import EpochOrder, Progress
+from fastpipe.torch.order import EpochOrder, Progress, ResumePoint
 from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
@@ -69,6 +71,7 @@ class IndexBatches:
     Attributes:
         base_seed: the iterator's, once it is known.
         begun: epochs begun under that.
+        lookout: who wants to know what will be asked for, or None.
 
     Args:
         order: the loader's order.
@@ -81,6 +84,7 @@ class IndexBatches:
         point = order.pending
         self.base_seed = None if point is None else point.base_seed
         self.begun = 0
+        self.lookout: Lookout | None = None
 
     def __iter__(self) -> _Epoch:
         # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
@@ -109,6 +113,7 @@ class _Epoch:
         self._replayed: list[Any] = []
         self._drawn: int | None = None
         self.progress: Progress | None = None
+        self._ahead: Ahead | None = None
 
     def __iter__(self) -> _Epoch:
         return self
@@ -116,8 +121,17 @@ class _Epoch:
     def __next__(self) -> Any:
         if self.progress is None:
             self._begin()
+        asked = self._next()
+        if self._ahead is not None and self._batches.lookout is not None:
+            indices = asked.indices if isinstance(asked, KeyedIndices) else asked
+            self._batches.lookout.asked(indices if hasattr(indices, "__len__") else [indices])
+        return asked
+
+    def _next(self) -> Any:
         if self._ours is not None:
             indices, batch = next(self._sampler)
+            if self._ahead is not None:
+                self._ahead.now = batch.end
             is_keyed = self._batches.is_keyed
             return self._keyed(indices, batch.first, batch.size, batch.step) if is_keyed else indices
         indices = self._replayed.pop() if self._replayed else self._asked()
@@ -161,6 +175,19 @@ class _Epoch:
                 self._sampler = ((index, batch) for (index,), batch in self._sampler)
         elif point.taken or point.offset or point.generator is not None:
             self._replay()
+        if batches.lookout is not None:
+            self._look_ahead(batches.lookout, point)
+
+    def _look_ahead(self, lookout: Lookout, point: ResumePoint) -> None:
+        peeked = None
+        if self._ours is None and draws_at_once(self._order.index_sampler):
+            if not self._replayed:  # the first is asked for now, in this thread: samplers draw then
+                first = self._asked(None)
+                self._replayed = [] if first is None else [first]
+            peeked = PeekedIndices(chain(reversed(self._replayed), self._sampler))
+            self._replayed, self._sampler = [], peeked
+        self._ahead = Ahead(self._ours, point.epoch, point.position, peeked)
+        lookout.follow(self._ahead)
 
     def _replay(self) -> None:
         """Go to where the epoch goes on, with the draws of the sampler that it began with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +24,16 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.progress import ScanProgress
+from fastpipe.stage.stores import is_url
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
+from fastpipe.torch.staging import RemoteImages
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
-from fastpipe.types import BadSamples, Cache, Decode, Key
+from fastpipe.types import BadSamples, Cache, Decode, Key, Stage, Subset
 
 __all__ = ["FastImageFolder"]
 
@@ -56,9 +58,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
         seed: makes order and augmentation a pure function of (seed, epoch) under a
             ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
+        stage: a folder on a local disk where images that lie elsewhere are copied near before they are
+            needed, a :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.
+        storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
+            settings, as fsspec's file system for it takes them (``key``, ``secret``, ``endpoint_url`` …).
+        refresh: list the objects below such a ``root`` anew, in the place of using an earlier listing.
         cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.  With
             ``"off"`` nothing is written anywhere, nor is the scan of a large folder kept.
-        classes: names of the class folders to use, in this order.  Default: all, sorted.
+        classes: names of the class folders to use, in this order; a function that chooses them from the
+            sorted names of all; or a :class:`fastpipe.Subset`.  Default: all, sorted.
         bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
         decode: how images are decoded, a :class:`fastpipe.Decode`.
@@ -76,6 +84,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         OptionError: an option's value cannot work.
     """
 
+    stage: Stage | None = None
+    _remote: RemoteImages | None = None
+
     def __init__(
         self,
         root: str | Path,
@@ -87,7 +98,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         *,
         seed: int | None = None,
         cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
-        classes: Sequence[str] | None = None,
+        stage: Stage | str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        refresh: bool = False,
+        classes: Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset | None = None,
         bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
         decode: Decode = Decode(),  # noqa: B008 - immutable
         threads: int | Literal["auto"] = "auto",
@@ -107,7 +121,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.threads = threads
         self.thread_safe = thread_safe
         self.memory_format = memory_format
-        self._only_classes = None if classes is None else list(classes)
+        self._only_classes = classes if classes is None or callable(classes) else _copied(classes)
+        self.stage = None if stage is None else Stage.of(stage)
+        self._remote = _remote_images(root, storage_options, self.stage, refresh)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
@@ -125,6 +141,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
+        if self._remote is not None and os.fspath(directory) == self.root:
+            return self._remote.find_classes(self._only_classes, self._index_cache())
         return folder.find_classes(directory, self._only_classes)
 
     @property
@@ -181,6 +199,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         lines = []
         if self.decode != Decode():
             lines.append(f"Decoding: {self.decode!r}")
+        if self.stage is not None:
+            lines.append(f"Staged: {self.stage!r}")
         if self.cache != Cache():
             lines.append(f"Decoded images: {self.cache!r}")
         if self.bad_samples != BadSamples():
@@ -188,6 +208,22 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if self.seed is not None:
             lines.append(f"Seed: {self.seed}")
         return "\n".join(lines)
+
+    @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched from the store of a ``root`` that is a URL."""
+        return (0, 0) if self._remote is None else self._remote.downloaded
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of stage and store; the next use begins anew.
+
+        A dataset that is dropped does so by itself; this does it now.
+        """
+        runtime, self._runtime = self._runtime, None
+        if self._remote is not None:
+            self._remote.close()
+        if runtime is not None and runtime.pool is not None:
+            runtime.pool.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and decoders stay here; the copy starts its own when it needs them.
@@ -208,6 +244,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [Item(p, *self._path_and_target(samples, p)) for p in positions]
+        if self._remote is not None and threaded:
+            self._remote.reader().need(self._rows(np.array(positions, np.int64)))
         plan, runtime = self.plan, self._running()
         if sends_bytes:
             plan = plan.as_bytes()
@@ -289,6 +327,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             raise IndexError(f"sample {position} of a dataset of {length}")
         return position + length if position < 0 else position
 
+    def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which objects of the store samples are."""
+        assert self._remote is not None
+        return self._remote.rows(self.samples, positions)
+
     def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
         if isinstance(samples, tables.SampleTable):
             return samples.path(position), samples.target(position)
@@ -311,6 +354,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _check_options(self) -> None:
         if self.loader is default_loader:
             return
+        if self._remote is not None:
+            raise OptionError(
+                f"a loader of your own, which got {self.loader!r}, opens files, and {self.root!r} has none. "
+                "Leave it out, or copy the images to a folder with:  fastpipe stage"
+            )
         if self.bad_samples != BadSamples() or self.decode != Decode() or self.cache.where in ("ram", "disk"):
             raise OptionError(
                 "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
@@ -330,6 +378,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     ) -> Any:
         if type(self).make_dataset is ImageFolder.make_dataset:
             with ScanProgress(self.root) as on_progress:
+                if self._remote is not None:
+                    return self._remote.scan(
+                        self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
+                        allow_empty=allow_empty, cache=self._index_cache(), on_progress=on_progress,
+                    )  # fmt: skip
                 return folder.scan_folder(
                     self.root, self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
                     allow_empty=allow_empty, cache=self._index_cache(), on_progress=on_progress,
@@ -353,8 +406,27 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         runtime = self._runtime
         options = Options(self.decode, self.bad_samples, self.threads, self.cache)
         if runtime is None or not runtime.fits(options):
-            runtime = self._runtime = Runtime(options, len(self.samples))
+            runtime = self._runtime = Runtime(options, len(self.samples), self._remote)
         return runtime
+
+
+def _copied(classes: Sequence[str] | Subset) -> Sequence[str] | Subset:
+    return classes if isinstance(classes, (Subset, str)) else list(classes)
+
+
+def _remote_images(
+    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
+) -> RemoteImages | None:
+    """What brings images here; None where they are in local files."""
+    if is_url(root):
+        return RemoteImages(os.fspath(root), storage_options, stage, refresh)
+    given = {"storage_options": storage_options is not None, "stage": stage is not None, "refresh": refresh}
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(
+                f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {root!r}"
+            )
+    return None
 
 
 def _targets_of(samples: Any) -> Any:

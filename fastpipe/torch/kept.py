@@ -43,6 +43,7 @@ class ImageSource:
         reader: opens that.
         short_side: makes images smaller, or None.
         cache: where decoded images are kept, or None.
+        version: of images that are no files, what tells one version of them from others.
     """
 
     def __init__(
@@ -51,15 +52,17 @@ class ImageSource:
         reader: ImageReader,
         short_side: ShortSide | None,
         cache: ImageCache | None,
+        version: Callable[[str], bytes] | None = None,
     ) -> None:
-        self._read, self._reader = read, reader
+        self._read, self._reader, self._version = read, reader, version
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str) -> Found:
         """A kept image of this file as it is now, else the file's content."""
         if self._cache is None:
             return Found(self._read(path), None, None)
-        file = self._cache.identify(path)
+        version = self._version
+        file = self._cache.identify_object(version(path), path) if version else self._cache.identify(path)
         entry = self._cache.find(file)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
             entry = None  # to decode it may be an error now

@@ -280,6 +280,7 @@ class FastLoader(DataLoader[_T_co]):
             self._ranks.warn_if_ranks_disagree(self.shard, values)
         is_keyed = source is not None or seed is not None
         batches = self._index_batches(seed, is_keyed)
+        batches.lookout = None if source is None else source.lookout(is_here=self.num_workers == 0)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:

@@ -20,6 +20,7 @@ from fastpipe.torch.intraop import do_without_helpers
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import note
+from fastpipe.torch.staging import RemoteImages
 from fastpipe.transform.short_side import ShortSide
 from fastpipe.types import BadSamples, Cache, Decode
 
@@ -44,9 +45,10 @@ class Runtime:
     Args:
         options: the dataset's.
         count: number of its samples.
+        remote: where its images are, if not in local files.
     """
 
-    def __init__(self, options: Options, count: int) -> None:
+    def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         self.pid, self.options = os.getpid(), options
         self.pool = new_pool(options.threads, "fastpipe-decode")
         self.slots = SlotPool(KEPT_SLOTS)
@@ -57,6 +59,8 @@ class Runtime:
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache = open_cache(options.cache, reader.settings(), count)
         lines = [reader.describe()]
+        if remote is not None:
+            lines.append(remote.describe())
         if short_side is not None:
             lines.append(
                 f"larger images  →  made smaller first, to {short_side.side} pixels on the short side"
@@ -64,7 +68,10 @@ class Runtime:
         if self.cache is not None:
             lines.append(self.cache.describe())
         self.decoders = "\n  ".join(lines)  # what a plan begins with
-        source = ImageSource(read_file, reader, short_side, self.cache)
+        if remote is None:
+            source = ImageSource(read_file, reader, short_side, self.cache)
+        else:
+            source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
         self.maker = BatchMaker(
             _Noted(source) if get_worker_info() else source.read,
             source.open,

@@ -13,6 +13,7 @@ from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
+from fastpipe.torch.ahead import Lookout
 from fastpipe.types import Key
 
 __all__ = ["MOST_SPARE", "MixedBatch", "Source", "StartedBatch"]
@@ -69,6 +70,14 @@ class Source(ABC):
     @abstractmethod
     def runs_user_code(self) -> bool:
         """Whether functions of the script's are called on the way, other than in threads."""
+
+    def lookout(self, *, is_here: bool) -> Lookout | None:
+        """Who prepares for what will be asked for; None where there is nothing to prepare.
+
+        Args:
+            is_here: whether batches are made in this process.
+        """
+        return None
 
     @property
     def spare_nbytes(self) -> int:

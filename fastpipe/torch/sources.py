@@ -13,12 +13,15 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
+from fastpipe.stage.reading import ObjectReader
+from fastpipe.torch.ahead import Ahead, Lookout
 from fastpipe.torch.batches import batch_memory
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.rows.dataset import RowsDataset, is_fast_rows
 from fastpipe.torch.rows.source import RowsSource
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
+from fastpipe.torch.staging import RowsAhead
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import ends_of, integers, located
 from fastpipe.types import Cache, Key
@@ -56,6 +59,13 @@ class FolderSource(Source):
         what is still to be done to such a batch."""
         self._sends_bytes = True
 
+    def lookout(self, *, is_here: bool) -> Lookout | None:
+        """Who has remote images fetched before they are asked for."""
+        bases = [
+            base for base in self.bases if base._remote is not None and (is_here or base._remote.is_shared)
+        ]
+        return _FolderLookout(self._dataset, bases, is_here) if bases else None
+
     def start(self, indices: Sequence[int], key: Key) -> _Mixed | _Simple:
         """Begin a batch."""
         parts = [
@@ -82,6 +92,35 @@ class FolderSource(Source):
         """The folders' plans."""
         plans = dict.fromkeys(repr(base.plan) for base in self.bases)
         return [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
+
+
+class _FolderLookout:
+    """Has images fetched before they are asked for.
+
+    Args:
+        dataset: the loader's.
+        bases: the folders with remote images behind it.
+        is_here: whether batches are made in this process; else images are only staged, for workers.
+    """
+
+    def __init__(self, dataset: Any, bases: Sequence[FastImageFolder], is_here: bool) -> None:
+        self._dataset, self._bases, self._is_here = dataset, bases, is_here
+
+    def follow(self, ahead: Ahead) -> None:
+        for base in self._bases:
+            rows = RowsAhead(ahead, self._dataset, base, base._rows)
+            self._reader(base).follow(rows.order(), rows if ahead.is_known else None)
+
+    def asked(self, indices: Sequence[int]) -> None:
+        if self._is_here:
+            return  # a batch says so itself
+        for end, _, local in located(self._dataset, integers(indices)):
+            if any(end is base for base in self._bases):
+                self._reader(end).need(end._rows(np.where(local < 0, local + len(end), local)))
+
+    def _reader(self, base: FastImageFolder) -> ObjectReader:
+        assert base._remote is not None
+        return base._remote.reader(holds=self._is_here)
 
 
 class _Simple:

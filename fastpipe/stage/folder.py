@@ -1,0 +1,246 @@
+"""The folder on a local disk in which objects are staged, shared by all processes of a user on a machine.
+
+::
+
+    fastpipe-stage/           mode 0700
+      objects/ab/cdef…        an object, whole; its name says which object and which version
+      writing/12              one that is being written
+      tables/<listing>        for each row of a listing the name under which it is staged, or zeros
+      ledger                  bytes that are there or reserved
+      locks                   bytes of it are locked: by who uses the folder, who counts, who downloads an
+      object
+
+The objects are what counts; a table says without looking whether one is there, and where it is wrong, in
+either direction, that shows when the object is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import StageError
+from fastpipe.stage.ledger import Ledger
+from fastpipe.stage.locks import LockFile, locks_are_possible
+from fastpipe.stage.table import StageTable, names_in
+from fastpipe.types import Stage
+
+__all__ = ["StageFolder", "Usage"]
+
+_log = logging.getLogger("fastpipe.stage")
+
+Int64Array = npt.NDArray[np.int64]
+
+_FOLDER = "fastpipe-stage"
+_PARTS = ("objects", "writing", "tables")
+_USERS = 1  # the byte that everybody has locked who uses the folder
+_CLAIMS = 1 << 20  # where the bytes of objects begin
+_SHARE = 0.9  # of a disk's free bytes
+
+
+class Usage(NamedTuple):
+    """What a stage holds.
+
+    Attributes:
+        nbytes: bytes of objects, with those that are being written.
+        objects: how many.
+        is_used: whether any process uses it.
+    """
+
+    nbytes: int
+    objects: int
+    is_used: bool
+
+
+class StageFolder:
+    """A stage's folder, opened in one process.
+
+    Args:
+        stage: the option.
+
+    Raises:
+        StageError: it cannot be made or written to, or belongs to somebody else, or others may enter.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.path = os.path.join(os.fspath(stage.dir), _FOLDER)
+        self.is_broken = False
+        if not locks_are_possible():
+            raise StageError("a stage needs the locks of 64-bit Linux; leave stage= out on this system")
+        try:
+            _make_private(self.path)
+            self.locks = LockFile(os.path.join(self.path, "locks"))
+            self.ledger = Ledger(os.path.join(self.path, "ledger"), self.locks)
+            self._begin_use()
+        except OSError as error:
+            if isinstance(error, StageError):
+                raise
+            raise StageError(
+                f"the stage {os.fspath(stage.dir)!r} cannot be used: {error.strerror or error}. Name a "
+                "folder of your own on a local disk, or leave stage= out"
+            ) from error
+        self.max_bytes = self._limit(stage)
+
+    def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
+        """The objects of a listing.
+
+        Args:
+            digest: 16 bytes: which listing.
+            sizes: int64 (N,): bytes of its objects.
+            name_of: gives the name of a row's object, 16 bytes.
+
+        Raises:
+            StageError: the folder cannot be used any more.
+        """
+        path = os.path.join(self.path, "tables", digest.hex())
+        try:
+            return StageTable(self, path, sizes, name_of)
+        except OSError as error:
+            raise StageError(f"the stage {self.path!r} cannot be used: {error.strerror or error}") from error
+
+    def object_path(self, name: bytes) -> str:
+        """Where an object is, or would be."""
+        text = name.hex()
+        return f"{self.path}/objects/{text[:2]}/{text[2:]}"
+
+    @staticmethod
+    def claim_byte(name: bytes) -> int:
+        """The byte to lock for being alone with an object."""
+        return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
+
+    def usage(self) -> Usage:
+        """What it holds."""
+        count = sum(1 for _ in self.objects())
+        return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
+
+    def objects(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Paths of all objects, and what the file system says of them."""
+        for folder in _entries(os.path.join(self.path, "objects")):
+            for entry in _entries(folder.path):
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    yield entry.path, entry.stat(follow_symlinks=False)
+
+    def abandoned(self) -> list[tuple[str, int]]:
+        """Objects that no living process has listed, the oldest first: their paths and sizes.
+
+        Tables of those who are gone go with them, as they would speak of what is not there any more.
+        """
+        living = [np.zeros(0, np.uint64)]
+        for entry in _entries(os.path.join(self.path, "tables")):
+            names = names_in(entry.path)
+            if names is None:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+            else:
+                living.append(names)
+        found = [(status.st_mtime_ns, path, status.st_size) for path, status in self.objects()]
+        names = np.array([_begin_of(path) for _, path, _ in found], np.uint64)
+        is_listed = np.isin(names, np.concatenate(living)).tolist()
+        free = [one for one, is_used in zip(found, is_listed, strict=True) if not is_used]
+        return [(path, size) for _, path, size in sorted(free)]
+
+    def used_elsewhere(self, path: str) -> npt.NDArray[np.uint64]:
+        """Beginnings of the names, sorted, in tables that processes use, but for the table at a path."""
+        found = [np.zeros(0, np.uint64)]
+        for entry in _entries(os.path.join(self.path, "tables")):
+            if entry.path != path:
+                names = names_in(entry.path)
+                found += [] if names is None else [names]
+        return np.sort(np.concatenate(found))
+
+    def remove(self, path: str, nbytes: int) -> bool:
+        """Remove an object; whether this process did it."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        self.ledger.free(nbytes)
+        return True
+
+    def clear(self) -> None:
+        """Remove everything that is staged.
+
+        Raises:
+            StageError: processes use it.
+        """
+        self.locks.release(_USERS)
+        if not self.locks.take(_USERS):
+            self.locks.take(_USERS, shared=True, waits=True)
+            raise StageError(f"the stage {self.path!r} is in use; end the programs that use it first")
+        for path, _ in self.objects():
+            os.unlink(path)
+        for part in ("tables", "writing"):
+            for entry in _entries(os.path.join(self.path, part)):
+                os.unlink(entry.path)
+        self.ledger.reset(0)
+        self.locks.take(_USERS, shared=True)
+
+    def complain(self, error: OSError) -> None:
+        """Say once what has gone wrong with the folder; training goes on without it."""
+        if not self.is_broken:
+            self.is_broken = True
+            _log.warning(
+                "The stage %r cannot be written to or read: %s. What is not there is fetched each time",
+                self.path, error.strerror or str(error),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.locks.close()
+
+    def _begin_use(self) -> None:
+        """Become a user; who is the only one puts right what killed processes have left."""
+        if self.locks.take(_USERS):
+            for entry in _entries(os.path.join(self.path, "writing")):
+                os.unlink(entry.path)
+            if not self.ledger.is_reliable:
+                self.ledger.reset(sum(status.st_size for _, status in self.objects()))
+        self.locks.take(_USERS, shared=True, waits=True)
+
+    def _limit(self, stage: Stage) -> int:
+        if stage.max_bytes != "auto":
+            return int(stage.max_bytes)
+        status = os.statvfs(self.path)
+        return self.ledger.nbytes + int(_SHARE * status.f_bavail * status.f_frsize)
+
+
+def _begin_of(path: str) -> int:
+    """The beginning of an object's name, as tables have it."""
+    text = "".join(path.rsplit("/", 2)[1:])
+    return int.from_bytes(bytes.fromhex(text[:16]), "little")
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _make_private(path: str) -> None:
+    """Make the folder and what is always in it, and see to it that nobody else can put anything there."""
+    Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise StageError(f"the stage {path!r} is a link, or no folder. Name another one")
+    if status.st_uid != os.geteuid():
+        raise StageError(
+            f"the stage {path!r} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs "
+            "this: what others can write is not read. Name a folder of your own"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise StageError(
+            f"the stage {path!r} lets other users in (mode {stat.S_IMODE(status.st_mode):04o}). Close it "
+            f"with:  chmod 700 {path!r}"
+        )
+    for part in _PARTS:
+        os.makedirs(os.path.join(path, part), mode=0o700, exist_ok=True)

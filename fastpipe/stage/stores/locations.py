@@ -1,0 +1,106 @@
+"""Addresses of stores: a URL, taken apart."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from fastpipe.errors import OptionError
+
+__all__ = ["Location", "is_url"]
+
+# One letter is a drive of Windows.
+_SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
+# Azure's "container@account" has an @ that parts no user from a host.
+_NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
+_WEB = ("http", "https")
+
+
+def is_url(root: str | os.PathLike[str]) -> bool:
+    """Whether a dataset's root is the URL of a store, not a folder.
+
+    >>> is_url("s3://bucket/train"), is_url("/data/train"), is_url("C:\\\\data")
+    (True, False, False)
+    """
+    return isinstance(root, str) and _SCHEME.match(root) is not None
+
+
+@dataclass(frozen=True)
+class Location:
+    """A bucket, or another store, and the beginning of the keys that are meant.
+
+    Attributes:
+        scheme: what the URL begins with; empty for a folder of this machine.
+        bucket: the bucket, the host, or that folder.
+        prefix: of keys: empty, or ends in a slash.
+
+    >>> place = Location.of("s3://bucket/train")
+    >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
+    ('s3://bucket/train/', 's3://bucket/train/dog/x.jpg', 'train/dog/x.jpg')
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str]) -> Location:
+        """The location that a URL, or a folder's path, names.
+
+        Raises:
+            OptionError: it has credentials in it, or is no URL that can be put before keys.
+        """
+        text = os.fspath(root)
+        found = _SCHEME.match(text)
+        if found is None:
+            return cls("", os.path.abspath(os.path.expanduser(text)), "")
+        scheme, rest = found[1].lower(), text[found.end() :]
+        bucket, _, prefix = rest.partition("/")
+        _check(scheme, bucket, prefix)
+        prefix = prefix.rstrip("/")
+        return cls(scheme, bucket, f"{prefix}/" if prefix else "")
+
+    @property
+    def root(self) -> str:
+        """The URL or folder as it is written before what follows in a key, ending in a slash."""
+        return self.path(self.prefix)
+
+    @property
+    def store(self) -> str:
+        """The URL of everything in the store, ending in a slash."""
+        return self.path("")
+
+    def path(self, key: str) -> str:
+        """An object's whole URL, or path."""
+        if self.scheme:
+            return f"{self.scheme}://{self.bucket}/{key}"
+        return f"{self.bucket.rstrip('/')}/{key}"
+
+    def key(self, path: str) -> str:
+        """The key of an object, of its whole URL.
+
+        Raises:
+            ValueError: it is not in this store.
+        """
+        if not path.startswith(self.store):
+            raise ValueError(f"{path} is not in {self.store}")
+        return path[len(self.store) :]
+
+
+def _check(scheme: str, bucket: str, prefix: str) -> None:
+    """Refuse what cannot work; messages show nothing of a URL that may have a secret in it."""
+    if "::" in scheme:
+        raise OptionError(f"{scheme}://… is a chain of file systems: pass the URL of the last one alone")
+    user, has_user, host = bucket.rpartition("@")
+    if has_user and (":" in user or scheme not in (*_NAMES_ACCOUNT, "sftp", "ssh", "ftp", "hdfs", "smb")):
+        raise OptionError(
+            f"{scheme}://…@{host} has credentials in it, which would get into logs and errors: pass them as "
+            "storage_options, or let the environment or a credentials file have them"
+        )
+    if scheme in _WEB and ("?" in bucket or "?" in prefix):
+        raise OptionError(
+            f"{scheme}://{bucket.partition('?')[0]}/… must end before its '?': keys are put behind it"
+        )
+    if not bucket and scheme not in ("memory", "file", "local"):
+        raise OptionError(f"{scheme}://{prefix} names no bucket: write {scheme}://bucket/folder")

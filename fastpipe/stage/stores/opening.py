@@ -1,0 +1,56 @@
+"""Opens a store by its address."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fastpipe.errors import OptionError
+from fastpipe.protocols import Store
+from fastpipe.stage.stores.filesystems import FilesystemStore
+from fastpipe.stage.stores.folders import FolderStore
+from fastpipe.stage.stores.locations import Location
+from fastpipe.stage.stores.objects import ObjectStore
+from fastpipe.stage.stores.s3_options import S3Settings
+from fastpipe.stage.stores.s3fs_objects import S3fsStore
+from fastpipe.stage.stores.secrets import StorageOptions
+
+__all__ = ["open_store"]
+
+_log = logging.getLogger("fastpipe.stage")
+
+_S3 = ("s3", "s3a")
+_FOLDERS = ("", "file", "local")
+
+
+def open_store(
+    root: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> tuple[Store, Location]:
+    """The store in which a dataset is, and where in it.
+
+    Nothing is asked of it here.  It asks once: see ``retrying`` for more.
+
+    Args:
+        root: a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder.
+        storage_options: as fsspec's file system for such URLs takes them.
+
+    Raises:
+        OptionError: URL or options cannot work.
+        MissingDependencyError: a package is needed for such URLs.
+    """
+    location, options = Location.of(root), StorageOptions(storage_options)
+    if location.scheme in _FOLDERS:
+        if options:
+            raise OptionError(f"storage_options={options!r} are for stores, and {location.root} is a folder")
+        return FolderStore(location), location
+    if location.scheme not in _S3:
+        return FilesystemStore(location, options), location
+    unknown = S3Settings.of(options).unknown
+    if unknown or importlib.util.find_spec("obstore") is None:
+        why = f"obstore does not know {', '.join(unknown)}" if unknown else "obstore is not installed"
+        _log.info("%s is read by s3fs, which takes more time: %s", location.root, why)
+        return S3fsStore(location, options), location
+    return ObjectStore(location, options), location

@@ -1,0 +1,291 @@
+"""What the threads of a prefetcher share: which objects are wanted, in which order, and which are there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import ClosedError
+from fastpipe.stage.pace import Pace
+
+__all__ = ["Fetches", "Int64Array", "Transfers"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_log = logging.getLogger("fastpipe.stage")
+
+_LOOK_AGAIN_S = 30.0
+# How far ahead of what is needed the order is looked at, in sizes of what may be held, also where objects are
+# near already: beyond it these may be evicted again.
+_WINDOWS = 4
+_MOST_COMING = 4096
+
+
+class Fetches(Protocol):
+    """What a prefetcher fetches with, from many threads at a time."""
+
+    def nbytes(self, rows: Int64Array) -> Int64Array:
+        """Bytes of objects."""
+
+    def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether objects need not be fetched."""
+
+    def fetch(self, row: int) -> bytes:
+        """An object's content, from wherever it is nearest."""
+
+
+class _Slot:
+    """An object that is being fetched, or was and is still to be taken."""
+
+    __slots__ = (
+        "coming", "data", "error", "generation", "is_done", "is_needed", "nbytes", "waiting", "wants",
+    )  # fmt: skip
+
+    def __init__(self, nbytes: int, generation: int) -> None:
+        self.nbytes, self.generation = nbytes, generation
+        self.coming = 0  # times that the order has it ahead
+        self.wants = 0  # times that it was needed and not taken yet
+        self.is_needed = self.is_done = False
+        self.data: bytes | None = None
+        self.error: BaseException | None = None
+        self.waiting: list[threading.Lock] = []
+
+
+class Transfers:
+    """What the threads share.  It does not refer to the prefetcher, so that one can be collected.
+
+    Args:
+        fetches, read_ahead, pace, holds: the prefetcher's.
+    """
+
+    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, holds: bool) -> None:
+        self.fetches, self.read_ahead, self.pace, self.holds = fetches, read_ahead, pace, holds
+        self.window = read_ahead * (_WINDOWS if holds else 1)
+        self.changed = threading.Condition()
+        self.closed = False
+        self.slots: dict[int, _Slot] = {}
+        self.urgent: deque[int] = deque()
+        # Rows that are not begun yet: their bytes, and how often the order has them.
+        self.coming: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.order: Iterator[Int64Array] | None = None
+        self.generation = 0
+        self.is_walking = False
+        self.walked = self.begun = 0  # bytes of the order that were looked at; that were needed since
+        self.ahead = 0  # bytes of slots that are not needed yet
+        self.active = 0
+
+    # ---- the threads' side ---------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Fetch until the end."""
+        while (row := self._next_row()) is not None:
+            data, error = None, None
+            try:
+                data = self.fetches.fetch(row)
+            except BaseException as raised:  # of any kind: who takes the row raises it
+                error = raised
+            self._finish(row, data, error)
+            del data, error  # a thread that waits keeps nothing
+
+    def _next_row(self) -> int | None:
+        while True:
+            with self.changed:
+                while not self.closed:
+                    row = self._due() if self.active < self.pace.limit else None
+                    if row is not None:
+                        self.active += 1
+                        return row
+                    if self._may_walk():
+                        self.is_walking = True
+                        order, generation = self.order, self.generation
+                        break
+                    self.changed.wait(_LOOK_AGAIN_S)
+                else:
+                    return None
+            self._walk(order, generation)
+
+    def _due(self) -> int | None:
+        """The row to be fetched next."""
+        if self.urgent:
+            return self.urgent.popleft()
+        if not self.coming:
+            return None
+        row, (nbytes, times) = next(iter(self.coming.items()))
+        if self.ahead and self.ahead + nbytes > self.read_ahead:
+            return None
+        del self.coming[row]
+        slot = self.slots[row] = _Slot(nbytes, self.generation)
+        slot.coming = times
+        self.ahead += nbytes
+        return row
+
+    def _may_walk(self) -> bool:
+        return (
+            self.order is not None
+            and not self.is_walking
+            and len(self.coming) < _MOST_COMING
+            and self.walked - self.begun < self.window
+        )
+
+    def _walk(self, order: Iterator[Int64Array] | None, generation: int) -> None:
+        """Look at the next rows of the order, for whoever has set ``is_walking``."""
+        rows = None
+        try:
+            rows = None if order is None else next(order, None)
+            if rows is not None:
+                near, sizes = self.fetches.are_near(rows), self.fetches.nbytes(rows)
+        except Exception as error:
+            rows = None
+            _log.warning("What comes next is not known any more, and not fetched ahead: %s", str(error))
+        with self.changed:
+            if generation != self.generation:
+                return  # another order, and somebody else at it
+            self.is_walking = False
+            if rows is None:
+                self.order = None
+            else:
+                self._expect(rows.tolist(), near.tolist(), sizes.tolist())
+            self.changed.notify(max(1, self.pace.limit - self.active))
+
+    def _expect(self, rows: list[int], near: list[bool], sizes: list[int]) -> None:
+        for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
+            self.walked += nbytes
+            slot = self.slots.get(row)
+            if slot is not None:
+                slot.coming += 1
+                slot.generation = self.generation
+            elif not is_near:
+                self.coming[row] = nbytes, 1 + self.coming.get(row, (0, 0))[1]
+
+    def _finish(self, row: int, data: bytes | None, error: BaseException | None) -> None:
+        with self.changed:
+            self.active -= 1
+            slot = self.slots.get(row)
+            if slot is None or slot.is_done:  # nobody wants it any more
+                return
+            slot.data, slot.error, slot.is_done = data, error, True
+            if not (self.holds or slot.waiting):
+                self._drop(row)
+            for lock in slot.waiting:
+                lock.release()
+            slot.waiting.clear()
+
+    # ---- the other side ------------------------------------------------------------------------
+
+    def follow(self, order: Iterator[Int64Array]) -> None:
+        """Take another order."""
+        with self.changed:
+            self.generation += 1
+            generation = self.generation
+            self.order, self.is_walking = order, True
+            self.walked = self.begun = 0
+            self.coming.clear()
+            for slot in self.slots.values():
+                slot.coming = 0
+        is_first = True  # of the order it is known at once which of those that are there come again
+        while is_first or self._begin_walk(generation):
+            is_first = False
+            self._walk(order, generation)
+        with self.changed:
+            for row in [row for row, slot in self.slots.items() if self._is_left_over(slot)]:
+                self._drop(row)
+            self.changed.notify(self.pace.limit)
+
+    def _begin_walk(self, generation: int) -> bool:
+        with self.changed:
+            begins = generation == self.generation and not self.closed and self._may_walk()
+            self.is_walking = self.is_walking or begins
+            return begins
+
+    def _is_left_over(self, slot: _Slot) -> bool:
+        """Whether nobody will take a slot: of a batch that was given up, or of an order that was."""
+        since = self.generation - slot.generation
+        return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
+
+    def need(self, rows: list[int], near: list[bool], sizes: list[int]) -> None:
+        """Let rows come before all others."""
+        with self.changed:
+            if self.closed:
+                return
+            news = 0
+            for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
+                self.begun += nbytes
+                slot = self.slots.get(row)
+                if slot is None:
+                    _, times = self.coming.pop(row, (0, 0))
+                    if is_near:
+                        continue
+                    slot = self.slots[row] = _Slot(nbytes, self.generation)
+                    slot.coming = times
+                    slot.is_needed = True
+                    self.urgent.append(row)
+                    news += 1
+                elif not slot.is_needed:
+                    slot.is_needed = True
+                    self.ahead -= slot.nbytes
+                slot.coming = max(0, slot.coming - 1)
+                slot.wants += self.holds
+                slot.generation = self.generation
+            self.changed.notify(max(news, self.pace.limit - self.active, 1))
+
+    def take(self, row: int) -> bytes | None:
+        """A row's content; None if it is not fetched ahead."""
+        lock = None
+        with self.changed:
+            slot = self.slots.get(row)
+            if slot is None:
+                return None
+            if not slot.is_done:
+                lock = threading.Lock()
+                lock.acquire()
+                slot.waiting.append(lock)
+        if lock is not None:
+            lock.acquire()
+        with self.changed:
+            slot.wants -= 1
+            data, error = slot.data, slot.error
+            if self.slots.get(row) is slot and (error is not None or slot.wants <= 0):
+                self._let_go(row, slot)
+        if error is not None:
+            raise error
+        assert data is not None
+        return data
+
+    def _let_go(self, row: int, slot: _Slot) -> None:
+        """A row was taken for the last time that it was needed: keep it if it comes again, and fits."""
+        self._drop(row)
+        if slot.error is not None or not slot.coming:  # who takes it the next time tries again
+            return
+        if self.ahead + slot.nbytes <= self.read_ahead:
+            slot.is_needed, slot.wants = False, 0
+            self.slots[row] = slot
+            self.ahead += slot.nbytes
+        else:
+            self.coming.setdefault(row, (slot.nbytes, slot.coming))
+
+    def _drop(self, row: int) -> None:
+        slot = self.slots.pop(row)
+        if not slot.is_needed:
+            self.ahead -= slot.nbytes
+
+    def close(self) -> None:
+        """End the threads; who waits for a row gets an error.
+
+        The garbage collector may call this in the middle of any method here, in the same thread: nothing is
+        removed.
+        """
+        with self.changed:
+            self.closed = True
+            for slot in self.slots.values():
+                if not slot.is_done:
+                    slot.error, slot.is_done = ClosedError("closed while this object was fetched"), True
+                for lock in slot.waiting:
+                    lock.release()
+                slot.waiting = []
+            self.changed.notify_all()

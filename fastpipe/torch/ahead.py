@@ -1,0 +1,171 @@
+"""What a loader will ask for: known before it does, so that bytes can be near by then."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from fastpipe.torch.due import DueError
+from fastpipe.torch.grouping import GroupSampler, order_of
+from fastpipe.torch.order import EpochBatches, ShardSampler
+from fastpipe.torch.views import integers
+
+__all__ = ["Ahead", "Lookout", "PeekedIndices", "draws_at_once"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class PeekedIndices:
+    """What a sampler gives, which can be looked at before it is taken.  From any threads.
+
+    Args:
+        sampler: an iterator.
+    """
+
+    def __init__(self, sampler: Iterator[Any]) -> None:
+        self._sampler = sampler
+        self._lock = threading.Lock()
+        self._seen: deque[Any] = deque()  # looked at and not taken
+        self._taken = 0
+        self._error: DueError | None = None
+
+    def __iter__(self) -> PeekedIndices:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._seen:
+                self._taken += 1
+                return self._seen.popleft()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error.take()
+            found = next(self._sampler)
+            self._taken += 1
+            return found
+
+    def ahead(self) -> Iterator[Int64Array]:
+        """Indices as int64 (N,), from the next to be taken on."""
+        at = self._taken
+        while (found := self._at(at)) is not None:
+            at, given = found
+            yield integers(given if hasattr(given, "__len__") else [given])
+
+    def _at(self, at: int) -> tuple[int, Any] | None:
+        """Those of a place, or the next that were not taken, and the place behind; None at the end."""
+        with self._lock:
+            at = max(at, self._taken)
+            if at - self._taken < len(self._seen):
+                return at + 1, self._seen[at - self._taken]
+            if self._error is not None:
+                return None
+            try:
+                given = next(self._sampler)
+            except BaseException as error:  # for who takes what comes there; a sampler's end as well
+                self._error = DueError(error)
+                return None
+            self._seen.append(given)
+            return at + 1, given
+
+
+# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
+# not before the loader asks them.
+_AT_ONCE = (
+    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
+    GroupSampler,
+)  # fmt: skip
+
+
+def draws_at_once(index_sampler: Any) -> bool:
+    """Whether a sampler may be asked for more than the loader wants yet, and nothing else changes."""
+    sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) in _AT_ONCE
+
+
+class Ahead:
+    """The rest of an epoch, and the next one as far as it is known.
+
+    Args:
+        ours: the epochs' batches, where they are a function of the epoch.
+        epoch: number of the epoch.
+        start: where it begins in its order.
+        peeked: else what the sampler gives; None where it must not be asked ahead.
+
+    Attributes:
+        now: how much of the order of all ranks was asked for.
+    """
+
+    def __init__(
+        self, ours: EpochBatches | None, epoch: int, start: int, peeked: PeekedIndices | None
+    ) -> None:
+        self._ours, self._peeked = ours, peeked
+        self._epoch = epoch
+        self._start = self.now = start
+
+    def indices(self) -> Iterator[Int64Array]:
+        """This process's indices, in parts of int64 (N,)."""
+        if self._ours is not None:
+            for epoch, start in ((self._epoch, self._start), (self._epoch + 1, 0)):
+                for indices, _ in self._ours.indices(epoch, start):
+                    yield np.array(indices, np.int64)
+        elif self._peeked is not None:
+            yield from self._peeked.ahead()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the next epoch's order is known as well."""
+        return self._ours is not None
+
+    @property
+    def count(self) -> int:
+        """Samples of an epoch, on all ranks."""
+        return 0 if self._ours is None else self._ours.count
+
+    @property
+    def passed(self) -> int:
+        """Samples of the epochs before this one."""
+        return self._epoch * self.count
+
+    def whole(self, later: int) -> Int64Array:
+        """The order of all ranks, in this epoch or so many later: indices as int64 (N,)."""
+        ours = self._ours
+        assert ours is not None
+        order = order_of(ours.count, ours.seed, self._epoch + later, ours.arrangement)
+        return (
+            np.fromiter(order, np.int64, ours.count)
+            if isinstance(order, range)
+            else np.asarray(order, np.int64)
+        )
+
+    def tag(self) -> bytes:
+        """Tells orders from each other: of this, all epochs' are the same."""
+        ours = self._ours
+        assert ours is not None
+        option = None if ours.arrangement is None else ours.arrangement.option
+        return hashlib.blake2b(repr((ours.count, ours.seed, option)).encode(), digest_size=16).digest()
+
+
+class Lookout(Protocol):
+    """Prepares for what will be asked for."""
+
+    def follow(self, ahead: Ahead) -> None:
+        """An epoch begins, and this is ahead."""
+
+    def asked(self, indices: Sequence[int]) -> None:
+        """A batch of these indices was asked for."""

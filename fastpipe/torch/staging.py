@@ -1,0 +1,231 @@
+"""Images of a dataset that are somewhere else: which they are, and how they come here."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.cache.budget import free_memory
+from fastpipe.errors import StageError
+from fastpipe.index.cache import IndexCache
+from fastpipe.index.listing import Listing
+from fastpipe.index.remote import find_remote_classes, scan_store
+from fastpipe.index.tables import SampleTable
+from fastpipe.stage.folder import StageFolder
+from fastpipe.stage.reading import ObjectReader
+from fastpipe.stage.stores import RetryingStore, open_store
+from fastpipe.stage.table import StageTable
+from fastpipe.torch.ahead import Ahead
+from fastpipe.torch.views import located
+from fastpipe.types import Stage, Subset
+
+__all__ = ["RemoteImages", "RowsAhead"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_log = logging.getLogger("fastpipe.stage")
+
+_UNKNOWN = 1 << 62
+_READ_AHEAD = 256 << 20
+
+
+class RemoteImages:
+    """The images of one dataset in a store.
+
+    Args:
+        root: the URL of the folder with the class folders.
+        storage_options: as fsspec's file system for such URLs takes them.
+        stage: where images are copied near, or None.
+        refresh: whether to list the store anew, whatever was kept of an earlier listing.
+    """
+
+    def __init__(
+        self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
+    ) -> None:
+        self._bare, self._location = open_store(root, storage_options)
+        self._store = RetryingStore(self._bare)
+        self._stage, self._refresh = stage, refresh
+        self._found: Listing | None = None
+        self._reader: ObjectReader | None = None
+        self._pid = os.getpid()
+
+    def find_classes(
+        self,
+        classes: Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset | None,
+        cache: IndexCache | None,
+    ) -> tuple[list[str], dict[str, int]]:
+        """Class names and their indices."""
+        return find_remote_classes(
+            self._store,
+            self._location.root,
+            self._location.prefix,
+            classes,
+            cache=cache,
+            refresh=self._refresh,
+        )
+
+    def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
+        """List the samples; further arguments as of ``scan_store``."""
+        table, self._found = scan_store(
+            self._store, self._location.root, self._location.prefix, class_to_idx, refresh=self._refresh,
+            **options
+        )  # fmt: skip
+        self._table = table.copy()
+        if self._stage is not None:
+            StageFolder(self._stage).close()  # whether it can be used shows now
+        return table
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self._store.name
+
+    @property
+    def listing(self) -> Listing:
+        """What was found by ``scan``."""
+        assert self._found is not None, "the dataset's constructor has called it"
+        return self._found
+
+    @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched."""
+        return (0, 0) if self._reader is None else self._reader.counted()
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of the stage and of connections."""
+        reader, self._reader = self._reader, None
+        if reader is not None and self._pid == os.getpid():
+            reader.close()
+
+    def describe(self) -> str:
+        """Where images come from, in one line."""
+        near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
+        return f"{self._location.root}  →  {self._store.describe()}, {near}"
+
+    def state(self, path: str) -> bytes:
+        """What tells this version of an image from others: 16 bytes."""
+        row = self.listing.find(path)
+        return bytes(16) if row < 0 else self.listing.name(row, self._store.name)
+
+    def read(self, path: str) -> bytes:
+        """An image's file."""
+        return self.reader().read(path)
+
+    def load(self, path: str) -> Any:
+        """An image as torchvision's default loader would give it, if it could open the path."""
+        image = require("PIL.Image", extra="image").open(io.BytesIO(self.read(path)))
+        return image.convert("RGB")
+
+    def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
+        """Which objects samples are; -1 for those that were not listed."""
+        if isinstance(samples, SampleTable):
+            if samples.has_items_of(self._table):
+                return positions
+            paths = [samples.path(position) for position in positions.tolist()]
+        else:
+            paths = [os.fspath(samples[position][0]) for position in positions.tolist()]
+        return np.array([self.listing.find(path) for path in paths], np.int64)
+
+    def reader(self, *, holds: bool = True) -> ObjectReader:
+        """This process's reader, made when it is first needed.
+
+        Args:
+            holds: whether images are needed in this process; else they are only staged here.
+        """
+        if self._reader is None or self._pid != os.getpid():
+            self._reader, self._pid = self._make_reader(holds), os.getpid()
+        return self._reader
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes find here what one of them has fetched."""
+        return self._stage is not None
+
+    def _make_reader(self, holds: bool) -> ObjectReader:
+        listing, stage = self.listing, self._stage
+        read_ahead: int | str = "auto" if stage is None else stage.read_ahead
+        if read_ahead == "auto":
+            read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
+        staged = None if stage is None else self._open_stage(stage)
+        connections = "auto" if stage is None else stage.connections
+        # A store of its own, which it closes.
+        return ObjectReader(
+            RetryingStore(self._bare), listing, staged, self._location.key, connections=connections,
+            read_ahead=int(read_ahead), holds=holds,
+        )  # fmt: skip
+
+    def _open_stage(self, stage: Stage) -> StageTable | None:
+        """The staged images; None where the stage cannot be used any more."""
+        listing, store = self.listing, self._store.name
+        try:
+            return StageFolder(stage).open_table(
+                listing.digest, listing.sizes, lambda row: listing.name(row, store)
+            )
+        except StageError as error:
+            _log.warning("What is needed is fetched each time: %s", str(error))
+            return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+
+class RowsAhead:
+    """The rows of one dataset in what a loader will ask for.
+
+    Args:
+        ahead: what that is.
+        dataset: the loader's.
+        base: the dataset whose rows they are.
+        rows: gives the rows of its samples.
+    """
+
+    def __init__(
+        self, ahead: Ahead, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
+    ) -> None:
+        self._ahead, self._dataset, self._base, self._rows = ahead, dataset, base, rows
+        self._places: tuple[Int64Array, Int64Array] | None = None
+
+    def order(self) -> Iterator[Int64Array]:
+        """Rows in the order in which this process needs them."""
+        for indices in self._ahead.indices():
+            rows = self._of(indices)[1]
+            yield rows[rows >= 0]
+
+    @property
+    def tag(self) -> bytes:
+        """Which order it is."""
+        return self._ahead.tag()
+
+    def next_uses(self, rows: Int64Array) -> Int64Array:
+        """When rows are needed next by any rank, counted in samples; 2**62 for those that are not."""
+        ahead = self._ahead
+        if self._places is None:
+            self._places = self._in_order(0), self._in_order(1)
+        first, second = self._places
+        known = rows < len(first)
+        inside = np.where(known, rows, 0)
+        now = np.where(first[inside] >= ahead.now, first[inside], second[inside] + ahead.count)
+        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + ahead.passed)
+        return np.where(known, uses, _UNKNOWN)
+
+    def _in_order(self, later: int) -> Int64Array:
+        """For each row its place in an epoch's order."""
+        places, rows = self._of(self._ahead.whole(later))
+        found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
+        found[rows[::-1]] = places[::-1]  # of several the first; -1, for those not listed, is the last
+        return found[:-1]
+
+    def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """The places among indices that are of this dataset, and its rows there."""
+        for end, places, local in located(self._dataset, indices):
+            if end is self._base:
+                return places, self._rows(np.where(local < 0, local + len(end), local))
+        none = np.zeros(0, np.int64)
+        return none, none
