@@ -24,21 +24,18 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.progress import ScanProgress
-from fastpipe.stage.stores import is_url
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.staging import RemoteImages
+from fastpipe.torch.staging import RemoteImages, remote_images
 from fastpipe.torch.stock import is_thread_safe
-from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
 from fastpipe.types import BadSamples, Cache, Decode, Key, Stage, Subset
 
 __all__ = ["FastImageFolder"]
 
-# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
-_MOST_REPLACEMENTS = 100
 _LAYOUTS: dict[Any, Layout] = {
     torch.contiguous_format: "contiguous",
     torch.channels_last: "channels_last",
@@ -121,12 +118,14 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.threads = threads
         self.thread_safe = thread_safe
         self.memory_format = memory_format
-        self._only_classes = classes if classes is None or callable(classes) else _copied(classes)
+        self._only_classes = list(classes) if isinstance(classes, list) else classes
         self.stage = None if stage is None else Stage.of(stage)
-        self._remote = _remote_images(root, storage_options, self.stage, refresh)
+        self._remote = remote_images(root, storage_options, self.stage, refresh)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
+        if callable(classes):  # which may have no pickle
+            self._only_classes = list(self.classes)
         extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.samples: Any = self._make_samples(extensions, is_valid_file, allow_empty)
         self.targets: Any = self._make_targets()
@@ -243,7 +242,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
-        items = [Item(p, *self._path_and_target(samples, p)) for p in positions]
+        items = [item_of(samples, p) for p in positions]
         if self._remote is not None and threaded:
             self._remote.reader().need(self._rows(np.array(positions, np.int64)))
         plan, runtime = self.plan, self._running()
@@ -264,7 +263,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             finish = InThread(plan, key, like, tensor)
         substitute = None
         if self.bad_samples.policy == "replace":
-            substitute = partial(self._substitute, items, key)
+            substitute = partial(substitute_of, samples, items, key)
         pending = runtime.maker.start(
             runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
         )
@@ -332,25 +331,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         assert self._remote is not None
         return self._remote.rows(self.samples, positions)
 
-    def _path_and_target(self, samples: Any, position: int) -> tuple[str, int]:
-        if isinstance(samples, tables.SampleTable):
-            return samples.path(position), samples.target(position)
-        path, target = samples[position]  # a list that the script put in the table's place
-        return os.fspath(path), target
-
-    def _substitute(self, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-        """Another sample of the same class: the ``attempt``-th of them in an order that the key of the
-        one it replaces draws."""
-        item = items[number]
-        same = np.flatnonzero(_targets_of(self.samples) == item.target)
-        others = same[same != item.index]
-        if attempt > min(len(others), _MOST_REPLACEMENTS):
-            return None
-        seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
-        order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
-        other = int(others[order[attempt - 1]])
-        return Item(other, *self._path_and_target(self.samples, other))
-
     def _check_options(self) -> None:
         if self.loader is default_loader:
             return
@@ -408,28 +388,3 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, len(self.samples), self._remote)
         return runtime
-
-
-def _copied(classes: Sequence[str] | Subset) -> Sequence[str] | Subset:
-    return classes if isinstance(classes, (Subset, str)) else list(classes)
-
-
-def _remote_images(
-    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
-) -> RemoteImages | None:
-    """What brings images here; None where they are in local files."""
-    if is_url(root):
-        return RemoteImages(os.fspath(root), storage_options, stage, refresh)
-    given = {"storage_options": storage_options is not None, "stage": stage is not None, "refresh": refresh}
-    for name, is_given in given.items():
-        if is_given:
-            raise OptionError(
-                f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {root!r}"
-            )
-    return None
-
-
-def _targets_of(samples: Any) -> Any:
-    if isinstance(samples, tables.SampleTable):
-        return samples.targets_array()
-    return np.array([sample[1] for sample in samples])

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,20 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.cache.budget import free_memory
-from fastpipe.errors import StageError
+from fastpipe.errors import OptionError, StageError
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
 from fastpipe.index.tables import SampleTable
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
-from fastpipe.stage.stores import RetryingStore, open_store
+from fastpipe.stage.stores import RetryingStore, is_url, open_store
 from fastpipe.stage.table import StageTable
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 from fastpipe.types import Stage, Subset
 
-__all__ = ["RemoteImages", "RowsAhead"]
+__all__ = ["RemoteImages", "RowsAhead", "remote_images"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -174,6 +175,25 @@ class RemoteImages:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+
+def remote_images(
+    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
+) -> RemoteImages | None:
+    """What brings images here; None where they are in local files.
+
+    Raises:
+        OptionError: an option is given that has no effect for this root, or the root cannot work.
+    """
+    if is_url(root):
+        return RemoteImages(os.fspath(root), storage_options, stage, refresh)
+    given = {"storage_options": storage_options is not None, "stage": stage is not None, "refresh": refresh}
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(
+                f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {str(root)!r}"
+            )
+    return None
 
 
 class RowsAhead:

@@ -83,8 +83,6 @@ class ObjectStore:
                     yield found
                     after = found[-1].key
             return
-        except GeneratorExit:
-            raise
         except Exception as error:
             if not _is_odd(error):
                 raise self._ours(error, prefix) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = ["open_store"]
 _log = logging.getLogger("fastpipe.stage")
 
 _S3 = ("s3", "s3a")
+# What else may stand there (the name of an access point, say) s3fs knows what to do with.
+_PLAIN_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _FOLDERS = ("", "file", "local")
 
 
@@ -49,6 +52,8 @@ def open_store(
     if location.scheme not in _S3:
         return FilesystemStore(location, options), location
     unknown = S3Settings.of(options).unknown
+    if not _PLAIN_BUCKET.fullmatch(location.bucket):
+        unknown.append(f"buckets called {location.bucket!r}")
     if unknown or importlib.util.find_spec("obstore") is None:
         why = f"obstore does not know {', '.join(unknown)}" if unknown else "obstore is not installed"
         _log.info("%s is read by s3fs, which takes more time: %s", location.root, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -24,6 +25,7 @@ _KNOWN = {
 _KNOWN_CLIENT = {"endpoint_url", "region_name"}
 # Longer than obstore's own margin of 5 minutes, and shorter than the 15 in which botocore renews credentials.
 _CREDENTIALS_FOR = timedelta(minutes=14)
+_ENDPOINT = re.compile(r"https?://[!-~]+", re.IGNORECASE)
 _ANY_REGION = "us-east-1"
 _CONNECTIONS = 128
 
@@ -54,6 +56,8 @@ class S3Settings:
         client: Mapping[str, Any] = options.get("client_kwargs") or {}
         config = _configured(options)
         endpoint = options.get("endpoint_url") or client.get("endpoint_url") or _endpoint(config)
+        if endpoint and not _ENDPOINT.fullmatch(str(endpoint)):  # over which obstore panics
+            raise OptionError("storage_options' endpoint_url must be a URL, such as 'http://localhost:9000'")
         if "@" in str(endpoint).partition("://")[2].partition("/")[0]:
             raise OptionError("storage_options' endpoint_url has credentials: pass them as key and secret")
         if bool(_first(options, "key", "username")) != bool(_first(options, "secret", "password")):

@@ -17,6 +17,8 @@ from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["S3fsStore", "s3_name"]
 
+_PAGE = 1000
+_REFUSALS = (301, 307, 400, 403, 404)
 _AFTER_THE_END = 416
 
 
@@ -84,7 +86,7 @@ class S3fsStore:
             except Exception as error:
                 # It is in the answer too to those who may not do this.
                 answer = getattr(error.__cause__, "response", None)
-                if not isinstance(answer, Mapping):
+                if not isinstance(answer, Mapping) or answered(error)[0] not in _REFUSALS:
                     raise
         return _region(answer)
 
@@ -141,7 +143,7 @@ class S3fsStore:
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
         fs = self._opened.get()
         path = self._location.path(prefix)
-        asked = {"Bucket": self._location.bucket, "Prefix": prefix, **more}
+        asked = {"Bucket": self._location.bucket, "Prefix": prefix, "MaxKeys": _PAGE, **more}
         while True:
             with translated(path, self.name, self._options):
                 answer = fs.call_s3("list_objects_v2", **asked)

@@ -117,6 +117,6 @@ def _secrets(options: Mapping[Any, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _secrets(value)
         elif isinstance(value, (list, tuple)):
-            yield from _secrets({number: one for number, one in enumerate(value)})
+            yield from _secrets(dict(enumerate(value)))
         elif isinstance(value, str) and not _is_plain(name, value) and len(value) >= _SHORTEST_SECRET:
             yield value

@@ -287,11 +287,14 @@ class TestOptions:
             assert isinstance(open_store("s3://bucket/x")[0], S3fsStore)
         assert "obstore is not installed" in caplog.text
 
-    def test_an_endpoint_that_is_no_url_is_refused(self) -> None:
-        store, _ = open_store("s3://bucket/x", {"key": "k", "secret": _SECRET, "endpoint_url": "no url"})
-        with pytest.raises(OptionError, match=r"s3://bucket/ with storage_options") as caught:
-            store.get("x")
-        assert _SECRET not in str(caught.value)
+    @pytest.mark.parametrize("endpoint", ["no url", "localhost:9000", "http://", "http://a b", "http://\xe4"])
+    def test_an_endpoint_that_is_no_url_is_refused(self, endpoint: str) -> None:
+        with pytest.raises(OptionError, match="endpoint_url must be a URL"):
+            open_store("s3://bucket/x", {"key": "k", "secret": _SECRET, "endpoint_url": endpoint})
+
+    def test_what_is_no_plain_bucket_goes_to_s3fs(self) -> None:
+        for bucket in ("arn:aws:s3:eu-west-1:123456789012:accesspoint", "b cket", "b\xfccket"):
+            assert isinstance(open_store(f"s3://{bucket}/x", {"anon": True})[0], S3fsStore)
 
     def test_of_amazon_a_bucket_is_named_alone(self) -> None:
         assert open_store("s3://bucket/x", {"anon": True})[0].name == "s3://bucket"
@@ -318,6 +321,13 @@ class TestOptions:
         missing = S3fsStore(Location.of("s3://there-is-none"), StorageOptions(s3.options))
         assert missing.region() == ""  # the request that follows says so
         missing.close()
+
+    def test_a_busy_server_is_not_taken_for_one_without_regions(self, s3: Any, filled: str) -> None:
+        with s3.proxy(Faults(delay_ms=0, jitter_ms=0, busy=1.0)) as proxy:
+            store = S3fsStore(Location.of(f"s3://{filled}"), StorageOptions(proxy.options))
+            with pytest.raises(StoreBusyError):
+                store.region()
+            store.close()
 
 
 class TestProcesses:

@@ -95,6 +95,7 @@ def test_a_process_that_is_started_gets_all(method: str) -> None:
 
 
 def test_texts_are_cleared_of_secrets() -> None:
+    assert StorageOptions({"parts": ["hunter2"]}).hide("a hunter2 b") == "a … b"
     text = StorageOptions(_GIVEN).hide(
         "bad AccountKey=hunter2-cs; for hunter2-bearer at http://localhost:9000"
     )

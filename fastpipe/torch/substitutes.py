@@ -1,0 +1,54 @@
+"""The samples of an image folder as items of work, and others in the place of bad ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.engine.bad import Item
+from fastpipe.index.tables import SampleTable
+from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.types import Key
+
+__all__ = ["item_of", "substitute_of"]
+
+# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
+_MOST_REPLACEMENTS = 100
+
+
+def item_of(samples: Any, position: int) -> Item:
+    """A sample of a table, or of a list that the script put in its place."""
+    if isinstance(samples, SampleTable):
+        return Item(position, samples.path(position), samples.target(position))
+    path, target = samples[position]
+    return Item(position, os.fspath(path), target)
+
+
+def substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
+    """Another sample of the same class: the ``attempt``-th of them in an order that the key of the one it
+    replaces draws; None where there is none.
+
+    Args:
+        samples: of the dataset.
+        items, key: of the batch.
+        number: which of the items is replaced.
+        attempt: from 1.
+    """
+    item = items[number]
+    same = np.flatnonzero(_targets_of(samples) == item.target)
+    others = same[same != item.index]
+    if attempt > min(len(others), _MOST_REPLACEMENTS):
+        return None
+    seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
+    order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
+    return item_of(samples, int(others[order[attempt - 1]]))
+
+
+def _targets_of(samples: Any) -> npt.NDArray[Any]:
+    if isinstance(samples, SampleTable):
+        return samples.targets_array()
+    return np.array([sample[1] for sample in samples])
