@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors, sampling
-from fastpipe.types import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
+from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
     from fastpipe.torch import (

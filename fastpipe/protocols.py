@@ -255,6 +255,7 @@ class ListedObjects(Protocol):
     def find(self, path: str) -> int:
         """The row of a path; -1 where it was not listed."""
 
+
 class NextUses(Protocol):
     """When objects are needed next."""
 

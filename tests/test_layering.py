@@ -15,14 +15,15 @@ from fastpipe import testing
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
-_BASE = {"errors", "types", "protocols", "_extras", "_sizes"}
+_BASE = {"errors", "options", "types", "protocols", "_extras", "_sizes"}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
 _MAY_IMPORT: dict[str, set[str]] = {
-    "": {"errors", "sampling", "types"},
+    "": {"errors", "options", "sampling"},
     "errors": set(),
-    "types": {"errors"},
+    "options": {"errors"},
+    "types": set(),
     "sampling": {"errors"},
     "protocols": {"types"},
     "_extras": {"errors"},
@@ -39,7 +40,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "torch": _BASE | _MIDDLE | {"sampling", "device", "torch"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
-    "verify": {"errors", "types", "_extras", "bench", "verify", ""},
+    "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "read", "cache", "engine", "bench", "files", ""},
     "cli": {"errors", "bench", "verify", "files", ""},
     "__main__": {"cli"},

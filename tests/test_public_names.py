@@ -14,7 +14,7 @@ from fastpipe import BadSamples, Decode, errors
 def test_the_public_names_are_these() -> None:
     assert fastpipe.__all__ == [
         "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
-        "FastPatchDataset", "Shard", "Shuffle", "accelerate", "errors", "group_batches", "sampling",
+        "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "group_batches", "sampling",
         "segment_reduce", "stitch",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))

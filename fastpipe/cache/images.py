@@ -11,7 +11,7 @@ from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity, identify, identify_object
 from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
-from fastpipe.types import Cache
+from fastpipe.options import Cache
 
 __all__ = ["ImageCache", "open_cache"]
 

@@ -19,7 +19,7 @@ from fastpipe.cache.meeting import LOCK, alone, announce, announced, meeting_fol
 from fastpipe.cache.shared_memory import anonymous_file
 from fastpipe.cache.store import DamagedStoreError, EntryStore
 from fastpipe.errors import CacheError
-from fastpipe.types import Cache
+from fastpipe.options import Cache
 
 __all__ = ["open_store"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
-from fastpipe.types import BadSamples
+from fastpipe.options import BadSamples
 
 __all__ = ["BadSampleLog", "Item", "bad_sample_error", "is_of_machine", "why_nothing_is_left"]
 

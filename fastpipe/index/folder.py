@@ -15,7 +15,7 @@ from fastpipe.index.cache import CacheKey, IndexCache, left_out
 from fastpipe.index.storage import Packed, pack_paths
 from fastpipe.index.tables import SampleTable, SampleTableBuilder
 from fastpipe.index.walk import Folder, Walker
-from fastpipe.types import Subset
+from fastpipe.options import Subset
 
 __all__ = [
     "IMG_EXTENSIONS",

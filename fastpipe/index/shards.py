@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fastpipe.errors import OptionError
-from fastpipe.types import Shard
+from fastpipe.options import Shard
 
 __all__ = ["BlockShard", "RankBatch", "ShardedBatches"]
 

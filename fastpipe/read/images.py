@@ -10,9 +10,10 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
+from fastpipe.options import Decode
 from fastpipe.read.decoders import Decoder, make_decoder, make_whole_decoder
 from fastpipe.read.jpeg_header import JpegHeader, read_jpeg_header
-from fastpipe.types import Box, Decode, Size, UInt8Array
+from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["ImageReader", "PillowImage"]
 

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.errors import StageError
+from fastpipe.options import Stage
 from fastpipe.stage.ledger import Ledger
 from fastpipe.stage.locks import LockFile, locks_are_possible
 from fastpipe.stage.table import StageTable, names_in
-from fastpipe.types import Stage
 
 __all__ = ["StageFolder", "Usage"]
 

@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 
 from fastpipe.errors import OptionError
+from fastpipe.options import Cache, Shard
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import batching_of
-from fastpipe.types import Cache, Shard
 
 __all__ = ["accelerate"]
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Sampler
 
 from fastpipe.errors import OptionError
+from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import arrangement_of, draw_seed
 from fastpipe.torch.order import EpochBatches
-from fastpipe.types import Shard, Shuffle
 
 __all__ = ["DatasetBatches"]
 

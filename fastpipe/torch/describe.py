@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
+from fastpipe.options import Shard
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
@@ -16,7 +17,6 @@ from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
 from fastpipe.torch.views import ends_of
-from fastpipe.types import Shard
 
 __all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
 

@@ -15,9 +15,9 @@ from torch.utils.data import Sampler
 from fastpipe.errors import OptionError
 from fastpipe.index.order import epoch_order, grouped_order
 from fastpipe.index.tours import interleaved
+from fastpipe.options import Shuffle
 from fastpipe.torch.locality import GroupedSamples, TouredSamples
 from fastpipe.torch.views import ends_of, numbers_of
-from fastpipe.types import Shuffle
 
 __all__ = ["Arrangement", "GroupSampler", "Groups", "Tour", "arrangement_of", "draw_seed", "order_of"]
 

@@ -24,6 +24,7 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.index import folder, tables
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.progress import ScanProgress
+from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
@@ -32,7 +33,7 @@ from fastpipe.torch.staging import RemoteImages, remote_images
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
-from fastpipe.types import BadSamples, Cache, Decode, Key, Stage, Subset
+from fastpipe.types import Key
 
 __all__ = ["FastImageFolder"]
 

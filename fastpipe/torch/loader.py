@@ -15,6 +15,7 @@ from fastpipe.cache.budget import free_memory
 from fastpipe.device.transfer import Transfer, checked_device
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import OptionError
+from fastpipe.options import Cache, Shard, Shuffle
 from fastpipe.torch._torch_loader import (
     LoaderView,
     ThreadedIterator,
@@ -42,7 +43,6 @@ from fastpipe.torch.state import (
     unsaved_state,
 )
 from fastpipe.torch.workers import WorkerInit, lanes_for
-from fastpipe.types import Cache, Shard, Shuffle
 
 __all__ = ["FastLoader"]
 

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from fastpipe.index.shards import RankBatch, ShardedBatches
+from fastpipe.options import Shard
 from fastpipe.torch.grouping import Arrangement, GroupSampler, order_of
-from fastpipe.types import Shard
 
 __all__ = [
     "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",

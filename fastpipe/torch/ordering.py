@@ -7,13 +7,13 @@ from typing import Any
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from fastpipe.errors import OptionError
+from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import Arrangement, arrangement_of
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import ShardSampler
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.views import ends_of
-from fastpipe.types import Shard, Shuffle
 
 __all__ = ["SeedOf", "arranged", "shard_sampler"]
 

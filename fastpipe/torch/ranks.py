@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fastpipe.types import Shard
+from fastpipe.options import Shard
 
 __all__ = ["RankCheck"]
 

@@ -14,6 +14,7 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
+from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
 from fastpipe.torch.intraop import do_without_helpers
@@ -22,7 +23,6 @@ from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import note
 from fastpipe.torch.staging import RemoteImages
 from fastpipe.transform.short_side import ShortSide
-from fastpipe.types import BadSamples, Cache, Decode
 
 __all__ = ["KEPT_SLOTS", "Options", "Runtime", "new_pool"]
 

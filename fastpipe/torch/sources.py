@@ -13,6 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
+from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
 from fastpipe.torch.batches import batch_memory
@@ -24,7 +25,7 @@ from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.staging import RowsAhead
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import ends_of, integers, located
-from fastpipe.types import Cache, Key
+from fastpipe.types import Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]
 

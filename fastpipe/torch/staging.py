@@ -19,13 +19,13 @@ from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
 from fastpipe.index.tables import SampleTable
+from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore, is_url, open_store
 from fastpipe.stage.table import StageTable
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
-from fastpipe.types import Stage, Subset
 
 __all__ = ["RemoteImages", "RowsAhead", "remote_images"]
 

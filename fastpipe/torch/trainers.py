@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from fastpipe.errors import OptionError
 from fastpipe.index.shards import BlockShard
+from fastpipe.options import Shard
 from fastpipe.torch.accelerating import accelerate
 from fastpipe.torch.due import DueError
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import ShardSampler, batching_of, is_default
-from fastpipe.types import Shard
 
 __all__ = ["prepare"]
 

@@ -9,8 +9,8 @@ from torchvision import get_image_backend
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
+from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.types import BadSamples, Cache, Decode
 
 __all__ = ["ImageFolderTwin", "why_no_twin"]
 

@@ -26,7 +26,7 @@ from fastpipe.cache.identity import identify
 from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
 from fastpipe.errors import CacheError
-from fastpipe.types import Cache
+from fastpipe.options import Cache
 
 MIB = 1 << 20
 needs_proc = pytest.mark.skipif(
@@ -38,7 +38,7 @@ _SCRIPT = """
 import hashlib, os, sys
 import numpy as np
 from fastpipe.cache.places import open_store
-from fastpipe.types import Cache
+from fastpipe.options import Cache
 def digest(number):
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
 def put(number):

@@ -10,7 +10,7 @@ import pytest
 
 from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
 from fastpipe.errors import BadSampleError, FastpipeError, TooManyBadSamplesError
-from fastpipe.types import BadSamples
+from fastpipe.options import BadSamples
 
 ITEM = Item(7, "some/where.jpg", 3)
 

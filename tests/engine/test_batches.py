@@ -15,7 +15,8 @@ from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import BadSampleError, ClosedError, TooManyBadSamplesError
-from fastpipe.types import BadSamples, Box, Size
+from fastpipe.options import BadSamples
+from fastpipe.types import Box, Size
 
 WAIT_S = 60.0
 

@@ -22,7 +22,8 @@ from fastpipe.index import kept, lister
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes
 from fastpipe.index.remote import find_remote_classes, scan_store
-from fastpipe.types import FetchedObject, StoredObject, Subset
+from fastpipe.options import Subset
+from fastpipe.types import FetchedObject, StoredObject
 
 ROOT, PREFIX = "s3://bucket/of/train/", "of/train/"
 WAIT_S = 30.0

@@ -194,7 +194,8 @@ import io
 import numpy as np
 from PIL import Image
 from fastpipe.read.images import ImageReader
-from fastpipe.types import Box, Decode
+from fastpipe.options import Decode
+from fastpipe.types import Box
 file = io.BytesIO()
 pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
 Image.fromarray(pixels).save(file, "JPEG", quality=80)

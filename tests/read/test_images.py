@@ -13,10 +13,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from fastpipe.errors import OptionError
+from fastpipe.options import Decode
 from fastpipe.protocols import EncodedImage
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import OddImage, odd_images, photograph
-from fastpipe.types import Box, Decode, Size
+from fastpipe.types import Box, Size
 
 BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

@@ -364,7 +364,9 @@ def test_whatever_is_said_to_come_each_row_is_what_it_is(
         for batch in parts(taken, 5):
             if is_needed:
                 prefetcher.need(batch)
-            assert [prefetcher.take(row) for row in batch.tolist()] == [content(row) for row in batch.tolist()]
+            assert [prefetcher.take(row) for row in batch.tolist()] == [
+                content(row) for row in batch.tolist()
+            ]
             assert 0 <= prefetcher.held <= room * _SIZE
         prefetcher.follow(parts([]))
         prefetcher.follow(parts([]))

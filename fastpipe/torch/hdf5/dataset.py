@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fastpipe.cache.window import SharedWindow
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
+from fastpipe.options import BadSamples, Cache
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.torch.hdf5.keeping import ChunkKeeper
 from fastpipe.torch.hdf5.plan import HDF5Plan
@@ -25,7 +26,7 @@ from fastpipe.torch.locality import GroupedSamples
 from fastpipe.torch.rows.batch import UserCode
 from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
-from fastpipe.types import BadSamples, Cache, Key
+from fastpipe.types import Key
 
 __all__ = ["FastHDF5Dataset"]
 

@@ -10,9 +10,9 @@ from fastpipe.cache.chunks import ChunkCache, room_for
 from fastpipe.cache.identity import identify
 from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
+from fastpipe.options import Cache
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.layout import Layout, in_blocks
-from fastpipe.types import Cache
 
 __all__ = ["ChunkKeeper", "chunk_nbytes", "decoded_nbytes"]
 

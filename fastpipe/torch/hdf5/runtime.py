@@ -14,6 +14,7 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import ReadPolicy
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import HDF5Error
+from fastpipe.options import BadSamples, Cache
 from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.files import SampleFiles
@@ -22,7 +23,6 @@ from fastpipe.torch.hdf5.keeping import ChunkKeeper, chunk_nbytes
 from fastpipe.torch.hdf5.sharing import shared_chunks
 from fastpipe.torch.hdf5.watch import AmplificationWatch
 from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
-from fastpipe.types import BadSamples, Cache
 
 __all__ = ["Options", "Runtime"]
 

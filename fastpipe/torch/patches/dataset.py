@@ -15,6 +15,7 @@ from fastpipe.engine.reads import ReadPolicy
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchSpace, Places
+from fastpipe.options import BadSamples, Cache
 from fastpipe.read.volumes.memory import received, sendable
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.torch.locality import TouredSamples
@@ -31,7 +32,7 @@ from fastpipe.torch.patches.touring import Touring
 from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
 from fastpipe.transform.keys import sample_seed
-from fastpipe.types import BadSamples, Cache, Key
+from fastpipe.types import Key
 
 __all__ = ["FastPatchDataset"]
 

@@ -19,9 +19,9 @@ from fastpipe.engine.cpus import local_ranks
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import Places
 from fastpipe.index.visits import unit_visits
+from fastpipe.options import Cache
 from fastpipe.read.volumes.volume import Volume
 from fastpipe.torch.patches.sources import Role
-from fastpipe.types import Cache
 
 __all__ = ["Remembered", "budget_of", "planned_room"]
 

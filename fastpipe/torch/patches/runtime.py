@@ -17,13 +17,13 @@ from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import VolumeError
+from fastpipe.options import BadSamples
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import DamagedUnitError
 from fastpipe.torch.patches.padding import Padding, read_patch
 from fastpipe.torch.patches.remembering import Remembered
 from fastpipe.torch.patches.sources import Role
 from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
-from fastpipe.types import BadSamples
 
 __all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
 

@@ -17,6 +17,7 @@ from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.reads import PendingRead, ReadPolicy, Task
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import OptionError
+from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.batch_sampler import DatasetBatches
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
@@ -27,7 +28,7 @@ from fastpipe.torch.runtime import KEPT_SLOTS
 from fastpipe.torch.source import MOST_SPARE
 from fastpipe.torch.views import integers
 from fastpipe.transform.keys import sample_seed, uniforms
-from fastpipe.types import BadSamples, Key, Shard, Shuffle
+from fastpipe.types import Key
 
 __all__ = ["Reading", "RowsDataset", "RowsRuntime", "checked_threads", "drawn_substitute", "is_fast_rows"]
 
