@@ -237,6 +237,22 @@ def _settled(path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def s3() -> Iterator[Any]:
+    """A real S3 server, see ``fastpipe.testing.s3.S3``."""
+    from fastpipe.testing.s3 import S3, S3Missing  # here: s3fs takes a second to import
+
+    try:
+        with S3() as server:
+            _SERVERS.append(server)  # of all tests: none of them leaves it behind
+            yield server
+            _SERVERS.remove(server)
+    except S3Missing as missing:
+        if os.environ.get("FASTPIPE_REQUIRE_S3"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
 def photo_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of photograph-like JPEGs in class folders, made once."""
     return make_photo_tree(tmp_path_factory.mktemp("photo_tree"), classes=4, per_class=6)
@@ -271,8 +287,8 @@ def _is_ours(thread: threading.Thread) -> bool:
 
 # A thread of a C library that called into Python once is listed as Dummy for ever; zarr-python keeps those that
 # the first test to use it starts, whichever that is in this run's share of the files: its event loop's, that
-# loop's executor's and its pool's.
-_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_")
+# loop's executor's and its pool's; and fsspec its event loop's.
+_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO")
 
 
 def _children() -> set[str]:
@@ -283,7 +299,11 @@ def _children() -> set[str]:
             found |= set(task.read_text().split())
         except OSError:  # the thread has ended meanwhile
             continue
-    return {pid for pid in found if not _is_helper(pid)}
+    served = {str(pid) for server in _SERVERS for pid in server.pids}
+    return {pid for pid in found - served if not _is_helper(pid)}
+
+
+_SERVERS: list[Any] = []
 
 
 def _is_helper(pid: str) -> bool:
@@ -353,8 +373,8 @@ def _mapped_by_others() -> set[str]:
 
 
 def _temporary_files() -> set[str]:
-    # pytest's own folder, and those that multiprocessing and torch keep until the process ends.
-    kept = ("pytest-of-", "pymp-", "torch")
+    # pytest's own folder, those that multiprocessing and torch keep until the process ends, and servers'.
+    kept = ("pytest-of-", "pymp-", "torch", *(os.path.basename(server.folder) for server in _SERVERS))
     return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(kept)}
 
 

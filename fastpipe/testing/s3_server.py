@@ -1,0 +1,240 @@
+"""A real S3 server for tests and benchmarks: Ceph's gateway, its monitor and one OSD, on loopback.
+
+Its programs end with the process that started them, however that ends.
+
+It needs Debian's packages ``radosgw ceph-mon ceph-osd ceph-common``, and root, as whom Ceph's programs run
+without further ado.  What is stored is in memory, and gone with the server.  Settings:
+https://docs.ceph.com/en/latest/radosgw/config-ref/ and .../rados/configuration/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["S3Server", "missing_programs"]
+
+_PROGRAMS = ("setpriv", "ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+_PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
+_HOST = "127.0.0.1"
+_PATIENCE_S = 60.0
+_POLL_S = 0.05
+
+# Messages between Ceph's own programs are checked by sums, not encrypted, and there are no keys.  Without
+# tcp_nodelay an answer waits for the acknowledgement of the packet before it: 40 ms.
+_CONFIGURATION = """
+[global]
+fsid = {fsid}
+mon initial members = a
+mon host = v2:{host}:{monitor}/0
+public addr = {host}
+cluster addr = {host}
+ms bind msgr1 = false
+ms bind ipv6 = false
+auth cluster required = none
+auth service required = none
+auth client required = none
+ms mon client mode = crc
+ms mon cluster mode = crc
+ms mon service mode = crc
+keyring = {folder}/keyring
+run dir = {folder}/run
+admin socket = {folder}/run/$name.$pid.asok
+log file = {folder}/log/$name.log
+crash dir = {folder}/log
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg num = 4
+osd pool default pgp num = 4
+osd pool default pg autoscale mode = off
+mon allow pool size one = true
+mon max pg per osd = 1000
+mon data avail warn = 2
+mon data avail crit = 1
+paxos propose interval = 0.05
+paxos min wait = 0.02
+rgw rados pool pg num min = 4
+[mon]
+mon data = {folder}/mon
+[osd]
+osd data = {folder}/osd
+osd objectstore = memstore
+osd class update on start = false
+osd crush initial weight = 1
+osd memory target = 939524096
+memstore device bytes = {capacity}
+[client]
+rgw data = {folder}/rgw
+rgw frontends = beast endpoint={host}:{port} tcp_nodelay=1
+rgw run sync thread = false
+rgw enable usage log = false
+rgw enable ops log = false
+"""
+
+
+def missing_programs() -> str:
+    """Why there can be no server on this machine, and what to do; empty where there can."""
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"no {missing[0]}: apt-get install {_PACKAGES}"
+    return "" if os.geteuid() == 0 else "Ceph's programs want to be run by root"
+
+
+class S3Server:
+    """A server, from ``__enter__`` to ``__exit__``.
+
+    Args:
+        folder: an empty folder for what it has on disk: some megabytes.
+        capacity: bytes of memory for objects.
+
+    Attributes:
+        access_key, secret_key: of its one user.
+
+    Raises:
+        RuntimeError: it does not start; the message has the end of the log.
+    """
+
+    access_key, secret_key = "fastpipe", "not-a-secret"
+
+    def __init__(self, folder: Path, capacity: int = 2 << 30) -> None:
+        self._folder, self._capacity = folder, capacity
+        self._configuration = folder / "ceph.conf"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = 0
+
+    @property
+    def endpoint(self) -> str:
+        """Its address."""
+        return f"http://{_HOST}:{self.port}"
+
+    def __enter__(self) -> S3Server:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its programs."""
+        for name in reversed(list(self._running)):
+            self._end(name)
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes."""
+        return [process.pid for process in self._running.values()]
+
+    def stop_gateway(self, *, kill: bool = False) -> None:
+        """End the program that answers; what is stored stays."""
+        self._end("gateway", signal.SIGKILL if kill else signal.SIGTERM)
+
+    def start_gateway(self) -> None:
+        """Start it, again."""
+        self._run("gateway", "radosgw", "-n", "client.rgw.a", "-f")
+        self._await("gateway", self._answers)
+
+    def cpu_seconds(self) -> float:
+        """Of all of its programs so far."""
+        ticks = 0
+        for process in self._running.values():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _start(self) -> None:
+        for name in ("mon", "osd", "run", "log", "rgw"):
+            (self._folder / name).mkdir()
+        (self._folder / "keyring").touch()
+        self.port, monitor = _free_ports(2)
+        fsid = str(uuid.uuid4())
+        self._configuration.write_text(
+            _CONFIGURATION.format(
+                fsid=fsid, host=_HOST, monitor=monitor, port=self.port, folder=self._folder,
+                capacity=self._capacity,
+            )
+        )  # fmt: skip
+        monitors = str(self._folder / "monmap")
+        self._do("monmaptool", "--create", "--addv", "a", f"[v2:{_HOST}:{monitor}]", "--fsid", fsid, monitors)
+        self._do("ceph-mon", "-i", "a", "--mkfs", "--monmap", monitors)
+        self._run("monitor", "ceph-mon", "-i", "a", "-f")
+        osd = str(uuid.uuid4())
+        self._do("ceph", "--connect-timeout", "30", "osd", "new", osd)
+        self._do("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
+        self._run("osd", "ceph-osd", "-i", "0", "-f")
+        self._await("osd", lambda: b"1 up" in self._do("ceph", "osd", "stat"))
+        self._do(
+            "radosgw-admin", "-n", "client.rgw.a", "user", "create", "--uid", "test",
+            "--display-name", "test", "--access-key", self.access_key, "--secret-key", self.secret_key,
+        )  # fmt: skip
+        self.start_gateway()
+
+    def _do(self, program: str, *arguments: str) -> bytes:
+        command = [program, *arguments]
+        if program != "monmaptool":
+            command[1:1] = ["-c", str(self._configuration)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.decode(errors='replace')[-500:]}")
+        return done.stdout
+
+    def _run(self, name: str, program: str, *arguments: str) -> None:
+        with (self._folder / "log" / f"{name}.out").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", program, "-c", str(self._configuration), *arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _await(self, name: str, is_ready: Any) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not is_ready():
+            ended = self._running[name].poll()
+            if ended is not None or time.monotonic() > deadline:
+                said = (self._folder / "log" / f"{name}.out").read_text(errors="replace")[-500:]
+                how = "does not answer" if ended is None else f"ended with {ended}"
+                raise RuntimeError(f"the S3 server's {name} {how}: {said}")
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.endpoint, timeout=_PATIENCE_S):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _end(self, name: str, number: int = signal.SIGTERM) -> None:
+        process = self._running.pop(name, None)
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    """Ports that nobody listens on just now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((_HOST, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
