@@ -13,7 +13,10 @@ SIMD := .venv-pillow-simd
 # Pillow-SIMD is made for AVX2, which its documents say to ask for.
 SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 
-.PHONY: help venv peers peers-ffcv peers-pillow-simd bench test nightly lint format clean
+# A real S3 server for tests, of Debian's packages.
+CEPH := radosgw ceph-mon ceph-osd ceph-common
+
+.PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure the main job on this machine"
@@ -22,6 +25,7 @@ help:
 	@echo "make nightly  the slow tests: soaks and large property tests"
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
 	@echo "              LitData; pyfive and hidefix for HDF5; zarrs and MONAI for volumes"
+	@echo "make s3-server   install the S3 server of the tests, where apt-get and its rights are there"
 	@echo "make peers-ffcv, make peers-pillow-simd"
 	@echo "              compile FFCV or Pillow-SIMD, each into an environment of its own, for 'bench --peers'"
 	@echo "make format   let ruff rewrite what it can"
@@ -77,11 +81,20 @@ bench: $(READY)
 	@echo "==> python -m fastpipe.bench"
 	@$(BIN)/python -m fastpipe.bench
 
-test: $(READY)
+# Without it, and without a server named by $$FASTPIPE_S3_ENDPOINT, the tests that need one are skipped.
+s3-server:
+	@command -v radosgw ceph-mon ceph-osd ceph radosgw-admin monmaptool setpriv >/dev/null || \
+	  [ -n "$$FASTPIPE_S3_ENDPOINT" ] || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { echo "==> installing the S3 server of the tests: $(CEPH)"; \
+	    { apt-cache show $(CEPH) >/dev/null 2>&1 || apt-get update -qq; } && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(CEPH) >/dev/null 2>&1 || \
+	    echo "    it cannot be installed; tests that need it are skipped"; }
+
+test: $(READY) s3-server
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
-nightly: $(READY)
+nightly: $(READY) s3-server
 	@echo "==> pytest, the slow tests"
 	@FASTPIPE_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -m slow
 

@@ -2,82 +2,136 @@
 
 from __future__ import annotations
 
-import mmap
+import functools
+import hashlib
 import os
 import struct
+from typing import NamedTuple
 
 from fastpipe.stage.locks import LockFile
 
 __all__ = ["Ledger"]
 
-_FORM = 1
-_NUMBERS = struct.Struct("<QqqQ")  # form, bytes, writes under way, counter for names
+_FORM = 0x4750465354414702
+_NUMBERS = struct.Struct("<QQqqqq")
 _LOCK = 0
 
 
-class Ledger:
-    """Counts what is reserved and freed.
+class _Count(NamedTuple):
+    """What is counted.
 
-    Bytes are reserved before a file is written and freed after it is gone: who is killed between the two
-    leaves too large a number, and never a file that was not counted.
-
-    Args:
-        path: its file.
-        lock: whose first byte guards it.
+    Attributes:
+        form: that it is counted at all.
+        boot: since which start of the machine.  One that fell may have lost what was written last.
+        nbytes: bytes that are there or reserved.
+        under_way: files that are being written or removed.
+        files: that were begun so far; names them while they are written.
+        tables: that were opened so far.
     """
 
-    def __init__(self, path: str, lock: LockFile) -> None:
+    form: int
+    boot: int
+    nbytes: int
+    under_way: int
+    files: int
+    tables: int
+
+
+class Ledger:
+    """Counts what is reserved and freed, at the beginning of the file that is locked.
+
+    Bytes are reserved before a file is written and freed after it is gone: who is killed between the two
+    leaves too large a number, and never a file that was not counted; and it shows that it is too large.
+
+    The numbers are read and written, not mapped to memory: a process lives on when the file was cut or the
+    disk is full.
+
+    Args:
+        lock: the file; its first byte guards the numbers.
+    """
+
+    def __init__(self, lock: LockFile) -> None:
         self._lock = lock
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.fstat(descriptor).st_size < _NUMBERS.size:
-                os.ftruncate(descriptor, _NUMBERS.size)
-            self._memory = mmap.mmap(descriptor, _NUMBERS.size)
-        finally:
-            os.close(descriptor)
 
     @property
     def is_reliable(self) -> bool:
         """Whether everything was counted to the end; to be asked while nobody else uses it."""
-        form, nbytes, writes, _ = _NUMBERS.unpack_from(self._memory)
-        return bool(form == _FORM and nbytes >= 0 and writes == 0)
+        count = self._read()
+        return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that are there or reserved."""
-        return int(_NUMBERS.unpack_from(self._memory)[1])
+        return max(0, self._read().nbytes)
+
+    @property
+    def tables(self) -> int:
+        """How many tables were opened so far."""
+        return self._read().tables
 
     def reset(self, nbytes: int) -> None:
         """Begin anew with what was counted."""
-        _NUMBERS.pack_into(self._memory, 0, _FORM, nbytes, 0, self._counter())
-
-    def reserve(self, nbytes: int, limit: int) -> bool:
-        """Begin to write a file; whether there is room for it."""
         with self._lock.alone(_LOCK):
-            form, held, writes, counter = _NUMBERS.unpack_from(self._memory)
-            if held + nbytes > limit:
-                return False
-            _NUMBERS.pack_into(self._memory, 0, form, held + nbytes, writes + 1, counter)
-            return True
+            count = self._read()
+            self._write(count._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
+
+    def reserve(self, nbytes: int, limit: int) -> int:
+        """Begin to write a file: a number that no other one has got, or -1 where there is no room for it."""
+        with self._lock.alone(_LOCK):
+            count = self._read()
+            if count.form != _FORM or count.nbytes + nbytes > limit:
+                return -1
+            self._write(
+                count._replace(
+                    nbytes=count.nbytes + nbytes, under_way=count.under_way + 1, files=count.files + 1
+                )
+            )
+            return count.files
 
     def written(self, freed: int = 0) -> None:
         """A file that was begun is there; or it is not, and its bytes are free."""
-        with self._lock.alone(_LOCK):
-            form, held, writes, counter = _NUMBERS.unpack_from(self._memory)
-            _NUMBERS.pack_into(self._memory, 0, form, held - freed, writes - 1, counter)
+        self._add(-freed, -1)
 
-    def free(self, nbytes: int) -> None:
-        """A file is gone."""
-        with self._lock.alone(_LOCK):
-            form, held, writes, counter = _NUMBERS.unpack_from(self._memory)
-            _NUMBERS.pack_into(self._memory, 0, form, max(0, held - nbytes), writes, counter)
+    def remove(self) -> None:
+        """Begin to remove a file."""
+        self._add(0, 1)
 
-    def next_number(self) -> int:
-        """A number that no other process has got."""
-        with self._lock.alone(_LOCK):
-            form, held, writes, counter = _NUMBERS.unpack_from(self._memory)
-            _NUMBERS.pack_into(self._memory, 0, form, held, writes, counter + 1)
-            return int(counter)
+    def removed(self, nbytes: int) -> None:
+        """A file is gone, or was not there: then its bytes are none."""
+        self._add(-nbytes, -1)
 
-    def _counter(self) -> int:
-        return int(_NUMBERS.unpack_from(self._memory)[3])
+    def doubt(self) -> None:
+        """Have it counted anew when somebody is the only user: a file is gone, and nobody here did it."""
+        self._add(0, 1)
+
+    def note_table(self) -> None:
+        """Hear that a table was opened."""
+        with self._lock.alone(_LOCK):
+            count = self._read()
+            self._write(count._replace(tables=count.tables + 1))
+
+    def _add(self, nbytes: int, under_way: int) -> None:
+        with self._lock.alone(_LOCK):
+            count = self._read()
+            self._write(
+                count._replace(
+                    nbytes=max(0, count.nbytes + nbytes), under_way=max(0, count.under_way + under_way)
+                )
+            )
+
+    def _read(self) -> _Count:
+        data = os.pread(self._lock.descriptor, _NUMBERS.size, 0)
+        return _Count._make(_NUMBERS.unpack(data)) if len(data) == _NUMBERS.size else _Count(0, 0, 0, 0, 0, 0)
+
+    def _write(self, count: _Count) -> None:
+        os.pwrite(self._lock.descriptor, _NUMBERS.pack(*count), 0)
+
+
+@functools.cache
+def _boot() -> int:
+    """Tells this start of the machine from others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return int.from_bytes(hashlib.blake2b(file.read(), digest_size=8).digest(), "little")
+    except OSError:
+        return 0

@@ -12,6 +12,7 @@ import errno
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 
 try:
@@ -30,34 +31,61 @@ def locks_are_possible() -> bool:
 
 
 class LockFile:
-    """A file of which bytes are locked.
+    """A file of which bytes are locked.  From any thread.
+
+    A forked child would have the locks of its parent: it could undo them, and would hold them after the
+    parent's end.  So it closes its descriptor at once, and opens the file anew when it needs it.
 
     Args:
-        path: the file; made where it is missing, with mode 0600.
+        path: the file.
+        makes: whether it is made where it is missing, with mode 0600.
 
     Raises:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._threads = threading.Lock()
+    def __init__(self, path: str, *, makes: bool = True) -> None:
+        self.path = path
+        self.is_closed = False
+        self._descriptor = -1
+        self._standing: set[int] = set()
+        self._reset_locks()
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if makes else 0)
+        self._descriptor = os.open(path, flags, 0o600)
+        _files.add(self)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the open file, in this process.
+
+        Raises:
+            OSError: it is closed, or was forked and cannot be opened anew.
+        """
+        if self._descriptor < 0:
+            with self._opening:
+                if self._descriptor < 0:
+                    self._open_anew()
+        return self._descriptor
 
     def take(self, byte: int, *, shared: bool = False, waits: bool = False) -> bool:
-        """Lock a byte, or change what kind of lock it has; whether it is locked now."""
+        """Lock a byte, or change what kind of lock it has; whether it was done."""
         command = fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK
         try:
-            self._set(command, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
+            _set(self.descriptor, command, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
             raise
         return True
 
+    def stay(self, byte: int) -> None:
+        """Share a byte until this is closed, in forked children that use it as well."""
+        self.take(byte, shared=True, waits=True)
+        self._standing.add(byte)
+
     def release(self, byte: int) -> None:
         """Unlock a byte."""
-        self._set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
+        _set(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def is_free(self, byte: int) -> bool:
         """Whether nobody else has a byte locked in any way."""
@@ -65,24 +93,66 @@ class LockFile:
         found = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_OFD_GETLK, wanted))
         return bool(found[0] == fcntl.F_UNLCK)
 
+    def is_at_its_path(self) -> bool:
+        """Whether it was not removed meanwhile, nor another one put in its place."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
+
     @contextlib.contextmanager
-    def alone(self, byte: int) -> Iterator[None]:
-        """Hold a byte among threads and processes; for what takes microseconds."""
+    def alone(self, byte: int) -> Iterator[int]:
+        """Hold a byte among threads and processes; for what takes microseconds.  Gives the descriptor."""
         with self._threads:
             self.take(byte, waits=True)
             try:
-                yield
+                yield self._descriptor
             finally:
                 self.release(byte)
 
     def close(self) -> None:
         """Unlock everything, and close the file; who drops this object does so as well."""
-        descriptor, self.descriptor = self.descriptor, -1
+        self.is_closed = True
+        with self._threads:
+            descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                # A child that no handler of ours has seen may have the open file as well.
+                _set(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
             os.close(descriptor)
 
     def __del__(self) -> None:
         self.close()
 
-    def _set(self, command: int, kind: int, byte: int) -> None:
-        fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    def _reset_locks(self) -> None:
+        self._threads, self._opening = threading.RLock(), threading.Lock()
+
+    def _open_anew(self) -> None:
+        if self.is_closed:
+            raise OSError(errno.EBADF, "it is closed", self.path)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        for byte in self._standing:
+            _set(descriptor, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, byte)
+        self._descriptor = descriptor
+
+    def _after_fork(self) -> None:
+        self._reset_locks()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _set(descriptor: int, command: int, kind: int, byte: int, count: int = 1) -> None:
+    fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
+
+
+_files: weakref.WeakSet[LockFile] = weakref.WeakSet()
+
+
+def _leave_files_to_the_parent() -> None:
+    for file in list(_files):
+        file._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_files_to_the_parent)
