@@ -83,11 +83,12 @@ bench: $(READY)
 
 # Without it, and without a server named by $$FASTPIPE_S3_ENDPOINT, the tests that need one are skipped.
 s3-server:
-	@command -v radosgw ceph-mon ceph-osd ceph radosgw-admin monmaptool setpriv >/dev/null || \
+	@(for one in radosgw ceph-mon ceph-osd ceph radosgw-admin monmaptool setpriv; do \
+	    command -v $$one >/dev/null || exit 1; done) || \
 	  [ -n "$$FASTPIPE_S3_ENDPOINT" ] || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
 	  { echo "==> installing the S3 server of the tests: $(CEPH)"; \
 	    { apt-cache show $(CEPH) >/dev/null 2>&1 || apt-get update -qq; } && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(CEPH) >/dev/null 2>&1 || \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CEPH) </dev/null >/dev/null 2>&1 || \
 	    echo "    it cannot be installed; tests that need it are skipped"; }
 
 test: $(READY) s3-server

@@ -27,6 +27,8 @@ from hypothesis import HealthCheck, settings
 
 from fastpipe.cache.identity import identify
 from fastpipe.testing import photo_tree as make_photo_tree
+from fastpipe.testing.s3 import S3, S3Missing
+from fastpipe.testing.s3_server import S3Server
 
 pytest_plugins = ["pytester"]
 
@@ -236,13 +238,18 @@ def _settled(path: Path) -> Path:
     return path
 
 
+class _S3(S3):
+    def _own(self) -> S3Server:
+        if self.server is None:
+            pytest.skip(f"the server at {self.endpoint} cannot be stopped: unset $FASTPIPE_S3_ENDPOINT")
+        return self.server
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
     """A real S3 server, see ``fastpipe.testing.s3.S3``."""
-    from fastpipe.testing.s3 import S3, S3Missing  # here: s3fs takes a second to import
-
     try:
-        with S3() as server:
+        with _S3() as server:
             _SERVERS.append(server)  # of all tests: none of them leaves it behind
             yield server
             _SERVERS.remove(server)
@@ -287,8 +294,8 @@ def _is_ours(thread: threading.Thread) -> bool:
 
 # A thread of a C library that called into Python once is listed as Dummy for ever; zarr-python keeps those that
 # the first test to use it starts, whichever that is in this run's share of the files: its event loop's, that
-# loop's executor's and its pool's; and fsspec its event loop's.
-_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO")
+# loop's executor's and its pool's; fsspec its event loop's, and the S3 server the one that starts its programs.
+_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO", "fastpipe-s3")
 
 
 def _children() -> set[str]:

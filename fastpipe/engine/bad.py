@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastpipe.errors import BadSampleError, TooManyBadSamplesError
+from fastpipe.errors import BadSampleError, ClosedError, StoreError, TooManyBadSamplesError
 from fastpipe.options import BadSamples
 
 __all__ = ["BadSampleLog", "Item", "bad_sample_error", "is_of_machine", "why_nothing_is_left"]
@@ -38,8 +38,8 @@ class Item:
 
 def is_of_machine(error: BaseException) -> bool:
     """Whether an error says nothing of a file: with it the next one could not be read either, and this one
-    could at another time."""
-    return isinstance(error, (MemoryError, ImportError, NameError)) or (
+    could at another time.  That a store has an object no more says something of it: FileNotFoundError."""
+    return isinstance(error, (MemoryError, ImportError, NameError, StoreError, ClosedError)) or (
         isinstance(error, OSError) and error.errno in _OF_MACHINE
     )
 

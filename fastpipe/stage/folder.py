@@ -6,9 +6,8 @@
       objects/ab/cdef…        an object, whole; its name says which object and which version
       writing/12              one that is being written
       tables/<listing>        for each row of a listing the name under which it is staged, or zeros
-      ledger                  bytes that are there or reserved
       locks                   bytes of it are locked: by who uses the folder, who counts, who downloads an
-      object
+                              object; and it says how many bytes are there or reserved
 
 The objects are what counts; a table says without looking whether one is there, and where it is wrong, in
 either direction, that shows when the object is read.
@@ -17,6 +16,7 @@ either direction, that shows when the object is read.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import stat
@@ -31,7 +31,7 @@ from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stage.ledger import Ledger
 from fastpipe.stage.locks import LockFile, locks_are_possible
-from fastpipe.stage.table import StageTable, names_in
+from fastpipe.stage.table import StageTable, names_in_use
 
 __all__ = ["StageFolder", "Usage"]
 
@@ -42,6 +42,7 @@ Int64Array = npt.NDArray[np.int64]
 _FOLDER = "fastpipe-stage"
 _PARTS = ("objects", "writing", "tables")
 _USERS = 1  # the byte that everybody has locked who uses the folder
+_OPENING = 2  # the byte of who becomes one; others wait, so that after its end the next does what it did not
 _CLAIMS = 1 << 20  # where the bytes of objects begin
 _SHARE = 0.9  # of a disk's free bytes
 
@@ -78,8 +79,12 @@ class StageFolder:
         try:
             _make_private(self.path)
             self.locks = LockFile(os.path.join(self.path, "locks"))
-            self.ledger = Ledger(os.path.join(self.path, "ledger"), self.locks)
-            self._begin_use()
+            self.ledger = Ledger(self.locks)
+            try:
+                self.max_bytes = self._begin_use(stage)
+            except BaseException:
+                self.locks.close()  # an error may live on, and nobody is to wait for its locks
+                raise
         except OSError as error:
             if isinstance(error, StageError):
                 raise
@@ -87,7 +92,6 @@ class StageFolder:
                 f"the stage {os.fspath(stage.dir)!r} cannot be used: {error.strerror or error}. Name a "
                 "folder of your own on a local disk, or leave stage= out"
             ) from error
-        self.max_bytes = self._limit(stage)
 
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
         """The objects of a listing.
@@ -100,11 +104,15 @@ class StageFolder:
         Raises:
             StageError: the folder cannot be used any more.
         """
-        path = os.path.join(self.path, "tables", digest.hex())
+        # The same listing of two stores has two tables: names tell stores from each other.
+        which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
         try:
-            return StageTable(self, path, sizes, name_of)
+            table = StageTable(self, os.path.join(self.path, "tables", which), sizes, name_of)
+            self.ledger.note_table()
         except OSError as error:
+            self.close()
             raise StageError(f"the stage {self.path!r} cannot be used: {error.strerror or error}") from error
+        return table
 
     def object_path(self, name: bytes) -> str:
         """Where an object is, or would be."""
@@ -128,64 +136,81 @@ class StageFolder:
                 with contextlib.suppress(FileNotFoundError):  # another process has removed it
                     yield entry.path, entry.stat(follow_symlinks=False)
 
-    def abandoned(self) -> list[tuple[str, int]]:
-        """Objects that no living process has listed, the oldest first: their paths and sizes.
+    def unlisted(self) -> list[tuple[str, int]]:
+        """Objects that no living process has listed, the oldest first: paths, and beginnings of names.
 
         Tables of those who are gone go with them, as they would speak of what is not there any more.
         """
-        living = [np.zeros(0, np.uint64)]
-        for entry in _entries(os.path.join(self.path, "tables")):
-            names = names_in(entry.path)
-            if names is None:
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
-            else:
-                living.append(names)
-        found = [(status.st_mtime_ns, path, status.st_size) for path, status in self.objects()]
-        names = np.array([_begin_of(path) for _, path, _ in found], np.uint64)
-        is_listed = np.isin(names, np.concatenate(living)).tolist()
+        # Objects before tables: what is new is listed before it is there.
+        found = [
+            (max(status.st_mtime_ns, status.st_atime_ns), path, begin)
+            for path, status in self.objects()
+            if (begin := _begin_of(path)) is not None
+        ]
+        names = np.array([begin for _, _, begin in found], np.uint64)
+        is_listed = np.isin(names, self.listed("")).tolist()
         free = [one for one, is_used in zip(found, is_listed, strict=True) if not is_used]
-        return [(path, size) for _, path, size in sorted(free)]
+        return [(path, begin) for _, path, begin in sorted(free)]
 
-    def used_elsewhere(self, path: str) -> npt.NDArray[np.uint64]:
+    def listed(self, path: str) -> npt.NDArray[np.uint64]:
         """Beginnings of the names, sorted, in tables that processes use, but for the table at a path."""
         found = [np.zeros(0, np.uint64)]
         for entry in _entries(os.path.join(self.path, "tables")):
             if entry.path != path:
-                names = names_in(entry.path)
-                found += [] if names is None else [names]
+                found.append(names_in_use(entry.path))
         return np.sort(np.concatenate(found))
 
-    def remove(self, path: str, nbytes: int) -> bool:
-        """Remove an object; whether this process did it."""
+    def remove(self, path: str, nbytes: int | None = None) -> bool:
+        """Remove an object; whether this process did it.
+
+        Args:
+            path: where it is.
+            nbytes: the most that was counted for it.
+        """
+        self.ledger.remove()
+        freed = 0
         try:
+            status = os.lstat(path)
             os.unlink(path)
+            if status.st_nlink == 1:
+                freed = status.st_size if nbytes is None else min(status.st_size, nbytes)
+            else:  # whoever wrote it was killed just then: it is in writing/ as well, until that is cleaned
+                self.ledger.doubt()
         except FileNotFoundError:
             return False
-        self.ledger.free(nbytes)
+        finally:
+            self.ledger.removed(freed)
         return True
 
     def clear(self) -> None:
         """Remove everything that is staged.
 
         Raises:
-            StageError: processes use it.
+            StageError: processes use it, or it cannot be removed.
         """
+        self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
-        if not self.locks.take(_USERS):
-            self.locks.take(_USERS, shared=True, waits=True)
-            raise StageError(f"the stage {self.path!r} is in use; end the programs that use it first")
-        for path, _ in self.objects():
-            os.unlink(path)
-        for part in ("tables", "writing"):
-            for entry in _entries(os.path.join(self.path, part)):
-                os.unlink(entry.path)
-        self.ledger.reset(0)
-        self.locks.take(_USERS, shared=True)
+        try:
+            if not self.locks.take(_USERS):
+                raise StageError(f"the stage {self.path!r} is in use; end the programs that use it first")
+            self.ledger.doubt()
+            for path, _ in self.objects():
+                os.unlink(path)
+            for part in ("tables", "writing"):
+                for entry in _entries(os.path.join(self.path, part)):
+                    os.unlink(entry.path)
+            self.ledger.reset(0)
+        except OSError as error:
+            if isinstance(error, StageError):
+                raise
+            raise StageError(f"the stage {self.path!r} cannot be cleared: {error}") from error
+        finally:
+            self.locks.stay(_USERS)
+            self.locks.release(_OPENING)
 
     def complain(self, error: OSError) -> None:
         """Say once what has gone wrong with the folder; training goes on without it."""
-        if not self.is_broken:
+        if not self.is_broken and not self.locks.is_closed:
             self.is_broken = True
             _log.warning(
                 "The stage %r cannot be written to or read: %s. What is not there is fetched each time",
@@ -196,14 +221,28 @@ class StageFolder:
         """Let go of it."""
         self.locks.close()
 
-    def _begin_use(self) -> None:
-        """Become a user; who is the only one puts right what killed processes have left."""
+    def _begin_use(self, stage: Stage) -> int:
+        """Become a user; who is the only one puts right what killed processes have left.  Gives the limit."""
+        self.locks.take(_OPENING, waits=True)
         if self.locks.take(_USERS):
             for entry in _entries(os.path.join(self.path, "writing")):
                 os.unlink(entry.path)
             if not self.ledger.is_reliable:
                 self.ledger.reset(sum(status.st_size for _, status in self.objects()))
-        self.locks.take(_USERS, shared=True, waits=True)
+            limit = self._limit(stage)
+            if self.ledger.nbytes > limit:
+                self._shrink(limit)
+        self.locks.stay(_USERS)
+        self.locks.release(_OPENING)
+        return self._limit(stage)
+
+    def _shrink(self, limit: int) -> None:
+        """Hold no more than an option says that was changed; what was used last stays."""
+        found = sorted((max(status.st_mtime_ns, status.st_atime_ns), path) for path, status in self.objects())
+        for _, path in found:
+            if self.ledger.nbytes <= limit:
+                break
+            self.remove(path)
 
     def _limit(self, stage: Stage) -> int:
         if stage.max_bytes != "auto":
@@ -212,17 +251,20 @@ class StageFolder:
         return self.ledger.nbytes + int(_SHARE * status.f_bavail * status.f_frsize)
 
 
-def _begin_of(path: str) -> int:
-    """The beginning of an object's name, as tables have it."""
+def _begin_of(path: str) -> int | None:
+    """The beginning of an object's name, as tables have it; None for what somebody else has put there."""
     text = "".join(path.rsplit("/", 2)[1:])
-    return int.from_bytes(bytes.fromhex(text[:16]), "little")
+    try:
+        return int.from_bytes(bytes.fromhex(text[:16]), "little") if len(text) == 32 else None
+    except ValueError:
+        return None
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as found:
             return list(found)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -243,4 +285,4 @@ def _make_private(path: str) -> None:
             f"with:  chmod 700 {path!r}"
         )
     for part in _PARTS:
-        os.makedirs(os.path.join(path, part), mode=0o700, exist_ok=True)
+        Path(path, part).mkdir(mode=0o700, exist_ok=True)

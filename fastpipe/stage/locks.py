@@ -101,12 +101,12 @@ class LockFile:
             return False
 
     @contextlib.contextmanager
-    def alone(self, byte: int) -> Iterator[int]:
-        """Hold a byte among threads and processes; for what takes microseconds.  Gives the descriptor."""
+    def alone(self, byte: int) -> Iterator[None]:
+        """Hold a byte among threads and processes; for what takes microseconds."""
         with self._threads:
             self.take(byte, waits=True)
             try:
-                yield self._descriptor
+                yield
             finally:
                 self.release(byte)
 

@@ -34,10 +34,14 @@ class Prefetcher:
         pace: how many requests there may be at a time.
         holds: whether what was fetched is kept until it is taken.  Else fetching is all: who needs it, in
             another process, finds it near.
+        spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
     """
 
-    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, *, holds: bool = True) -> None:
-        self._fetches, self._read_ahead, self._pace, self._holds = fetches, read_ahead, pace, holds
+    def __init__(
+        self, fetches: Fetches, read_ahead: int, pace: Pace, *, holds: bool = True, spills: bool = False
+    ) -> None:
+        self._fetches, self._read_ahead, self._pace = fetches, read_ahead, pace
+        self._holds, self._spills = holds, spills
         self._reset()
         _prefetchers.add(self)
 
@@ -85,9 +89,10 @@ class Prefetcher:
             if thread is not threading.current_thread():
                 thread.join()
         self._shared.slots.clear()
+        self._finalizer.detach()  # which would keep, for an error whose traceback has this object, that error
 
     def _reset(self) -> None:
-        self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._holds)
+        self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._holds, self._spills)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, Transfers.close, self._shared)

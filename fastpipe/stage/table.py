@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -14,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.protocols import NextUses
-from fastpipe.stage.eviction import NeededLast
+from fastpipe.stage.eviction import Leftovers, NeededLast
+from fastpipe.stage.files import link_file, read_file, write_file
 from fastpipe.stage.locks import LockFile
 
 if TYPE_CHECKING:
     from fastpipe.stage.folder import StageFolder
 
-__all__ = ["StageTable", "names_in"]
+__all__ = ["StageTable", "names_in_use"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,20 +50,30 @@ class StageTable:
         self, folder: StageFolder, path: str, sizes: Int64Array, name_of: Callable[[int], bytes]
     ) -> None:
         self._folder, self._path, self._sizes, self._name_of = folder, path, sizes, name_of
-        self._locks = LockFile(path)
-        self._locks.take(_USERS, shared=True, waits=True)
-        nbytes = _HEAD + len(sizes) * _NAME.itemsize
-        if os.fstat(self._locks.descriptor).st_size < nbytes:
-            os.ftruncate(self._locks.descriptor, nbytes)
-        self._memory = mmap.mmap(self._locks.descriptor, nbytes)
-        self._names = np.frombuffer(self._memory, _NAME, offset=_HEAD)
-        self._first = self._names["first"]
+        self._locks = _opened(path, _HEAD + len(sizes) * _NAME.itemsize)
+        self._map()
+        self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._claimed: set[int] = set()  # rows, by threads of this process
         self._order: NeededLast | None = None
-        self._elsewhere: npt.NDArray[np.uint64] | None = None
-        self._abandoned: list[tuple[str, int]] | None = None
+        self._follows = False
+        self._leftovers = Leftovers(folder, path, self._adopt)
         self._failures = self._to_pass = 0
+        _tables.add(self)
+
+    def _map(self) -> None:
+        # By a descriptor of its own: that of the locks would stay open as long as the memory.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)
+            nbytes = _HEAD + len(self._sizes) * _NAME.itemsize
+            memory = mmap.mmap(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        self._memory: mmap.mmap | None = memory
+        self._names = np.frombuffer(memory, _NAME, offset=_HEAD)
+        self._first = self._names["first"]
 
     def has(self, row: int) -> bool:
         """Whether an object is there, as far as is known without looking."""
@@ -82,7 +96,7 @@ class StageTable:
         name = first.to_bytes(8, "little") + second.to_bytes(8, "little") if known else self._name_of(row)
         path, size = self._folder.object_path(name), int(self._sizes[row])
         try:
-            data = _read(path, size)
+            data = read_file(path, size)
         except FileNotFoundError:
             data = None
         except OSError as error:
@@ -92,30 +106,35 @@ class StageTable:
             if not known:
                 self._note(row, name)
             return data
+        with contextlib.suppress(OSError):
+            if data is not None:  # cut short, by a crash of the machine
+                self._folder.remove(path, size)
+            elif known and self._first[row]:  # who makes room forgets first: somebody has removed a file
+                self._folder.ledger.doubt()
         if known:
             self._forget(row)
-        if data is not None:  # cut short, by a crash of the machine
-            self._remove_damaged(path)
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
         """Put an object there; whether it is there now."""
-        if len(data) != self._sizes[row]:
+        if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
         if self._to_pass:  # after a failure not every object tries again
             self._to_pass -= 1
             return False
         try:
-            if not self._has_room(row, len(data)):
-                return False
-            kept = self._write(row, data)
+            name = self._name_of(row)
+            number = self._reserve(row, name, len(data))
+            if number < 0:
+                return self.has(row)
+            self._write(row, name, data, number)
         except OSError as error:
             self._failures += 1
             self._to_pass = min(_MOST_PASSED, 1 << self._failures)
             self._folder.complain(error)
             return False
         self._failures = 0
-        return kept
+        return True
 
     @contextlib.contextmanager
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
@@ -153,7 +172,8 @@ class StageTable:
                 yield is_first or not os.path.exists(self._folder.object_path(name))
             finally:
                 if is_locked:
-                    locks.release(byte)
+                    with contextlib.suppress(OSError):  # it was closed, which unlocks as well
+                        locks.release(byte)
         finally:
             if is_mine:
                 with self._changed:
@@ -162,9 +182,15 @@ class StageTable:
 
     def follow(self, uses: NextUses | None) -> None:
         """Hear when objects are needed, by which room is made; None where nobody knows."""
-        self._order = self._elsewhere = None
-        if uses is not None and self._may_follow(uses.tag):
-            self._order = NeededLast(uses, lambda: np.flatnonzero(self._first), self.has)
+        self._order = None
+        with self._lock:
+            try:
+                self._follows = not self._locks.is_closed and self._may_follow(uses)
+            except OSError as error:
+                self._follows = False
+                self._folder.complain(error)
+            if uses is not None and self._follows:
+                self._order = NeededLast(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
         """Hear that objects are being used: they are needed at another time then."""
@@ -172,147 +198,170 @@ class StageTable:
             self._order.note(rows)
 
     def close(self) -> None:
-        """Let go of it, and of the folder."""
+        """Let go of it, and of the folder; there is nothing in it then."""
         self._order = None
         self._locks.close()
         self._folder.close()
+        # Who is reading them has the memory as long as it takes.
+        self._names = np.broadcast_to(np.zeros((), _NAME), len(self._sizes))
+        self._first = self._names["first"]
+        self._memory = None
 
     # ---- making room ---------------------------------------------------------------------------
 
-    def _has_room(self, row: int, nbytes: int) -> bool:
-        """Reserve bytes for a row, if need be in the place of others."""
-        folder = self._folder
-        if folder.ledger.reserve(nbytes, folder.max_bytes):
+    def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
+        """Reserve bytes for a row, if need be in the place of others: a number, -1 where there is no room."""
+        ledger, limit = self._folder.ledger, self._folder.max_bytes
+        number = ledger.reserve(nbytes, limit)
+        if number >= 0 or nbytes > limit:
+            return number
+        if os.path.exists(self._folder.object_path(name)):
+            self._note(row, name)
+            return -1
+        # Above the limit it is where another process has a larger one: what that one has is its own affair.
+        # None, where there is no room, says that the count was lost.
+        while number < 0 < ledger.nbytes <= limit and self._make_room(row):
+            number = ledger.reserve(nbytes, limit)
+        return number
+
+    def _make_room(self, row: int) -> bool:
+        """Remove an object for the sake of a row; False where all others are worth more."""
+        if self._leftovers.remove_one():
             return True
-        if nbytes > folder.max_bytes:
-            return False
-        if self._abandoned is None:
-            self._abandoned = folder.abandoned()
-            self._abandoned.reverse()
-        while self._abandoned:
-            folder.remove(*self._abandoned.pop())
-            if folder.ledger.reserve(nbytes, folder.max_bytes):
-                return True
         order = self._order
         if order is None:
             return False
         needed = order.use_of(row)
         while (other := order.take(needed)) is not None:
-            if self._is_used_elsewhere(other):
-                continue
-            self._evict(other)
-            if folder.ledger.reserve(nbytes, folder.max_bytes):
-                return True
+            first, second = self._names[other].item()
+            if first and not self._leftovers.is_used_elsewhere(first):
+                self._forget(other)
+                name = first.to_bytes(8, "little") + second.to_bytes(8, "little")
+                if self._folder.remove(self._folder.object_path(name), int(self._sizes[other])):
+                    return True
+                self._folder.ledger.doubt()
         return False
 
-    def _is_used_elsewhere(self, row: int) -> bool:
-        """Whether another listing that processes use has a row's object as well."""
-        if self._elsewhere is None:
-            self._elsewhere = self._folder.used_elsewhere(self._path)
-        names, name = self._elsewhere, self._first[row]
-        at = int(np.searchsorted(names, name))
-        return at < len(names) and bool(names[at] == name)
+    def _adopt(self, begins: set[int]) -> set[int]:
+        """Note objects that are rows of this table, staged by those who had another one; which they are."""
+        own = set()
+        for row in np.flatnonzero(self._first == 0).tolist():
+            name = self._name_of(row)
+            begin = int.from_bytes(name[:8], "little")
+            if begin in begins:
+                self._note(row, name)
+                own.add(begin)
+        return own
 
-    def _evict(self, row: int) -> None:
-        first, second = self._names[row].item()
-        self._forget(row)
-        path = self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
-        self._folder.remove(path, int(self._sizes[row]))
-
-    def _may_follow(self, tag: bytes) -> bool:
+    def _may_follow(self, uses: NextUses | None) -> bool:
         """Whether this process may make room: all who do follow the same order."""
-        locks = self._locks
-        locks.release(_FOLLOWERS)
-        if locks.take(_FOLLOWERS):
-            self._memory[:_HEAD] = tag
-        if locks.take(_FOLLOWERS, shared=True) and self._memory[:_HEAD] == tag:
+        locks, memory = self._locks, self._memory
+        if uses is None or memory is None:
+            locks.release(_FOLLOWERS)
+            return False
+        tag = hashlib.blake2b(uses.tag, digest_size=_HEAD).digest()
+        if self._follows and memory[:_HEAD] == tag:
+            return True
+        if locks.take(_FOLLOWERS):  # nobody else follows any
+            memory[:_HEAD] = tag
+        locks.take(_FOLLOWERS, shared=True, waits=True)  # for those who are writing a tag just now
+        if memory[:_HEAD] == tag:
             return True
         locks.release(_FOLLOWERS)
         return False
 
     # ---- files -----------------------------------------------------------------------------------
 
-    def _write(self, row: int, data: bytes) -> bool:
+    def _write(self, row: int, name: bytes, data: bytes, number: int) -> None:
         """Write an object whose bytes are reserved."""
-        folder, name = self._folder, self._name_of(row)
-        path = folder.object_path(name)
+        folder, path = self._folder, self._folder.object_path(name)
+        temporary = f"{folder.path}/writing/{number}"
+        # Before it is there, so that nobody takes it for one that no table has.
+        self._note(row, name)
         is_new = False
         try:
-            temporary = f"{folder.path}/writing/{os.getpid()}-{folder.ledger.next_number()}"
             try:
-                _write(temporary, data)
-                is_new = _move(temporary, path)
-            except BaseException:
+                write_file(temporary, data)
+                is_new = link_file(temporary, path)
+            finally:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-                raise
+        except BaseException:
+            self._forget(row)
+            raise
         finally:
             folder.ledger.written(0 if is_new else len(data))
-        self._note(row, name)
+        self._note(row, name)  # whoever looked for it too early has forgotten it
         if is_new and self._order is not None:
             self._order.note(np.array([row], np.int64))
-        return True
-
-    def _remove_damaged(self, path: str) -> None:
-        with contextlib.suppress(OSError):
-            self._folder.remove(path, os.stat(path).st_size)
 
     def _note(self, row: int, name: bytes) -> None:
-        # The first half last: it is what says that the row is there.
-        self._names["second"][row] = int.from_bytes(name[8:], "little")
-        self._first[row] = int.from_bytes(name[:8], "little")
+        names = self._names
+        if names.flags.writeable:  # else it was closed
+            # The first half last: it is what says that the row is there.
+            names["second"][row] = int.from_bytes(name[8:], "little")
+            names["first"][row] = int.from_bytes(name[:8], "little")
 
     def _forget(self, row: int) -> None:
-        self._first[row] = 0
+        first = self._first
+        if first.flags.writeable:
+            first[row] = 0
+
+    def _after_fork(self) -> None:
+        # What other threads of the parent were at is not this process's affair.
+        self._lock, self._changed, self._claimed = threading.Lock(), threading.Condition(), set()
+        self._order, self._follows = None, False
+        self._leftovers = Leftovers(self._folder, self._path, self._adopt)
 
 
-def names_in(path: str) -> npt.NDArray[np.uint64] | None:
-    """Beginnings of the names of the staged objects in a table that somebody uses; None if nobody does."""
-    try:
+def _opened(path: str, nbytes: int) -> LockFile:
+    """A table's file, of at least a length, in use."""
+    while True:
         locks = LockFile(path)
-    except OSError:
-        return np.zeros(0, np.uint64)
+        try:
+            is_alone = locks.take(_USERS)
+            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new; or of no use
+                os.ftruncate(locks.descriptor, 0)
+            locks.stay(_USERS)
+            if os.fstat(locks.descriptor).st_size < nbytes:
+                # With its blocks: where a full disk has none, writing to the memory would end the process.
+                os.posix_fallocate(locks.descriptor, 0, nbytes)
+            if locks.is_at_its_path():  # nobody has removed it between opening and locking
+                return locks
+        except BaseException:
+            locks.close()
+            raise
+        locks.close()
+
+
+def names_in_use(path: str) -> npt.NDArray[np.uint64]:
+    """Beginnings of the names of the staged objects in a table that processes use; else it is removed."""
+    none = np.zeros(0, np.uint64)
     try:
-        if locks.is_free(_USERS):
-            return None
-        size = os.fstat(locks.descriptor).st_size
-        names = np.frombuffer(os.pread(locks.descriptor, size, 0)[_HEAD:], _NAME)
-        staged: npt.NDArray[np.uint64] = names["first"][names["first"] != 0]
+        locks = LockFile(path, makes=False)
+    except FileNotFoundError:
+        return none
+    try:
+        if locks.take(_USERS):
+            with contextlib.suppress(FileNotFoundError):
+                if locks.is_at_its_path():
+                    os.unlink(path)
+            return none
+        data = os.pread(locks.descriptor, os.fstat(locks.descriptor).st_size, _HEAD)
+        firsts = np.frombuffer(data, _NAME, count=len(data) // _NAME.itemsize)["first"]
+        staged: npt.NDArray[np.uint64] = firsts[firsts != 0]
         return staged
     finally:
         locks.close()
 
 
-def _read(path: str, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        data = os.read(descriptor, size + 1)
-        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(descriptor)
+_tables: weakref.WeakSet[StageTable] = weakref.WeakSet()
 
 
-def _write(path: str, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-    finally:
-        os.close(descriptor)
+def _begin_anew_in_child() -> None:
+    for table in list(_tables):
+        table._after_fork()
 
 
-def _move(temporary: str, path: str) -> bool:
-    """Give a file its name, unless there is one of that name; whether it was given."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.link(temporary, path)
-    finally:
-        os.unlink(temporary)
-    return True
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew_in_child)

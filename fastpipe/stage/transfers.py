@@ -25,6 +25,7 @@ _LOOK_AGAIN_S = 30.0
 # near already: beyond it these may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
+_ALL = 1 << 62
 
 
 class Fetches(Protocol):
@@ -44,7 +45,8 @@ class _Slot:
     """An object that is being fetched, or was and is still to be taken."""
 
     __slots__ = (
-        "coming", "data", "error", "generation", "is_done", "is_needed", "nbytes", "waiting", "wants",
+        "coming", "data", "error", "generation", "is_done", "is_held", "is_needed", "nbytes", "waiting",
+        "wants",
     )  # fmt: skip
 
     def __init__(self, nbytes: int, generation: int) -> None:
@@ -52,6 +54,7 @@ class _Slot:
         self.coming = 0  # times that the order has it ahead
         self.wants = 0  # times that it was needed and not taken yet
         self.is_needed = self.is_done = False
+        self.is_held = True  # its bytes are among those that are ahead, until it is needed
         self.data: bytes | None = None
         self.error: BaseException | None = None
         self.waiting: list[threading.Lock] = []
@@ -61,12 +64,13 @@ class Transfers:
     """What the threads share.  It does not refer to the prefetcher, so that one can be collected.
 
     Args:
-        fetches, read_ahead, pace, holds: the prefetcher's.
+        fetches, read_ahead, pace, holds, spills: the prefetcher's.
     """
 
-    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, holds: bool) -> None:
-        self.fetches, self.read_ahead, self.pace, self.holds = fetches, read_ahead, pace, holds
-        self.window = read_ahead * (_WINDOWS if holds else 1)
+    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, holds: bool, spills: bool) -> None:
+        self.fetches, self.read_ahead, self.pace = fetches, read_ahead, pace
+        self.holds, self.spills = holds, spills
+        self.window = _ALL if spills else read_ahead * (_WINDOWS if holds else 1)
         self.changed = threading.Condition()
         self.closed = False
         self.slots: dict[int, _Slot] = {}
@@ -117,12 +121,13 @@ class Transfers:
         if not self.coming:
             return None
         row, (nbytes, times) = next(iter(self.coming.items()))
-        if self.ahead and self.ahead + nbytes > self.read_ahead:
+        has_room = not self.ahead or self.ahead + nbytes <= self.read_ahead
+        if not (has_room or self.spills):
             return None
         del self.coming[row]
         slot = self.slots[row] = _Slot(nbytes, self.generation)
-        slot.coming = times
-        self.ahead += nbytes
+        slot.coming, slot.is_held = times, has_room
+        self.ahead += nbytes * has_room
         return row
 
     def _may_walk(self) -> bool:
@@ -170,7 +175,7 @@ class Transfers:
             if slot is None or slot.is_done:  # nobody wants it any more
                 return
             slot.data, slot.error, slot.is_done = data, error, True
-            if not (self.holds or slot.waiting):
+            if not ((self.holds and (slot.is_held or slot.wants)) or slot.waiting):
                 self._drop(row)
             for lock in slot.waiting:
                 lock.release()
@@ -228,7 +233,7 @@ class Transfers:
                     news += 1
                 elif not slot.is_needed:
                     slot.is_needed = True
-                    self.ahead -= slot.nbytes
+                    self.ahead -= slot.nbytes * slot.is_held
                 slot.coming = max(0, slot.coming - 1)
                 slot.wants += self.holds
                 slot.generation = self.generation
@@ -263,7 +268,7 @@ class Transfers:
         if slot.error is not None or not slot.coming:  # who takes it the next time tries again
             return
         if self.ahead + slot.nbytes <= self.read_ahead:
-            slot.is_needed, slot.wants = False, 0
+            slot.is_needed, slot.is_held, slot.wants = False, True, 0
             self.slots[row] = slot
             self.ahead += slot.nbytes
         else:
@@ -272,7 +277,7 @@ class Transfers:
     def _drop(self, row: int) -> None:
         slot = self.slots.pop(row)
         if not slot.is_needed:
-            self.ahead -= slot.nbytes
+            self.ahead -= slot.nbytes * slot.is_held
 
     def close(self) -> None:
         """End the threads; who waits for a row gets an error.

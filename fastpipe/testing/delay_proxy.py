@@ -7,13 +7,14 @@ in a process of its own, whose time is its own::
     python -m fastpipe.testing.delay_proxy --port 9010 --target 9000 --delay-ms 30 --jitter-ms 10
 
 It listens on loopback only.  The first line of its stdout is its port.  A line on stdin is JSON, and changes
-``Faults``; it is answered with ``Counts``.  It ends when stdin does.
+``Faults``; it is answered with ``Counts``.  It ends when stdin does, or at the line ``null``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import subprocess
@@ -21,7 +22,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import cast
 
 __all__ = ["Counts", "DelayProxy", "Faults", "main"]
 
@@ -29,10 +30,7 @@ _END = b"\r\n\r\n"
 _HOST = "127.0.0.1"
 _MOST_HEADERS = 1 << 16
 _CLOCK_S = 1e-3  # by which a timer may come early
-_BUSY = (
-    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
-    b"<Message>Please reduce your request rate.</Message></Error>"
-)
+_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,19 @@ class Faults:
 
     Attributes:
         delay_ms, jitter_ms: the time to first byte: uniform in delay ± jitter.
-        busy: the share of requests that are answered with 503.
+        busy: the share of requests without a body that are answered with ``status``.
+        status: of these answers.
         cut: the share of answers that end with a reset of the connection, in the middle of their body.
-        cut_after: bytes of an answer before it is cut.
+        stall: the share of answers that stop there, and never end, while the connection stays.
+        cut_after: bytes of an answer, its headers among them, before it is cut or stops; shorter ones pass.
     """
 
     delay_ms: float = 30.0
     jitter_ms: float = 10.0
     busy: float = 0.0
+    status: int = 503
     cut: float = 0.0
+    stall: float = 0.0
     cut_after: int = 4096
 
 
@@ -60,8 +62,9 @@ class Counts:
     Attributes:
         connections: that clients have made.
         requests: that they have sent.
-        busy: that were answered with 503.
+        busy: that were answered with the status of a busy server.
         cut: whose answers were cut.
+        stalled: whose answers stopped.
         received: bytes of the server's answers.
         cpu_s: seconds of this process.
     """
@@ -70,6 +73,7 @@ class Counts:
     requests: int = 0
     busy: int = 0
     cut: int = 0
+    stalled: int = 0
     received: int = 0
     cpu_s: float = 0.0
 
@@ -103,13 +107,21 @@ class DelayProxy:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        self.port = int(self._answer())
+        try:
+            self.port = int(self._answer())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._process as process:  # which closes its stdin, waits, and closes the rest
             assert process.stdin is not None
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+                process.stdin.write("null\n")  # a forked process may have stdin, too
+                process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.wait()
 
     def counts(self) -> Counts:
@@ -159,10 +171,9 @@ class _Server(asyncio.Protocol):
 
     def __init__(self, client: _Client) -> None:
         self._client = client
-        self.transport: Any = None
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._client.answer(data)
@@ -174,7 +185,7 @@ class _Server(asyncio.Protocol):
         self._client.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._client.transport.close()
+        self._client.end()
 
 
 class _Client(asyncio.Protocol):
@@ -182,17 +193,18 @@ class _Client(asyncio.Protocol):
 
     def __init__(self, proxy: _Proxy) -> None:
         self._proxy = proxy
-        self.transport: Any = None
         self._server: _Server | None = None
         self._pending = bytearray()  # of headers that are not whole
         self._body = 0  # bytes of the request's body that are still to come
         self._due = 0.0  # when what was sent is to be heard
         self._waiting: deque[tuple[float, bytes]] = deque()
-        self._left = -1  # bytes until the answer is cut
+        self._left = -1  # bytes until the answer is cut, or stops
+        self._stalls = False  # the answer stops then
+        self._stalled = False  # it has: nobody hears of this connection again
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._proxy.counts.connections += 1
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         self._connecting = self._loop.create_task(self._connect())
 
@@ -232,9 +244,11 @@ class _Client(asyncio.Protocol):
         self._due = max(self._due, self._loop.time() + proxy.delay())
         if not self._body and proxy.random.random() < proxy.faults.busy:
             proxy.counts.busy += 1
-            self._loop.call_at(self._due, self._say_busy, head.startswith(b"HEAD "))
+            self._loop.call_at(self._due, self._say_busy, head.startswith(b"HEAD "), proxy.faults.status)
             return
-        self._left = proxy.faults.cut_after if proxy.random.random() < proxy.faults.cut else -1
+        cuts = proxy.random.random() < proxy.faults.cut
+        self._stalls = not cuts and proxy.random.random() < proxy.faults.stall
+        self._left = proxy.faults.cut_after if cuts or self._stalls else -1
         self._later(head)
 
     def _later(self, data: bytes) -> None:
@@ -247,14 +261,15 @@ class _Client(asyncio.Protocol):
         while self._server is not None and self._waiting and self._waiting[0][0] <= now:
             self._server.transport.write(self._waiting.popleft()[1])
 
-    def _say_busy(self, is_head: bool) -> None:
+    def _say_busy(self, is_head: bool, status: int) -> None:
         if not self.transport.is_closing():
-            head = "HTTP/1.1 503 Slow Down", "Content-Type: application/xml", f"Content-Length: {len(_BUSY)}"
-            self.transport.write("\r\n".join(head).encode() + _END + (b"" if is_head else _BUSY))
+            self.transport.write(_refusal(status, is_head))
 
     def answer(self, data: bytes) -> None:
         """Pass on what the server says."""
         self._proxy.counts.received += len(data)
+        if self._stalled:
+            return
         if self._left < 0:
             self.transport.write(data)
             return
@@ -262,10 +277,19 @@ class _Client(asyncio.Protocol):
             self._left -= len(data)
             self.transport.write(data)
             return
-        self._proxy.counts.cut += 1
         self.transport.write(data[: self._left])
         self._left = -1
+        if self._stalls:
+            self._proxy.counts.stalled += 1
+            self._stalled = True
+            return
+        self._proxy.counts.cut += 1
         self._loop.call_soon(self.transport.abort)
+
+    def end(self) -> None:
+        """The server has closed the connection."""
+        if not self._stalled:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         if self._server is not None:
@@ -276,8 +300,16 @@ class _Client(asyncio.Protocol):
             self._server.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._server is not None and self._server.transport is not None:
+        if self._server is not None:
             self._server.transport.close()
+
+
+def _refusal(status: int, is_head: bool) -> bytes:
+    code = _CODES.get(status, "ServiceUnavailable")
+    body = f"<Error><Code>{code}</Code><Message>Please reduce your request rate.</Message></Error>"
+    body = f'<?xml version="1.0" encoding="UTF-8"?>{body}'
+    head = f"HTTP/1.1 {status} {code}", "Content-Type: application/xml", f"Content-Length: {len(body)}"
+    return "\r\n".join(head).encode() + _END + (b"" if is_head else body.encode())
 
 
 def _content_length(head: bytes) -> int:
@@ -293,7 +325,10 @@ async def _serve(port: int, proxy: _Proxy) -> None:
     server = await loop.create_server(lambda: _Client(proxy), _HOST, port, backlog=512)
     print(server.sockets[0].getsockname()[1], flush=True)
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        proxy.faults = replace(proxy.faults, **json.loads(line))
+        change = json.loads(line)
+        if change is None:
+            break
+        proxy.faults = replace(proxy.faults, **change)
         proxy.counts.cpu_s = time.process_time()
         print(json.dumps(asdict(proxy.counts)), flush=True)
     server.close()

@@ -19,9 +19,10 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 __all__ = ["S3Server", "missing_programs"]
 
@@ -111,6 +112,8 @@ class S3Server:
         self._folder, self._capacity = folder, capacity
         self._configuration = folder / "ceph.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # The kernel ends a program with the thread that started it, which is not to be one that ends earlier.
+        self._starter = ThreadPoolExecutor(1, "fastpipe-s3")
         self.port = 0
 
     @property
@@ -132,7 +135,8 @@ class S3Server:
     def close(self) -> None:
         """End its programs."""
         for name in reversed(list(self._running)):
-            self._end(name)
+            self._end(name, signal.SIGKILL)  # what it has is not wanted any more
+        self._starter.shutdown()
 
     @property
     def pids(self) -> list[int]:
@@ -140,7 +144,10 @@ class S3Server:
         return [process.pid for process in self._running.values()]
 
     def stop_gateway(self, *, kill: bool = False) -> None:
-        """End the program that answers; what is stored stays."""
+        """End the program that answers; what is stored stays.
+
+        One that was killed is missed by the next for half a minute, in which new buckets wait.
+        """
         self._end("gateway", signal.SIGKILL if kill else signal.SIGTERM)
 
     def start_gateway(self) -> None:
@@ -197,12 +204,10 @@ class S3Server:
 
     def _run(self, name: str, program: str, *arguments: str) -> None:
         with (self._folder / "log" / f"{name}.out").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", program, "-c", str(self._configuration), *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+            command = [program, "-c", str(self._configuration), *arguments]
+            self._running[name] = self._starter.submit(_start_bound, command, log).result()
 
-    def _await(self, name: str, is_ready: Any) -> None:
+    def _await(self, name: str, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while not is_ready():
             ended = self._running[name].poll()
@@ -229,6 +234,14 @@ class S3Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _start_bound(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a program that ends with the thread that calls this."""
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+    )  # fmt: skip
 
 
 def _free_ports(count: int) -> Sequence[int]:

@@ -29,7 +29,7 @@ from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_l
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.staging import RemoteImages, remote_images
+from fastpipe.torch.staging import remote_images
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
@@ -56,8 +56,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
         seed: makes order and augmentation a pure function of (seed, epoch) under a
             ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
-        stage: a folder on a local disk where images that lie elsewhere are copied near before they are
-            needed, a :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.
+        stage: a folder on a local disk where remote images are copied before they are needed, a
+            :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.
         storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
             settings, as fsspec's file system for it takes them (``key``, ``secret``, ``endpoint_url`` …).
         refresh: list the objects below such a ``root`` anew, in the place of using an earlier listing.
@@ -81,9 +81,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         FileNotFoundError: no class folder, or a class without images.
         OptionError: an option's value cannot work.
     """
-
-    stage: Stage | None = None
-    _remote: RemoteImages | None = None
 
     def __init__(
         self,
@@ -189,8 +186,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return [self[index] for index in indices]
         batch = self._start_batch(indices)
         samples = self._finish_batch(batch)
-        error = None if samples else self._why_empty(batch)
-        if error is not None:  # nothing can be collated from no samples
+        if not samples and (error := self._why_empty(batch)) is not None:  # nothing can be collated from none
             raise error
         return samples
 
@@ -211,14 +207,29 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched from the store of a ``root`` that is a URL."""
+        """Objects and bytes that this process has fetched from its store."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
-    def close(self) -> None:
-        """End the threads of this process, and let go of stage and store; the next use begins anew.
+    def stage_all(self, on_progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Exception]]:
+        """Copy all images to the stage now, as fast as their store gives them.
 
-        A dataset that is dropped does so by itself; this does it now.
+        Args:
+            on_progress: called a few times a second with the objects and bytes that are staged.
+
+        Returns:
+            Paths of the images that could not be copied, and the errors.
+
+        Raises:
+            OptionError: the dataset has no ``stage``.
+            StageError, StoreError: there is no room for all of them; the store does not answer.
         """
+        if self._remote is None or self.stage is None:
+            raise OptionError("stage_all() copies to a stage: give stage= a folder on a local disk")
+        return self._remote.stage_all(on_progress or (lambda objects, nbytes: None))
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
+        by itself; the next use begins anew."""
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -338,7 +349,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if self._remote is not None:
             raise OptionError(
                 f"a loader of your own, which got {self.loader!r}, opens files, and {self.root!r} has none. "
-                "Leave it out, or copy the images to a folder with:  fastpipe stage"
+                "Leave it out, or copy the images to a folder of your own"
             )
         if self.bad_samples != BadSamples() or self.decode != Decode() or self.cache.where in ("ram", "disk"):
             raise OptionError(
@@ -357,21 +368,18 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_valid_file: Callable[[str], bool] | None,
         allow_empty: bool,
     ) -> Any:
-        if type(self).make_dataset is ImageFolder.make_dataset:
-            with ScanProgress(self.root) as on_progress:
-                if self._remote is not None:
-                    return self._remote.scan(
-                        self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
-                        allow_empty=allow_empty, cache=self._index_cache(), on_progress=on_progress,
-                    )  # fmt: skip
-                return folder.scan_folder(
-                    self.root, self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
-                    allow_empty=allow_empty, cache=self._index_cache(), on_progress=on_progress,
-                )  # fmt: skip
-        return self.make_dataset(  # a subclass finds its files in its own way
-            self.root, class_to_idx=self.class_to_idx, extensions=extensions, is_valid_file=is_valid_file,
-            allow_empty=allow_empty,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
+        }  # fmt: skip
+        if (
+            type(self).make_dataset is not ImageFolder.make_dataset
+        ):  # a subclass finds its files in its own way
+            return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
+        with ScanProgress(self.root) as on_progress:
+            options |= {"cache": self._index_cache(), "on_progress": on_progress}
+            if self._remote is not None:
+                return self._remote.scan(self.class_to_idx, **options)
+            return folder.scan_folder(self.root, self.class_to_idx, **options)
 
     def _index_cache(self) -> IndexCache | None:
         """Where the scan is kept; None to scan each time."""

@@ -99,6 +99,10 @@ class RemoteImages:
         """Objects and bytes that this process has fetched."""
         return (0, 0) if self._reader is None else self._reader.counted()
 
+    def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
+        """Copy all images to the stage; see ``ObjectReader.stage_all``."""
+        return self.reader().stage_all(heard)
+
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
         reader, self._reader = self._reader, None
@@ -160,6 +164,7 @@ class RemoteImages:
         return ObjectReader(
             RetryingStore(self._bare), listing, staged, self._location.key, connections=connections,
             read_ahead=int(read_ahead), holds=holds,
+            everything=stage is not None and stage.mode == "mirror",
         )  # fmt: skip
 
     def _open_stage(self, stage: Stage) -> StageTable | None:

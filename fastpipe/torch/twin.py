@@ -31,6 +31,7 @@ class ImageFolderTwin(FastImageFolder):
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False
         self.memory_format = torch.contiguous_format
+        self.stage = self._remote = None
         self._prepare_cache()
         self._runtime = None
         self._compiled = None

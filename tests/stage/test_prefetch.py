@@ -281,6 +281,19 @@ def test_for_other_processes_nothing_is_held(make: Any) -> None:
     assert sorted(set(store.begun)) == list(range(12))
 
 
+def test_what_spills_is_fetched_and_not_held(make: Any) -> None:
+    store = _Store()
+    prefetcher = make(store, room=5, spills=True)
+    prefetcher.follow(parts(range(100)))
+    store.wait_begun(100)
+    _idle(prefetcher)
+    assert sorted(store.begun) == list(range(100))
+    assert prefetcher.held == 5 * _SIZE == len(prefetcher._shared.slots) * _SIZE
+    store.near = set(range(100))
+    prefetcher.need(rows(0, 1, 50, 99))
+    assert [prefetcher.take(row) for row in (0, 1, 50, 99)] == [content(row) for row in (0, 1, 50, 99)]
+
+
 def test_who_waits_when_it_is_closed_hears_of_it(make: Any) -> None:
     store = _Store(open=False)
     prefetcher = make(store)

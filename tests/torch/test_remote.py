@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Stage
-from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.errors import BadSampleError, OptionError, StageError
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
 
@@ -34,7 +34,8 @@ def objects(photo_tree: Path) -> Iterator[Any]:
         if path.is_file():
             system.pipe(f"/bucket/train/{path.relative_to(photo_tree)}", path.read_bytes())
     yield system
-    system.rm("/bucket", recursive=True)
+    if system.exists("/bucket"):
+        system.rm("/bucket", recursive=True)
 
 
 @pytest.fixture
@@ -139,6 +140,38 @@ def test_an_epoch_after_the_first_downloads_nothing(make: Any, tmp_path: Path) -
     again = make(stage=tmp_path / "stage")  # as another run of the script
     _batches(FastLoader(again, 5))
     assert again.downloaded == (0, 0)
+
+
+def test_all_of_it_can_be_staged_before_training(make: Any, objects: Any, tmp_path: Path) -> None:
+    dataset = make(stage=tmp_path / "stage")
+    gone = dataset.samples[3][0]
+    objects.rm(gone.split("memory:/")[1])
+    told: list[tuple[int, int]] = []
+    (failed,) = dataset.stage_all(lambda count, nbytes: told.append((count, nbytes)))
+    assert failed[0] == gone and isinstance(failed[1], FileNotFoundError)
+    assert dataset.downloaded[0] == len(dataset) - 1
+    assert told == sorted(told)
+    objects.rm("/bucket", recursive=True)
+    again = make(stage=tmp_path / "stage", bad_samples="skip")
+    assert sum(len(labels) for _, labels in FastLoader(again, 5)) == len(dataset) - 1
+
+
+def test_staging_all_of_it_says_when_there_is_no_room(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="max_bytes"):
+        make(stage=Stage(tmp_path / "stage", max_bytes=20_000)).stage_all()
+    with pytest.raises(OptionError, match="stage="):
+        make().stage_all()
+
+
+def test_a_mirror_is_filled_while_the_first_batches_are_used(make: Any, tmp_path: Path) -> None:
+    dataset = make(stage=Stage(tmp_path / "stage", mode="mirror", read_ahead=1 << 14))
+    batches = iter(FastLoader(dataset, 2, shuffle=True, seed=1))
+    next(batches)
+    staged = dataset._remote.reader()._staged
+    while not all(map(staged.has, range(len(dataset)))):
+        torch.empty(0)
+    assert sum(1 for _ in batches) == len(dataset) // 2 - 1
+    assert dataset.downloaded[0] == len(dataset)
 
 
 def test_the_next_epoch_is_fetched_ahead_of_it(make: Any) -> None:
