@@ -44,16 +44,14 @@ def test_the_swap_and_the_snippet_run(
         file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
     _make_volumes()
     added = re.findall(r"```diff\n(.*?)```", _readme(), re.S)
-    assert len(added) == 3
+    assert len(added) == 4
     swaps = ["\n".join(line[1:] for line in diff.splitlines() if line.startswith("+")) for diff in added]
     for code in [*blocks, *(f"transform = None\n{swap}" for swap in swaps)]:
         scope: dict[str, object] = {}
-        exec(
-            compile(
-                "PATCH = (8, 16, 16)\n" + code.replace('"train"', repr(str(photo_tree))), "README.md", "exec"
-            ),
-            scope,
-        )
+        code = code.replace('"train"', repr(str(photo_tree)))
+        # The same files, as if they were in a bucket.
+        code = code.replace("s3://bucket/train", f"file://{photo_tree}").replace("/nvme/", f"{tmp_path}/")
+        exec(compile(f"PATCH = (8, 16, 16)\n{code}", "README.md", "exec"), scope)
         assert "dataset" in scope
 
 
