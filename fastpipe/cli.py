@@ -14,7 +14,7 @@ from fastpipe.bench import cli as bench
 from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
-from fastpipe.files import inspect_cli, repack_cli
+from fastpipe.files import inspect_cli, repack_cli, stage_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": Command(bench.ABOUT, bench.add_arguments, bench.run, bench.with_default_case),
     "inspect": Command(inspect_cli.ABOUT, inspect_cli.add_arguments, inspect_cli.run),
     "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
+    "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
 }
 
 

@@ -282,6 +282,9 @@ class StagedObjects(Protocol):
     def keep(self, row: int, data: bytes) -> bool:
         """Put an object there; whether there was room for it, or is now."""
 
+    def forget(self, row: int) -> None:
+        """Remove an object."""
+
     def claim(self, row: int, wait_s: float) -> AbstractContextManager[bool]:
         """Be alone with an object among processes; False when it is there once nobody else is at it."""
 

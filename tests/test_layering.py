@@ -41,7 +41,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
-    "files": _STORED | {"index", "read", "cache", "engine", "bench", "files", ""},
+    "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "cli": {"errors", "bench", "verify", "files", ""},
     "__main__": {"cli"},
 }

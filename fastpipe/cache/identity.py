@@ -14,6 +14,7 @@ _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
 _NO_DEVICE = _MASK  # in the place of a device's number: an object of a store
+_OF_OBJECT = _NO_DEVICE.to_bytes(8, "little")
 # Longer than a tick of the clock of Linux's file systems; and than what others count in, which
 # shows in the zeros at the end.
 _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
@@ -76,7 +77,7 @@ def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
 
 def is_stale(note: bytes) -> bool:
     """Whether the file of a note is not there any more, or has changed; of an object only its store knows."""
-    if _NUMBERS.unpack(note[: _NUMBERS.size])[0] == _NO_DEVICE:
+    if note.startswith(_OF_OBJECT):
         return False
     try:
         return _state(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]

@@ -1,4 +1,6 @@
-"""``fastpipe inspect`` and ``fastpipe repack``: how HDF5 files and volumes are laid out, and another layout.
+"""``fastpipe inspect``, ``repack`` and ``stage``.
+
+How HDF5 files and volumes are laid out, and another layout; the images of a bucket on a local disk.
 
 The names below are loaded when they are first used: reading needs compiled kernels, and the
 command's help does not.
@@ -12,16 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe.files.inspect_report import inspect
     from fastpipe.files.repacking import repack
+    from fastpipe.files.staging import clear_stage, fill_stage, stage_status
     from fastpipe.files.volumes.repacking import repack_volume
     from fastpipe.files.volumes.report import inspect_volume
 
-__all__ = ["inspect", "inspect_volume", "repack", "repack_volume"]
+__all__ = [
+    "clear_stage", "fill_stage", "inspect", "inspect_volume", "repack", "repack_volume", "stage_status",
+]  # fmt: skip
 
 _LAZY = {
     "inspect": "fastpipe.files.inspect_report",
     "inspect_volume": "fastpipe.files.volumes.report",
     "repack": "fastpipe.files.repacking",
     "repack_volume": "fastpipe.files.volumes.repacking",
+    "clear_stage": "fastpipe.files.staging",
+    "fill_stage": "fastpipe.files.staging",
+    "stage_status": "fastpipe.files.staging",
 }
 
 

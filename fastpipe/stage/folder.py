@@ -93,6 +93,11 @@ class StageFolder:
                 "folder of your own on a local disk, or leave stage= out"
             ) from error
 
+    @staticmethod
+    def is_in(folder: str) -> bool:
+        """Whether there is a stage in a folder."""
+        return os.path.isdir(os.path.join(folder, _FOLDER))
+
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
         """The objects of a listing.
 

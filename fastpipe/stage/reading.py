@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
-from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 
-from fastpipe.errors import ObjectChangedError, StageError, StoreError
 from fastpipe.protocols import ListedObjects, NextUses, StagedObjects, Store
+from fastpipe.stage.fetching import Fetcher
+from fastpipe.stage.filling import fill, verify
 from fastpipe.stage.pace import Pace
 from fastpipe.stage.prefetch import Prefetcher
 from fastpipe.stage.transfers import Int64Array
-from fastpipe.types import FetchedObject
 
 __all__ = ["ObjectReader"]
 
 _log = logging.getLogger("fastpipe.stage")
 
-# For another process to download an object; then it is downloaded here as well.
-_CLAIM_WAIT_S = 60.0
-_PART, _TELL_EVERY_S = 1024, 0.25
-_ALL = 1 << 62  # bytes: more than there are
+_PART = 1024
 
 
 class ObjectReader:
@@ -55,7 +49,7 @@ class ObjectReader:
         holds: bool = True,
         everything: bool = False,
     ) -> None:
-        self._fetcher = _Fetcher(store, listing, staged, Pace(connections))
+        self._fetcher = Fetcher(store, listing, staged, Pace(connections))
         self._listing, self._staged, self._key_of = listing, staged, key_of
         self._everything = everything and staged is not None
         self.prefetcher = Prefetcher(
@@ -96,32 +90,14 @@ class ObjectReader:
         self.prefetcher.follow(order)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged yet; returns when that is done.
-
-        Args:
-            heard: called now and then with the objects and bytes that are staged, from the calling thread.
-
-        Returns:
-            The paths of those that could not be downloaded, and why.
-
-        Raises:
-            StageError: there is no room for all of them, or the stage cannot be written to.
-            StoreError: the store does not let these credentials in, or does not answer.
-        """
+        """Download every object that is not staged yet; see ``filling.fill``."""
         assert self._staged is not None
-        rows = np.arange(len(self._listing), dtype=np.int64)
-        missing = rows[~self._staged.have(rows)]
-        run = _StageRun(self._fetcher, self._staged, len(missing))
-        prefetcher = Prefetcher(run, _ALL, self._fetcher.pace, holds=False)
-        try:
-            prefetcher.follow(iter(np.split(missing, range(_PART, len(missing), _PART))))
-            while not run.wait(_TELL_EVERY_S):
-                there = rows[self._staged.have(rows)]
-                heard(len(there), int(self._listing.sizes[there].sum()))
-        finally:
-            prefetcher.close()
-        run.raise_first()
-        return [(self._listing.path(row), error) for row, error in sorted(run.failed.items())]
+        return fill(self._fetcher, self._listing, self._staged, heard)
+
+    def verify(self, heard: Callable[[int], None]) -> list[str]:
+        """Compare what is staged with what was listed; see ``filling.verify``."""
+        assert self._staged is not None
+        return verify(self._fetcher, self._listing, self._staged, heard)
 
     def counted(self) -> tuple[int, int]:
         """Objects and bytes that this process has downloaded."""
@@ -133,128 +109,3 @@ class ObjectReader:
         self.prefetcher.close()
         if self._staged is not None:
             self._staged.close()
-
-
-class _StageRun:
-    """What fetches for ``stage_all``: keeps count, and ends at an error that is about all objects."""
-
-    def __init__(self, fetcher: _Fetcher, staged: StagedObjects, count: int) -> None:
-        self._fetcher, self._staged = fetcher, staged
-        self.failed: dict[int, Exception] = {}
-        self._left = count
-        self._first: Exception | None = None
-        self._changed = threading.Condition()
-
-    def nbytes(self, rows: Int64Array) -> Int64Array:
-        return self._fetcher.nbytes(rows)
-
-    def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)  # those that are were left out; each row is to be counted
-
-    def fetch(self, row: int) -> bytes:
-        error: Exception | None = None
-        try:
-            if self._first is None:
-                self._fetcher.fetch(row)
-                if not (self._staged.has(row) or self._fetcher.is_changed(row)):
-                    error = StageError(
-                        "the stage has no room for all of it, or cannot be written to: give it a larger "
-                        "max_bytes, free the disk, or take fewer classes"
-                    )
-        except Exception as raised:
-            error = raised
-        with self._changed:
-            if isinstance(error, (StageError, StoreError)):
-                self._first = self._first or error
-            elif error is not None:
-                self.failed[row] = error
-            self._left -= 1
-            self._changed.notify_all()
-        return b""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the end; whether it has come."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._left <= 0 or self._first is not None, seconds)
-
-    def raise_first(self) -> None:
-        """Raise the error that is about all objects, if there was one."""
-        error, self._first = self._first, None
-        if error is not None:
-            raise error
-
-
-class _Fetcher:
-    """What the prefetcher fetches with."""
-
-    def __init__(
-        self, store: Store, listing: ListedObjects, staged: StagedObjects | None, pace: Pace
-    ) -> None:
-        self.store, self.pace = store, pace
-        self._listing, self._staged = listing, staged
-        self._lock = threading.Lock()
-        self._busy = self.objects = self.bytes = 0
-        self._changed: dict[int, str] = {}  # objects that are not of the version listed: of which they are
-
-    def nbytes(self, rows: Int64Array) -> Int64Array:
-        """Bytes of objects."""
-        return self._listing.sizes[rows]
-
-    def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Whether objects are staged."""
-        if self._staged is None:
-            return np.zeros(len(rows), np.bool_)
-        return self._staged.have(rows)
-
-    def fetch(self, row: int) -> bytes:
-        """An object's content: staged, or downloaded and then staged, by one process at a time."""
-        staged = self._staged
-        if staged is None or row in self._changed:
-            return self._download(row)
-        data = staged.read(row) if staged.has(row) else None
-        if data is not None:
-            return data
-        with staged.claim(row, _CLAIM_WAIT_S):
-            data = staged.read(row)  # another process may have put it there just now, or in an earlier run
-            if data is None:
-                data = self._download(row)
-                if row not in self._changed:
-                    staged.keep(row, data)
-        return data
-
-    def _download(self, row: int) -> bytes:
-        listing = self._listing
-        key, version = listing.key(row), self._changed.get(row) or listing.version(row)
-        try:
-            return self.timed(key, version).data
-        except ObjectChangedError:
-            found = self.timed(key, "")
-        if not self._changed:
-            _log.warning(
-                "%s is not what was listed any more: it is used as it is now, and not staged. "
-                "refresh=True lists anew. Further such objects are not named",
-                listing.path(row),
-            )
-        self._changed[row] = found.version
-        return found.data
-
-    def is_changed(self, row: int) -> bool:
-        """Whether an object is not of the version listed."""
-        return row in self._changed
-
-    def timed(self, key: str, version: str) -> FetchedObject:
-        """An object as the store gives it."""
-        with self._lock:
-            self._busy += 1
-            busy = self._busy
-        start = perf_counter()
-        try:
-            found = self.store.get(key, version)
-        finally:
-            with self._lock:
-                self._busy -= 1
-        self.pace.note(perf_counter() - start, busy)
-        with self._lock:
-            self.objects += 1
-            self.bytes += len(found.data)
-        return found

@@ -136,6 +136,14 @@ class StageTable:
         self._failures = 0
         return True
 
+    def forget(self, row: int) -> None:
+        """Remove an object."""
+        self._forget(row)
+        try:
+            self._folder.remove(self._folder.object_path(self._name_of(row)), int(self._sizes[row]))
+        except OSError as error:
+            self._folder.complain(error)
+
     @contextlib.contextmanager
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
         """Be alone with an object among threads and processes.

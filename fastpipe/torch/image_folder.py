@@ -26,10 +26,11 @@ from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.progress import ScanProgress
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
+from fastpipe.torch.folder_checks import check_loader
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.staging import remote_images
+from fastpipe.torch.staging import remote_images, staged_images
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
@@ -129,7 +130,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.targets: Any = self._make_targets()
         self.imgs = self.samples
         self.loader = loader
-        self._check_options()
+        check_loader(self)
         self.extensions = extensions
         if self._loads_fast():
             self._prepare_cache()
@@ -223,9 +224,12 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             OptionError: the dataset has no ``stage``.
             StageError, StoreError: there is no room for all of them; the store does not answer.
         """
-        if self._remote is None or self.stage is None:
-            raise OptionError("stage_all() copies to a stage: give stage= a folder on a local disk")
-        return self._remote.stage_all(on_progress or (lambda objects, nbytes: None))
+        return staged_images(self).stage_all(on_progress or (lambda objects, nbytes: None))
+
+    def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
+        """Compare staged images with the checksums that were listed, and download anew those that differ;
+        their paths.  Arguments and errors as of ``stage_all``."""
+        return staged_images(self).verify(on_progress or (lambda objects: None))
 
     def close(self) -> None:
         """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
@@ -342,20 +346,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         """Which objects of the store samples are."""
         assert self._remote is not None
         return self._remote.rows(self.samples, positions)
-
-    def _check_options(self) -> None:
-        if self.loader is default_loader:
-            return
-        if self._remote is not None:
-            raise OptionError(
-                f"a loader of your own, which got {self.loader!r}, opens files, and {self.root!r} has none. "
-                "Leave it out, or copy the images to a folder of your own"
-            )
-        if self.bad_samples != BadSamples() or self.decode != Decode() or self.cache.where in ("ram", "disk"):
-            raise OptionError(
-                "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
-                f"which got {self.loader!r}, they would have no effect. Leave one or the other out."
-            )
 
     def _prepare_cache(self) -> None:
         """Have the cache in this process, so that forked workers share it."""

@@ -27,7 +27,7 @@ from fastpipe.stage.table import StageTable
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 
-__all__ = ["RemoteImages", "RowsAhead", "remote_images"]
+__all__ = ["RemoteImages", "RowsAhead", "remote_images", "staged_images"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -102,6 +102,10 @@ class RemoteImages:
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
         """Copy all images to the stage; see ``ObjectReader.stage_all``."""
         return self.reader().stage_all(heard)
+
+    def verify(self, heard: Callable[[int], None]) -> list[str]:
+        """Compare what is staged with what was listed; see ``ObjectReader.verify``."""
+        return self.reader().verify(heard)
 
     def close(self) -> None:
         """End the threads of this process, and let go of the stage and of connections."""
@@ -199,6 +203,18 @@ def remote_images(
                 f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {str(root)!r}"
             )
     return None
+
+
+def staged_images(dataset: Any) -> RemoteImages:
+    """The remote images of a dataset that stages them.
+
+    Raises:
+        OptionError: it does not.
+    """
+    remote: RemoteImages | None = dataset._remote
+    if remote is None or dataset.stage is None:
+        raise OptionError("there is no stage to copy to: give stage= a folder on a local disk")
+    return remote
 
 
 class RowsAhead:

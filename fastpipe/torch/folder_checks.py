@@ -1,0 +1,36 @@
+"""Options of an image folder that have no effect together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchvision.datasets.folder import default_loader
+
+from fastpipe.errors import OptionError
+from fastpipe.options import BadSamples, Decode
+
+if TYPE_CHECKING:
+    from fastpipe.torch.image_folder import FastImageFolder
+
+__all__ = ["check_loader"]
+
+
+def check_loader(dataset: FastImageFolder) -> None:
+    """Refuse a loader of the script's own where fastpipe would have to read files.
+
+    Raises:
+        OptionError: an option says how, or the images are in a store.
+    """
+    if dataset.loader is default_loader:
+        return
+    if dataset._remote is not None:
+        raise OptionError(
+            f"a loader of your own, which got {dataset.loader!r}, opens files, and {dataset.root!r} has "
+            "none. Leave it out, or copy the images to a folder of your own"
+        )
+    keeps = dataset.cache.where in ("ram", "disk")
+    if dataset.bad_samples != BadSamples() or dataset.decode != Decode() or keeps:
+        raise OptionError(
+            "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
+            f"which got {dataset.loader!r}, they would have no effect. Leave one or the other out."
+        )
