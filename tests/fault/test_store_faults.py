@@ -131,7 +131,7 @@ def test_a_training_that_is_killed_leaves_a_stage_that_serves_the_next(
     s3: Any, bucket: str, expected: Any, tmp_path: Path
 ) -> None:
     with s3.proxy(Faults(delay_ms=20, jitter_ms=10)) as proxy:
-        for killed_at in (1, 3, 6):
+        for killed_at in (1, 5):
             with _train(bucket, tmp_path / "stage", proxy.options) as training:
                 assert training.stdout is not None
                 for _ in range(killed_at):
@@ -227,7 +227,7 @@ def test_secrets_are_in_no_repr_and_no_pickle(s3: Any, bucket: str, tmp_path: Pa
 
 
 def test_workers_of_every_kind_get_in(s3: Any, bucket: str, expected: Any, near: Any) -> None:
-    for context in ("fork", "spawn"):
+    for context in ("fork", "forkserver"):
         dataset = _dataset(bucket, s3.options, **near)
         loader = FastLoader(dataset, 8, num_workers=2, multiprocessing_context=context)
         images = torch.cat([images for images, _ in loader])

@@ -233,7 +233,6 @@ def test_a_running_server_is_no_leak_of_the_test_that_starts_it(pytester: pytest
 
         def test_it(request):
             s3 = request.getfixturevalue("s3")
-            s3.bucket()
             s3.stop_gateway()
             s3.start_gateway()
 

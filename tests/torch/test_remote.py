@@ -107,12 +107,14 @@ def test_with_a_seed(workers: int, make: Any, near: Any, photo_tree: Path) -> No
     assert _same(run(make(RANDOM, **near)), run(FastImageFolder(photo_tree, RANDOM)))
 
 
-def test_spawned_workers(make: Any, near: Any, photo_tree: Path, tmp_path: Path) -> None:
+def test_workers_that_get_a_pickle(make: Any, near: Any, photo_tree: Path, tmp_path: Path) -> None:
     # What is in memory is in one process alone.
     url = f"file://{photo_tree}"
     theirs = _batches(FastLoader(FastImageFolder(photo_tree, STEADY), 5))
     dataset = FastImageFolder(url, STEADY, **near)
-    assert _same(_batches(DataLoader(dataset, 5, num_workers=1, multiprocessing_context="spawn")), theirs)
+    assert _same(
+        _batches(DataLoader(dataset, 5, num_workers=1, multiprocessing_context="forkserver")), theirs
+    )
     dataset.close()
 
 

@@ -104,8 +104,8 @@ def test_values_are_the_local_folders(kind: Any, workers: int, make: Any, photo_
 
 
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
-def test_values_in_a_spawned_worker(kind: Any, make: Any, photo_tree: Path) -> None:
-    loader = kind(make(STEADY), batch_size=5, num_workers=1, multiprocessing_context="spawn")
+def test_values_in_a_worker_that_gets_a_pickle(kind: Any, make: Any, photo_tree: Path) -> None:
+    loader = kind(make(STEADY), batch_size=5, num_workers=1, multiprocessing_context="forkserver")
     assert _same(_batches(loader), _batches(FastLoader(FastImageFolder(photo_tree, STEADY), 5)))
 
 
