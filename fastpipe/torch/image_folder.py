@@ -61,7 +61,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.
         storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
             settings, as fsspec's file system for it takes them (``key``, ``secret``, ``endpoint_url`` …).
-        refresh: list the objects below such a ``root`` anew, in the place of using an earlier listing.
+        refresh: list the objects below such a ``root``, or one with a ``stage``, anew, in the place of using
+            an earlier listing.
         cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.  With
             ``"off"`` nothing is written anywhere, nor is the scan of a large folder kept.
         classes: names of the class folders to use, in this order; a function that chooses them from the

@@ -194,10 +194,9 @@ def remote_images(
     Raises:
         OptionError: an option is given that has no effect for this root, or the root cannot work.
     """
-    if is_url(root):
+    if is_url(root) or (stage is not None and storage_options is None):  # a folder: of a network, or a mount
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
-    given = {"storage_options": storage_options is not None, "stage": stage is not None, "refresh": refresh}
-    for name, is_given in given.items():
+    for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
         if is_given:
             raise OptionError(
                 f"{name}= is for a root that is a URL, such as 's3://bucket/train'; got {str(root)!r}"

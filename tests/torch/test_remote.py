@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,22 @@ def test_workers_that_get_a_pickle(make: Any, near: Any, photo_tree: Path, tmp_p
         _batches(DataLoader(dataset, 5, num_workers=1, multiprocessing_context="forkserver")), theirs
     )
     dataset.close()
+
+
+def test_a_folder_that_is_far_away(photo_tree: Path, tmp_path: Path, caplog: Any) -> None:
+    mount = tmp_path / "mount"
+    shutil.copytree(photo_tree, mount)
+    theirs = _batches(FastLoader(FastImageFolder(photo_tree, STEADY), 5))
+    dataset = FastImageFolder(mount, STEADY, stage=tmp_path / "stage")
+    assert list(dataset.samples) == ImageFolder(mount).samples
+    for _ in range(2):
+        assert _same(_batches(FastLoader(dataset, 5)), theirs)
+    assert dataset.downloaded[0] == len(dataset)
+    dataset.close()
+    again = FastImageFolder(mount, STEADY, stage=tmp_path / "stage")
+    mount.rename(tmp_path / "away")
+    assert _same(_batches(FastLoader(again, 5)), theirs)
+    again.close()
 
 
 def test_behind_wrappers(make: Any, near: Any, photo_tree: Path) -> None:
