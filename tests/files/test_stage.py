@@ -94,7 +94,7 @@ def test_what_cannot_be_copied_is_named(objects: Any, run: Any, tmp_path: Path) 
         (("--status", URL, "x"), "folder alone"),
         ((URL, "x", "--max-bytes", "10K"), "max_bytes"),
         ((URL, "x", "--classes", "no-such"), "no-such"),
-        (("/no/url", "x"), "URL"),
+        (("/no/folder", "x"), "/no/folder/ is not there"),
     ],
 )
 def test_what_cannot_work_is_said(
