@@ -15,11 +15,11 @@ from fastpipe.errors import StageError, StoreError
 from fastpipe.protocols import ListedObjects, StagedObjects
 from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.prefetch import Prefetcher
-from fastpipe.stage.transfers import Int64Array
+from fastpipe.stage.transfers import Int64Array, in_parts
 
 __all__ = ["fill", "verify"]
 
-_PART, _TELL_EVERY_S = 1024, 0.25
+_TELL_EVERY_S, _TELL_EACH = 0.25, 1024
 _ALL = 1 << 62  # bytes: more than there are
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
@@ -45,9 +45,9 @@ def fill(
     rows = np.arange(len(listing), dtype=np.int64)
     missing = rows[~staged.have(rows)]
     run = _StageRun(fetcher, staged, len(missing))
-    prefetcher = Prefetcher(run, _ALL, fetcher.pace, holds=False)
+    prefetcher = Prefetcher(run, _ALL, fetcher.pace)
     try:
-        prefetcher.follow(iter(np.split(missing, range(_PART, len(missing), _PART))))
+        prefetcher.follow(in_parts(missing), holds=False)
         while not run.wait(_TELL_EVERY_S):
             there = rows[staged.have(rows)]
             heard(len(there), int(listing.sizes[there].sum()))
@@ -96,7 +96,7 @@ def verify(
         for row, is_bad in enumerate(pool.map(is_damaged, range(len(listing)))):
             if is_bad:
                 damaged.append(listing.path(row))
-            if row % _PART == 0:
+            if row % _TELL_EACH == 0:
                 heard(row)
     return damaged
 

@@ -32,28 +32,26 @@ class Prefetcher:
         fetches: what it fetches with.
         read_ahead: the most bytes that are fetched and not needed yet.
         pace: how many requests there may be at a time.
-        holds: whether what was fetched is kept until it is taken.  Else fetching is all: who needs it, in
-            another process, finds it near.
         spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
     """
 
-    def __init__(
-        self, fetches: Fetches, read_ahead: int, pace: Pace, *, holds: bool = True, spills: bool = False
-    ) -> None:
+    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, *, spills: bool = False) -> None:
         self._fetches, self._read_ahead, self._pace = fetches, read_ahead, pace
-        self._holds, self._spills = holds, spills
+        self._spills = spills
         self._reset()
         _prefetchers.add(self)
 
-    def follow(self, order: Iterator[Int64Array]) -> None:
+    def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
         """Fetch what comes next.
 
         Args:
             order: gives rows, as int64 (N,), in the order in which they will be needed; asked from any
                 thread, one at a time, and only as far as there is room.
+            holds: whether what is fetched is kept until it is taken.  Else fetching is all: who needs it, in
+                another process, finds it near.
         """
         self._start(self._pace.limit)
-        self._shared.follow(order)
+        self._shared.follow(order, holds)
 
     def need(self, rows: Int64Array) -> None:
         """Say that a batch is being made, which will take these rows: they come before all others."""
@@ -92,7 +90,7 @@ class Prefetcher:
         self._finalizer.detach()  # which would keep, for an error whose traceback has this object, that error
 
     def _reset(self) -> None:
-        self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._holds, self._spills)
+        self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._spills)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, Transfers.close, self._shared)

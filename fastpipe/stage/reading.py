@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -13,13 +12,9 @@ from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.filling import fill, verify
 from fastpipe.stage.pace import Pace
 from fastpipe.stage.prefetch import Prefetcher
-from fastpipe.stage.transfers import Int64Array
+from fastpipe.stage.transfers import Int64Array, in_parts
 
 __all__ = ["ObjectReader"]
-
-_log = logging.getLogger("fastpipe.stage")
-
-_PART = 1024
 
 
 class ObjectReader:
@@ -32,7 +27,6 @@ class ObjectReader:
         key_of: the key that a path stands for, listed or not.
         connections: requests under way at a time, or ``"auto"``.
         read_ahead: bytes that are fetched before they are needed.
-        holds: whether who needs them is in this process; else they are only staged.
         everything: whether all objects are to be staged as soon as may be, not only those that are needed
             next.
     """
@@ -46,15 +40,12 @@ class ObjectReader:
         *,
         connections: int | str,
         read_ahead: int,
-        holds: bool = True,
         everything: bool = False,
     ) -> None:
         self._fetcher = Fetcher(store, listing, staged, Pace(connections))
         self._listing, self._staged, self._key_of = listing, staged, key_of
         self._everything = everything and staged is not None
-        self.prefetcher = Prefetcher(
-            self._fetcher, read_ahead, self._fetcher.pace, holds=holds, spills=self._everything
-        )
+        self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
 
     def read(self, path: str) -> bytes:
         """An object's content.
@@ -75,19 +66,19 @@ class ObjectReader:
         if self._staged is not None:
             self._staged.used(rows)
 
-    def follow(self, order: Iterator[Int64Array], uses: NextUses | None) -> None:
+    def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
         """Fetch ahead of an order of rows.
 
         Args:
             order: rows in the order in which this process needs them.
             uses: when the machine needs them next, by which a full stage makes room.
+            is_here: whether who needs them is in this process; else they are only staged.
         """
         if self._staged is not None:
             self._staged.follow(uses)
         if self._everything:
-            rest = np.arange(len(self._listing), dtype=np.int64)
-            order = chain(order, np.split(rest, range(_PART, len(rest), _PART)))
-        self.prefetcher.follow(order)
+            order = chain(order, in_parts(np.arange(len(self._listing), dtype=np.int64)))
+        self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
         """Download every object that is not staged yet; see ``filling.fill``."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastpipe.errors import ClosedError
 from fastpipe.stage.pace import Pace
 
-__all__ = ["Fetches", "Int64Array", "Transfers"]
+__all__ = ["Fetches", "Int64Array", "Transfers", "in_parts"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -26,6 +26,12 @@ _LOOK_AGAIN_S = 30.0
 _WINDOWS = 4
 _MOST_COMING = 4096
 _ALL = 1 << 62
+_PART = 1024
+
+
+def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
+    """Rows in parts of which each is soon looked at."""
+    return (rows[at : at + _PART] for at in range(0, len(rows), _PART))
 
 
 class Fetches(Protocol):
@@ -64,13 +70,15 @@ class Transfers:
     """What the threads share.  It does not refer to the prefetcher, so that one can be collected.
 
     Args:
-        fetches, read_ahead, pace, holds, spills: the prefetcher's.
+        fetches, read_ahead, pace, spills: the prefetcher's.
+
+    Attributes:
+        holds: as of ``follow``.
     """
 
-    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, holds: bool, spills: bool) -> None:
+    def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, spills: bool) -> None:
         self.fetches, self.read_ahead, self.pace = fetches, read_ahead, pace
-        self.holds, self.spills = holds, spills
-        self.window = _ALL if spills else read_ahead * (_WINDOWS if holds else 1)
+        self.holds, self.spills = True, spills
         self.changed = threading.Condition()
         self.closed = False
         self.slots: dict[int, _Slot] = {}
@@ -135,7 +143,7 @@ class Transfers:
             self.order is not None
             and not self.is_walking
             and len(self.coming) < _MOST_COMING
-            and self.walked - self.begun < self.window
+            and self.walked - self.begun < self._window()
         )
 
     def _walk(self, order: Iterator[Int64Array] | None, generation: int) -> None:
@@ -183,9 +191,14 @@ class Transfers:
 
     # ---- the other side ------------------------------------------------------------------------
 
-    def follow(self, order: Iterator[Int64Array]) -> None:
+    def _window(self) -> int:
+        """Bytes of the order, from what was needed last, that are looked at."""
+        return _ALL if self.spills else self.read_ahead * (_WINDOWS if self.holds else 1)
+
+    def follow(self, order: Iterator[Int64Array], holds: bool) -> None:
         """Take another order."""
         with self.changed:
+            self.holds = holds
             self.generation += 1
             generation = self.generation
             self.order, self.is_walking = order, True
@@ -209,7 +222,9 @@ class Transfers:
             return begins
 
     def _is_left_over(self, slot: _Slot) -> bool:
-        """Whether nobody will take a slot: of a batch that was given up, or of an order that was."""
+        """Whether nobody here will take a slot: of a batch that was given up, or of an order that was."""
+        if not self.holds and slot.is_done:
+            return not slot.waiting
         since = self.generation - slot.generation
         return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
 

@@ -140,7 +140,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
-        if self._remote is not None and os.fspath(directory) == self.root:
+        if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
         return folder.find_classes(directory, self._only_classes)
 

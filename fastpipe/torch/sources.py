@@ -110,7 +110,8 @@ class _FolderLookout:
     def follow(self, ahead: Ahead) -> None:
         for base in self._bases:
             rows = RowsAhead(ahead, self._dataset, base, base._rows)
-            self._reader(base).follow(rows.order(), rows if ahead.is_known else None)
+            uses = rows if ahead.is_known else None
+            self._reader(base).follow(rows.order(), uses, is_here=self._is_here)
 
     def asked(self, indices: Sequence[int]) -> None:
         if self._is_here:
@@ -121,7 +122,7 @@ class _FolderLookout:
 
     def _reader(self, base: FastImageFolder) -> ObjectReader:
         assert base._remote is not None
-        return base._remote.reader(holds=self._is_here)
+        return base._remote.reader()
 
 
 class _Simple:

@@ -51,6 +51,8 @@ class RemoteImages:
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
     ) -> None:
         self._bare, self._location = open_store(root, storage_options)
+        # What all paths begin with: of a folder as it was given, as torchvision has it.
+        self._root = self._location.root if is_url(root) else os.path.join(os.path.expanduser(root), "")
         self._store = RetryingStore(self._bare)
         self._stage, self._refresh = stage, refresh
         self._found: Listing | None = None
@@ -64,29 +66,18 @@ class RemoteImages:
     ) -> tuple[list[str], dict[str, int]]:
         """Class names and their indices."""
         return find_remote_classes(
-            self._store,
-            self._location.root,
-            self._location.prefix,
-            classes,
-            cache=cache,
-            refresh=self._refresh,
+            self._store, self._root, self._location.prefix, classes, cache=cache, refresh=self._refresh
         )
 
     def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
         """List the samples; further arguments as of ``scan_store``."""
         table, self._found = scan_store(
-            self._store, self._location.root, self._location.prefix, class_to_idx, refresh=self._refresh,
-            **options
+            self._store, self._root, self._location.prefix, class_to_idx, refresh=self._refresh, **options
         )  # fmt: skip
         self._table = table.copy()
         if self._stage is not None:
             StageFolder(self._stage).close()  # whether it can be used shows now
         return table
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self._store.name
 
     @property
     def listing(self) -> Listing:
@@ -116,7 +107,7 @@ class RemoteImages:
     def describe(self) -> str:
         """Where images come from, in one line."""
         near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
-        return f"{self._location.root}  →  {self._store.describe()}, {near}"
+        return f"{self._root}  →  {self._store.describe()}, {near}"
 
     def state(self, path: str) -> bytes:
         """What tells this version of an image from others: 16 bytes."""
@@ -142,14 +133,10 @@ class RemoteImages:
             paths = [os.fspath(samples[position][0]) for position in positions.tolist()]
         return np.array([self.listing.find(path) for path in paths], np.int64)
 
-    def reader(self, *, holds: bool = True) -> ObjectReader:
-        """This process's reader, made when it is first needed.
-
-        Args:
-            holds: whether images are needed in this process; else they are only staged here.
-        """
+    def reader(self) -> ObjectReader:
+        """This process's reader, made when it is first needed."""
         if self._reader is None or self._pid != os.getpid():
-            self._reader, self._pid = self._make_reader(holds), os.getpid()
+            self._reader, self._pid = self._make_reader(), os.getpid()
         return self._reader
 
     @property
@@ -157,7 +144,7 @@ class RemoteImages:
         """Whether processes find here what one of them has fetched."""
         return self._stage is not None
 
-    def _make_reader(self, holds: bool) -> ObjectReader:
+    def _make_reader(self) -> ObjectReader:
         listing, stage = self.listing, self._stage
         read_ahead: int | str = "auto" if stage is None else stage.read_ahead
         if read_ahead == "auto":
@@ -166,10 +153,15 @@ class RemoteImages:
         connections = "auto" if stage is None else stage.connections
         # A store of its own, which it closes.
         return ObjectReader(
-            RetryingStore(self._bare), listing, staged, self._location.key, connections=connections,
-            read_ahead=int(read_ahead), holds=holds,
-            everything=stage is not None and stage.mode == "mirror",
+            RetryingStore(self._bare), listing, staged, self._key_of, connections=connections,
+            read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",
         )  # fmt: skip
+
+    def _key_of(self, path: str) -> str:
+        """The key of a path, listed or not."""
+        if path.startswith(self._root):
+            return self._location.prefix + path[len(self._root) :]
+        return self._location.key(path)
 
     def _open_stage(self, stage: Stage) -> StageTable | None:
         """The staged images; None where the stage cannot be used any more."""

@@ -269,8 +269,8 @@ def test_batches_that_were_given_up_are_forgotten(make: Any) -> None:
 
 def test_for_other_processes_nothing_is_held(make: Any) -> None:
     store = _Store()
-    prefetcher = make(store, room=8, holds=False)
-    prefetcher.follow(parts(range(100)))
+    prefetcher = make(store, room=8)
+    prefetcher.follow(parts(range(100)), holds=False)
     store.wait_begun(8)
     _idle(prefetcher)
     assert not prefetcher._shared.slots and prefetcher.held == 0

@@ -135,6 +135,45 @@ def test_a_folder_that_is_far_away(photo_tree: Path, tmp_path: Path, caplog: Any
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "root"),
+    [
+        (str, "train"),
+        (str, "train/"),
+        (str, "./train"),
+        (str, "~/train"),
+        (Path, "train"),
+        (Path, "../x/train"),
+    ],
+)
+def test_a_staged_folder_has_the_paths_that_torchvision_gives(
+    kind: Any, root: str, photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "train").symlink_to(photo_tree)
+    monkeypatch.chdir(tmp_path / "x")
+    monkeypatch.setenv("HOME", str(tmp_path / "x"))
+    theirs = ImageFolder(kind(root))
+    ours = FastImageFolder(kind(root), stage=tmp_path / "stage")
+    assert (ours.root, list(ours.samples), ours.classes) == (theirs.root, theirs.samples, theirs.classes)
+    assert ours[3][0].tobytes() == theirs[3][0].tobytes()
+    ours.close()
+
+
+def test_for_workers_nothing_is_held_in_the_parent_whatever_it_read_before(make: Any, tmp_path: Path) -> None:
+    dataset = make(stage=tmp_path / "stage")
+    dataset[0], next(iter(FastLoader(dataset, 2)))
+    loader = FastLoader(dataset, 5, shuffle=True, seed=1, num_workers=2)
+    for _ in range(2):
+        _batches(loader)
+    prefetcher = dataset._remote.reader().prefetcher
+    while prefetcher.busy:
+        torch.empty(0)
+    assert not any(
+        slot.generation == prefetcher._shared.generation for slot in prefetcher._shared.slots.values()
+    )
+
+
 def test_behind_wrappers(make: Any, near: Any, photo_tree: Path) -> None:
     def run(first: Any, second: Any) -> list[Any]:
         both = ConcatDataset([Subset(first, [3, 9, 4]), second])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +82,8 @@ class RetryingStore:
         self._store, self._policy = store, policy
         self._clock, self._wait, self._draw = clock, wait, draw
         self._shared = PerProcess(lambda: _Health(store.name, policy, clock))
+
+        _stores.add(self)
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._store!r})"
@@ -168,6 +172,18 @@ class RetryingStore:
 
     def _refuse(self) -> NoReturn:
         raise ClosedError(f"the store {self._store.name} has been closed")
+
+
+_stores: weakref.WeakSet[RetryingStore] = weakref.WeakSet()
+
+
+def _end_waits() -> None:
+    """Let nobody wait for a store when the interpreter ends, which waits for its threads."""
+    for store in list(_stores):
+        store._shared.get().closed.set()
+
+
+atexit.register(_end_waits)
 
 
 class _Health:
