@@ -252,9 +252,6 @@ class ListedObjects(Protocol):
     def version(self, row: int) -> str:
         """Of which version it was listed; empty where the store has none."""
 
-    def find(self, path: str) -> int:
-        """The row of a path; -1 where it was not listed."""
-
 
 class NextUses(Protocol):
     """When objects are needed next."""

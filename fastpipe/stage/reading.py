@@ -47,14 +47,17 @@ class ObjectReader:
         self._everything = everything and staged is not None
         self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, row: int) -> bytes:
         """An object's content.
+
+        Args:
+            path: its path.
+            row: its row; -1 where it was not listed.
 
         Raises:
             FileNotFoundError: it is not in the store any more.
             StoreError: the store does not give it.
         """
-        row = self._listing.find(path)
         if row < 0:  # somebody put the path there
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)

@@ -84,11 +84,6 @@ class StageTable:
         found: npt.NDArray[np.bool_] = self._first[rows] != 0
         return found
 
-    def path(self, row: int) -> str | None:
-        """Where an object is; None where it is not there."""
-        path = self._folder.object_path(self._name_of(row))
-        return path if os.path.exists(path) else None
-
     def read(self, row: int) -> bytes | None:
         """An object's content; None where it is not there, or not whole."""
         first, second = self._names[row].item()

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _log = logging.getLogger("fastpipe.stage")
 
 _UNKNOWN = 1 << 62
 _READ_AHEAD = 256 << 20
+_FOUND = 4096  # paths whose rows are remembered: of more samples than are being made at a time
 
 
 class RemoteImages:
@@ -111,12 +113,13 @@ class RemoteImages:
 
     def state(self, path: str) -> bytes:
         """What tells this version of an image from others: 16 bytes."""
-        row = self.listing.find(path)
+        row = self._row_of(path)
         return bytes(16) if row < 0 else self.listing.name(row, self._store.name)
 
     def read(self, path: str) -> bytes:
         """An image's file."""
-        return self.reader().read(path)
+        row = self._row_of(path)
+        return self.reader().read(path, row)
 
     def load(self, path: str) -> Any:
         """An image as torchvision's default loader would give it, if it could open the path."""
@@ -131,13 +134,18 @@ class RemoteImages:
             paths = [samples.path(position) for position in positions.tolist()]
         else:
             paths = [os.fspath(samples[position][0]) for position in positions.tolist()]
-        return np.array([self.listing.find(path) for path in paths], np.int64)
+        return np.array([self._row_of(path) for path in paths], np.int64)
 
     def reader(self) -> ObjectReader:
         """This process's reader, made when it is first needed."""
         if self._reader is None or self._pid != os.getpid():
             self._reader, self._pid = self._make_reader(), os.getpid()
         return self._reader
+
+    @cached_property
+    def _row_of(self) -> Callable[[str], int]:
+        """Finds the row of a path, which each sample is asked for several times; -1 if it was not listed."""
+        return lru_cache(_FOUND)(self.listing.find)
 
     @property
     def is_shared(self) -> bool:
@@ -175,7 +183,7 @@ class RemoteImages:
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_row_of"} | {"_reader": None}
 
 
 def remote_images(

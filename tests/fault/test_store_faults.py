@@ -52,6 +52,14 @@ def expected(s3: Any, bucket: str, photo_tree: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def _put_tree(s3: Any, bucket: str, photo_tree: Path) -> list[Path]:
+    """Put the tree's files into a bucket, once; which they are."""
+    files = [path for path in sorted(photo_tree.rglob("*")) if path.is_file()]
+    for path in files:
+        s3.put(bucket, f"train/{path.parent.name}/{path.name}", path.read_bytes())
+    return files
+
+
 @pytest.fixture(params=["ahead", "staged"])
 def near(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """Options of a dataset: without a stage, and with one."""
@@ -237,11 +245,9 @@ def test_workers_of_every_kind_get_in(s3: Any, bucket: str, expected: Any, near:
         dataset.close()
 
 
-def test_an_object_that_is_deleted_meanwhile_is_a_bad_sample(s3: Any, bucket: str, photo_tree: Path) -> None:
+def test_an_object_that_is_deleted_meanwhile_is_a_bad_sample(s3: Any, photo_tree: Path) -> None:
     name = s3.bucket()
-    files = [path for path in sorted(photo_tree.rglob("*")) if path.is_file()]
-    for path in files:
-        s3.put(name, f"train/{path.parent.name}/{path.name}", path.read_bytes())
+    files = _put_tree(s3, name, photo_tree)
     dataset = _dataset(name, s3.options, bad_samples="skip")
     gone = files[3]
     s3.delete(name, f"train/{gone.parent.name}/{gone.name}")
@@ -254,9 +260,7 @@ def test_an_object_that_is_deleted_meanwhile_is_a_bad_sample(s3: Any, bucket: st
 
 def test_an_object_that_is_replaced_meanwhile_is_used_as_it_is(s3: Any, photo_tree: Path, near: Any) -> None:
     name = s3.bucket()
-    files = [path for path in sorted(photo_tree.rglob("*")) if path.is_file()]
-    for path in files:
-        s3.put(name, f"train/{path.parent.name}/{path.name}", path.read_bytes())
+    files = _put_tree(s3, name, photo_tree)
     dataset = _dataset(name, s3.options, **near)
     s3.put(name, f"train/{files[0].parent.name}/{files[0].name}", files[1].read_bytes())
     for _ in range(2):

@@ -146,7 +146,7 @@ def test_threads_that_find_no_room_at_once(opened: Opened) -> None:
 def test_a_name_that_a_killed_writer_has_left_keeps_the_bytes(opened: Opened, tmp_path: Path) -> None:
     table = opened()
     keep(table, *range(10))
-    os.link(table.path(3) or "", stage_in(tmp_path) / "writing" / "17")
+    os.link(table._folder.object_path(name_of(3)), stage_in(tmp_path) / "writing" / "17")
     table.follow(Uses(np.r_[np.zeros(3, np.int64), 60, np.full(6, 50), np.zeros(ROWS - 10, np.int64)]))
     assert keep(table, 20) == [20]
     assert there(table) == [0, 1, 2, *range(4, 9), 20], "it took another one as well"
