@@ -14,6 +14,7 @@ from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
+from fastpipe.bench.s3 import case as s3
 from fastpipe.bench.volume import case as volume
 
 __all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
@@ -36,6 +37,11 @@ CASES = {
         "patches of a Zarr volume: zarr-python + DataLoader against FastPatchDataset + FastLoader",
         volume.add_arguments,
         volume.run,
+    ),
+    "s3": Command(
+        "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader",
+        s3.add_arguments,
+        s3.run,
     ),
 }
 

@@ -15,6 +15,7 @@ from fastpipe.errors import OptionError
 
 __all__ = [
     "amplification_lines",
+    "bucket_lines",
     "data_line",
     "first_batch_lines",
     "machine_line",
@@ -32,6 +33,7 @@ _PACKAGES = {
     "images": ("fastpipe", "torch", "torchvision", "pillow"),
     "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
+    "s3": ("fastpipe", "torch", "torchvision", "obstore"),
 }
 
 # In a narrower terminal the notes would be columns of single words.
@@ -110,6 +112,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         *first_batch_lines(result),
         *memory_lines(result),
         *amplification_lines(result),
+        *bucket_lines(result),
         _floor_sentence(result),
         f"FastLoader's stages, {stage_line(result)} {meaning}",
         data_line(result),
@@ -171,6 +174,27 @@ def amplification_lines(result: Mapping[str, Any]) -> list[str]:
     return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
 
 
+def bucket_lines(result: Mapping[str, Any]) -> list[str]:
+    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
+    lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
+    if stall := result.get("stall"):
+        lines += [
+            f"a step that takes {stall['rate']:g} images/s waits {one['median']:.1%} of the first epoch"
+            f" ({min(one['raw']):.1%} to {max(one['raw']):.1%}): {one['label']}"
+            for one in stall["rows"]
+        ]
+    if again := result.get("refetch"):
+        span = f"{min(again['raw']):.1%} to {max(again['raw']):.1%}"
+        lines.append(
+            f"a stage of {again['part']:.0%} of the size downloads {again['median']:.1%} of the objects again"
+            f" ({span}); one that removes what was used longest ago would {again['lru']:.1%}"
+        )
+    for key, used in result.get("cpu", {}).items():
+        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in used.items() if seconds)
+        lines.append(f"processor seconds for 1,000 images: {labels[key]}: {words}")
+    return lines
+
+
 def _topology(entry: Mapping[str, Any]) -> str:
     """Threads, where the case tells them, and workers."""
     workers = f"{entry['workers']} workers"
@@ -199,7 +223,10 @@ def markdown(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
     first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
-    more = [*first_batch_lines(result), *memory_lines(result), *amplification_lines(result)]
+    more = [
+        *first_batch_lines(result), *memory_lines(result), *amplification_lines(result),
+        *bucket_lines(result),
+    ]  # fmt: skip
     lines += [
         *([""] if more else []),
         *(f"- {line}" for line in more),

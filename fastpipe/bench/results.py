@@ -63,6 +63,9 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "first_batch": dict,
     "memory": dict,
     "amplification": dict,
+    "stall": dict,
+    "refetch": dict,
+    "cpu": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import functools
 import os
+from collections.abc import Callable
 
-__all__ = ["link_file", "read_file", "write_file"]
+__all__ = ["move_file", "read_file", "write_file"]
+
+# Of renameat2(2): paths are not relative to a folder that is open; never replace a file.
+_HERE, _NOREPLACE = -100, 1
 
 
 def read_file(path: str, size: int) -> bytes:
@@ -39,8 +46,8 @@ def write_file(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def link_file(path: str, name: str) -> bool:
-    """Give a file another name as well, unless there is one of that name; whether it was given.
+def move_file(path: str, name: str) -> bool:
+    """Give a file another name, unless there is one of that name; whether it was given.
 
     The last folder of the name is made where it is missing, and none above it.
 
@@ -49,11 +56,34 @@ def link_file(path: str, name: str) -> bool:
     """
     try:
         try:
-            os.link(path, name)
+            _rename(path, name)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(name), 0o700)
-            os.link(path, name)
+            _rename(path, name)
     except FileExistsError:
         return False
     return True
+
+
+def _rename(path: str, name: str) -> None:
+    """Rename a file, but never over another one."""
+    call = _renameat2()
+    if call is not None:
+        if call(_HERE, os.fsencode(path), _HERE, os.fsencode(name), _NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):  # which file systems say that cannot do it
+            raise OSError(number, os.strerror(number), path, None, name)
+    os.link(path, name)
+    os.unlink(path)
+
+
+@functools.cache
+def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    """renameat2(2), where the C library has it."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+        call.restype = ctypes.c_int
+    return call

@@ -224,6 +224,7 @@ class StageFolder:
 
     def close(self) -> None:
         """Let go of it."""
+        self.ledger.settle()
         self.locks.close()
 
     def _begin_use(self, stage: Stage) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import struct
+import threading
+import weakref
 from typing import NamedTuple
 
 from fastpipe.stage.locks import LockFile
@@ -15,6 +18,8 @@ __all__ = ["Ledger"]
 _FORM = 0x4750465354414702
 _NUMBERS = struct.Struct("<QQqqqq")
 _LOCK = 0
+# Reserved at a time: a part of what may be there, and no more than the most; and numbers of files.
+_PARTS, _MOST, _NUMBERED = 256, 32 << 20, 1024
 
 
 class _Count(NamedTuple):
@@ -37,11 +42,30 @@ class _Count(NamedTuple):
     tables: int
 
 
+class _Advance:
+    """What a process has reserved and not used yet, for files that it is going to write."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Have nothing."""
+        self.lock = threading.Lock()
+        self.nbytes = 0
+        self.number, self.numbers = 0, 0  # the next number, and how many there are
+        self.writing = 0  # files that are being written
+        self.is_counted = False  # among what is under way
+
+
 class Ledger:
     """Counts what is reserved and freed, at the beginning of the file that is locked.
 
     Bytes are reserved before a file is written and freed after it is gone: who is killed between the two
     leaves too large a number, and never a file that was not counted; and it shows that it is too large.
+
+    Where there is much room, bytes are reserved for many files at a time, as a lock among processes costs as
+    much as writing a small file.  What is left of them is given back by ``settle``, when this object is
+    collected, and by the interpreter's end.
 
     The numbers are read and written, not mapped to memory: a process lives on when the file was cut or the
     disk is full.
@@ -51,46 +75,81 @@ class Ledger:
     """
 
     def __init__(self, lock: LockFile) -> None:
-        self._lock = lock
+        self._lock, self._advance = lock, _Advance()
+        weakref.finalize(self, _settle, lock, self._advance)
+        _advances.add(self._advance)
 
     @property
     def is_reliable(self) -> bool:
         """Whether everything was counted to the end; to be asked while nobody else uses it."""
-        count = self._read()
+        count = _read(self._lock)
         return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are there or reserved."""
-        return max(0, self._read().nbytes)
+        """Bytes that are there, are being written, or that other processes have reserved."""
+        return max(0, _read(self._lock).nbytes - self._advance.nbytes)
 
     @property
     def tables(self) -> int:
         """How many tables were opened so far."""
-        return self._read().tables
+        return _read(self._lock).tables
 
     def reset(self, nbytes: int) -> None:
-        """Begin anew with what was counted."""
-        with self._lock.alone(_LOCK):
-            count = self._read()
-            self._write(count._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
+        """Begin anew with what was counted, while nobody writes."""
+        advance = self._advance
+        with advance.lock, self._lock.alone(_LOCK):
+            count = _read(self._lock)
+            _write(self._lock, count._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
+            advance.nbytes, advance.is_counted = 0, False
 
     def reserve(self, nbytes: int, limit: int) -> int:
         """Begin to write a file: a number that no other one has got, or -1 where there is no room for it."""
-        with self._lock.alone(_LOCK):
-            count = self._read()
-            if count.form != _FORM or count.nbytes + nbytes > limit:
+        advance = self._advance
+        with advance.lock:
+            if (advance.nbytes < nbytes or not advance.numbers) and not self._reserve_more(nbytes, limit):
                 return -1
-            self._write(
+            advance.nbytes -= nbytes
+            advance.writing += 1
+            advance.numbers -= 1
+            advance.number += 1
+            return advance.number - 1
+
+    def _reserve_more(self, nbytes: int, limit: int) -> bool:
+        """Have at least so many bytes, and a number."""
+        advance = self._advance
+        missing = nbytes - advance.nbytes
+        with self._lock.alone(_LOCK):
+            count = _read(self._lock)
+            room = limit - count.nbytes
+            if count.form != _FORM or missing > room:
+                return False
+            more = max(0, missing, min(room, limit // _PARTS, _MOST))
+            _write(
+                self._lock,
                 count._replace(
-                    nbytes=count.nbytes + nbytes, under_way=count.under_way + 1, files=count.files + 1
-                )
-            )
-            return count.files
+                    nbytes=count.nbytes + more, under_way=count.under_way + (not advance.is_counted),
+                    files=count.files + _NUMBERED,
+                ),
+            )  # fmt: skip
+        advance.nbytes += more
+        advance.number, advance.numbers = count.files, _NUMBERED
+        advance.is_counted = True
+        return True
 
     def written(self, freed: int = 0) -> None:
         """A file that was begun is there; or it is not, and its bytes are free."""
-        self._add(-freed, -1)
+        advance = self._advance
+        with advance.lock:
+            advance.writing -= 1
+            advance.nbytes += freed
+            is_idle = not advance.writing and (freed > 0 or not advance.nbytes)
+        if is_idle:
+            self.settle()
+
+    def settle(self) -> None:
+        """Give back what is reserved and not used."""
+        _settle(self._lock, self._advance)
 
     def remove(self) -> None:
         """Begin to remove a file."""
@@ -107,24 +166,40 @@ class Ledger:
     def note_table(self) -> None:
         """Hear that a table was opened."""
         with self._lock.alone(_LOCK):
-            count = self._read()
-            self._write(count._replace(tables=count.tables + 1))
+            count = _read(self._lock)
+            _write(self._lock, count._replace(tables=count.tables + 1))
 
     def _add(self, nbytes: int, under_way: int) -> None:
         with self._lock.alone(_LOCK):
-            count = self._read()
-            self._write(
+            count = _read(self._lock)
+            _write(
+                self._lock,
                 count._replace(
                     nbytes=max(0, count.nbytes + nbytes), under_way=max(0, count.under_way + under_way)
-                )
+                ),
             )
 
-    def _read(self) -> _Count:
-        data = os.pread(self._lock.descriptor, _NUMBERS.size, 0)
-        return _Count._make(_NUMBERS.unpack(data)) if len(data) == _NUMBERS.size else _Count(0, 0, 0, 0, 0, 0)
 
-    def _write(self, count: _Count) -> None:
-        os.pwrite(self._lock.descriptor, _NUMBERS.pack(*count), 0)
+def _read(lock: LockFile) -> _Count:
+    data = os.pread(lock.descriptor, _NUMBERS.size, 0)
+    return _Count._make(_NUMBERS.unpack(data)) if len(data) == _NUMBERS.size else _Count(0, 0, 0, 0, 0, 0)
+
+
+def _write(lock: LockFile, count: _Count) -> None:
+    os.pwrite(lock.descriptor, _NUMBERS.pack(*count), 0)
+
+
+def _settle(lock: LockFile, advance: _Advance) -> None:
+    with advance.lock:
+        if not advance.is_counted or lock.is_closed:
+            return
+        is_last = not advance.writing
+        with contextlib.suppress(OSError), lock.alone(_LOCK):  # else it shows that it is too large
+            count = _read(lock)
+            nbytes, under_way = max(0, count.nbytes - advance.nbytes), max(0, count.under_way - is_last)
+            _write(lock, count._replace(nbytes=nbytes, under_way=under_way))
+        advance.nbytes = 0
+        advance.is_counted = not is_last
 
 
 @functools.cache
@@ -135,3 +210,15 @@ def _boot() -> int:
             return int.from_bytes(hashlib.blake2b(file.read(), digest_size=8).digest(), "little")
     except OSError:
         return 0
+
+
+_advances: weakref.WeakSet[_Advance] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    for advance in list(_advances):
+        advance.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

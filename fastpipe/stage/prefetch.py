@@ -50,16 +50,21 @@ class Prefetcher:
             holds: whether what is fetched is kept until it is taken.  Else fetching is all: who needs it, in
                 another process, finds it near.
         """
-        self._start(self._pace.limit)
+        self._crew.grow(self._shared)
         self._shared.follow(order, holds)
 
     def need(self, rows: Int64Array) -> None:
         """Say that a batch is being made, which will take these rows: they come before all others."""
         near, sizes = self._fetches.are_near(rows), self._fetches.nbytes(rows)
-        if not self._threads and near.all():
+        if not self._crew.threads and near.all():
             return
-        self._start(self._pace.limit)
+        self._crew.grow(self._shared)
         self._shared.need(rows.tolist(), near.tolist(), sizes.tolist())
+
+    def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
+        """Say that nobody will take rows: which ``need`` was told of, or else only the order."""
+        if self._crew.threads:
+            self._shared.forgo(rows.tolist(), were_needed=were_needed)
 
     def take(self, row: int) -> bytes:
         """A row's content; waits for it where it is under way.
@@ -83,40 +88,15 @@ class Prefetcher:
     def close(self) -> None:
         """End the threads and wait for them; what is taken then is fetched by whoever takes it."""
         self._shared.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        self._crew.join()
         self._shared.slots.clear()
         self._finalizer.detach()  # which would keep, for an error whose traceback has this object, that error
 
     def _reset(self) -> None:
         self._shared = Transfers(self._fetches, self._read_ahead, self._pace, self._spills)
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._crew = _Crew()
         self._finalizer = weakref.finalize(self, Transfers.close, self._shared)
         self._finalizer.atexit = False
-
-    def _start(self, count: int) -> None:
-        """Have so many threads."""
-        if len(self._threads) >= count or self._shared.closed:
-            return
-        with self._lock:
-            while len(self._threads) < count:
-                thread = threading.Thread(
-                    target=_work,
-                    args=(self._shared,),
-                    name=f"fastpipe-fetch-{len(self._threads)}",
-                    daemon=True,
-                )
-                _running.add(thread)
-                try:
-                    thread.start()
-                except RuntimeError:  # no more threads to be had: fewer will do, but not none
-                    _running.discard(thread)
-                    if not self._threads:
-                        raise
-                    return
-                self._threads.append(thread)
 
     def _after_fork(self) -> None:
         self._finalizer.detach()
@@ -125,9 +105,43 @@ class Prefetcher:
         self._shared.closed = closed
 
 
-def _work(shared: Transfers) -> None:
+class _Crew:
+    """Threads that fetch: as many as the pace has allowed so far."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def grow(self, shared: Transfers) -> None:
+        """Have as many as the pace allows now."""
+        if len(self.threads) >= shared.pace.limit:
+            return
+        with self._lock:
+            while len(self.threads) < shared.pace.limit and not shared.closed:
+                name = f"fastpipe-fetch-{len(self.threads)}"
+                thread = threading.Thread(target=_work, args=(shared, self), name=name, daemon=True)
+                _running.add(thread)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                    _running.discard(thread)
+                    if not self.threads:
+                        raise
+                    return
+                self.threads.append(thread)
+
+    def join(self) -> None:
+        """Wait for the end of all, once what they share is closed."""
+        with self._lock:  # whoever has it starts its last ones
+            threads = list(self.threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+def _work(shared: Transfers, crew: _Crew) -> None:
     try:
-        shared.work()
+        shared.work(lambda: crew.grow(shared))
     finally:
         _running.discard(threading.current_thread())
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fastpipe.protocols import NextUses
 from fastpipe.stage.eviction import Leftovers, NeededLast
-from fastpipe.stage.files import link_file, read_file, write_file
+from fastpipe.stage.files import move_file, read_file, write_file
 from fastpipe.stage.locks import LockFile
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class StageTable:
     def follow(self, uses: NextUses | None) -> None:
         """Hear when objects are needed, by which room is made; None where nobody knows."""
         self._order = None
+        self._folder.ledger.settle()  # an epoch that needs nothing new holds nothing
         with self._lock:
             try:
                 self._follows = not self._locks.is_closed and self._may_follow(uses)
@@ -285,10 +286,11 @@ class StageTable:
         try:
             try:
                 write_file(temporary, data)
-                is_new = link_file(temporary, path)
+                is_new = move_file(temporary, path)
             finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                if not is_new:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary)
         except BaseException:
             self._forget(row)
             raise

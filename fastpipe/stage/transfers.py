@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ _LOOK_AGAIN_S = 30.0
 # near already: beyond it these may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
+_AT_FIRST = 64  # objects, or two for each request that there may be: ahead before any was needed
 _ALL = 1 << 62
 _PART = 1024
 
@@ -94,9 +95,14 @@ class Transfers:
 
     # ---- the threads' side ---------------------------------------------------------------------
 
-    def work(self) -> None:
-        """Fetch until the end."""
+    def work(self, grow: Callable[[], None]) -> None:
+        """Fetch until the end.
+
+        Args:
+            grow: called now and then; starts further threads where the pace allows more than there are.
+        """
         while (row := self._next_row()) is not None:
+            grow()
             data, error = None, None
             try:
                 data = self.fetches.fetch(row)
@@ -129,7 +135,10 @@ class Transfers:
         if not self.coming:
             return None
         row, (nbytes, times) = next(iter(self.coming.items()))
-        has_room = not self.ahead or self.ahead + nbytes <= self.read_ahead
+        # As much ahead as was needed so far: what comes next is not to wait, for processors or for the
+        # network, for all that comes later.
+        most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * self.pace.limit) * nbytes))
+        has_room = not self.ahead or self.ahead + nbytes <= (self.read_ahead if self.spills else most)
         if not (has_room or self.spills):
             return None
         del self.coming[row]
@@ -253,6 +262,38 @@ class Transfers:
                 slot.wants += self.holds
                 slot.generation = self.generation
             self.changed.notify(max(news, self.pace.limit - self.active, 1))
+
+    def forgo(self, rows: list[int], *, were_needed: bool) -> None:
+        """Let go of rows that nobody will take: which ``need`` was told of, or else only the order."""
+        with self.changed:
+            for row in rows:
+                slot = self.slots.get(row)
+                if slot is None:
+                    nbytes, times = self.coming.get(row, (0, 0))
+                    if times and not were_needed:
+                        self.begun += nbytes
+                        self.coming[row] = nbytes, times - 1
+                        if times == 1:
+                            del self.coming[row]
+                elif were_needed and slot.wants:
+                    slot.wants -= 1
+                    self._without(row, slot)
+                elif slot.coming and not were_needed:
+                    slot.coming -= 1
+                    self.begun += slot.nbytes
+                    self._without(row, slot)
+            self.changed.notify(max(1, self.pace.limit - self.active))
+
+    def _without(self, row: int, slot: _Slot) -> None:
+        """A row is wanted once less: drop it where nobody is left who wants it."""
+        if slot.wants or slot.waiting or (slot.coming and not slot.is_needed):
+            return
+        if slot.is_done:
+            self._let_go(row, slot)
+            return
+        if not slot.is_needed:
+            self.ahead -= slot.nbytes * slot.is_held
+        slot.is_held = False  # so that it is dropped when it is there
 
     def take(self, row: int) -> bytes | None:
         """A row's content; None if it is not fetched ahead."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from fastpipe.options import Stage
+from fastpipe.stage import files
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.ledger import Ledger
 from fastpipe.stage.locks import LockFile, locks_are_possible
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 ROWS, SIZE, LIMIT = 60, 4096, 20 * 4096
 STEPS = [
-    (os, "open"), (os, "write"), (os, "link"), (os, "unlink"), (os, "pwrite"), (Ledger, "written"),
+    (os, "open"), (os, "write"), (files, "_rename"), (os, "unlink"), (os, "pwrite"), (Ledger, "written"),
     (Ledger, "remove"), (Ledger, "removed"), (StageTable, "_note"), (LockFile, "take"), (LockFile, "stay"),
     (LockFile, "release"),
 ]  # fmt: skip

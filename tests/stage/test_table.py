@@ -18,6 +18,7 @@ import pytest
 
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
+from fastpipe.stage import files
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.locks import locks_are_possible
 from fastpipe.stage.table import StageTable
@@ -367,7 +368,7 @@ def test_an_object_that_cannot_be_moved_is_not_there_and_not_counted(
     table = opened()
     keep(table, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "link", refused)
+        patched.setattr(files, "_rename", refused)
         assert not keep(table, *range(2, 9))
     assert "Read-only file system" in caplog.text
     assert len(caplog.records) == 1

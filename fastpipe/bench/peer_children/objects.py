@@ -1,0 +1,135 @@
+"""A bucket's objects in torch's DataLoader: boto3, Amazon's S3 connector, LitData's raw files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from fastpipe.bench.peer_children.protocol import Batches, Job, PeerError, Stream
+
+__all__ = ["stream"]
+
+
+class _Photos:
+    """Decodes and transforms; what brings bytes is made in each worker."""
+
+    def __init__(self, job: Job) -> None:
+        from torchvision import transforms
+
+        self._job = job
+        self._transform = transforms.Compose([
+            transforms.RandomResizedCrop(job.side), transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(), transforms.Normalize(job.mean, job.std),
+        ])  # fmt: skip
+        self._client: Any = None
+
+    def __len__(self) -> int:
+        return len(self._job.files)
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        return self._made(self._get(self._job.files[place]), place)
+
+    def _made(self, data: bytes, place: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        return self._transform(Image.open(io.BytesIO(data)).convert("RGB")), self._job.labels[place]
+
+    def _get(self, key: str) -> bytes:
+        raise NotImplementedError
+
+
+class _Boto3(_Photos):
+    """``get_object`` for each photo."""
+
+    def _get(self, key: str) -> bytes:
+        import boto3
+
+        options = self._job.options
+        if self._client is None:
+            self._client = boto3.client(
+                "s3", endpoint_url=options["endpoint"], aws_access_key_id=options["key"],
+                aws_secret_access_key=options["secret"], region_name="us-east-1",
+            )  # fmt: skip
+        found: bytes = self._client.get_object(Bucket=options["bucket"], Key=key)["Body"].read()
+        return found
+
+
+class _Connector(_Photos):
+    """An ``S3MapDataset``, whose objects are read whole."""
+
+    def _get(self, key: str) -> bytes:
+        from s3torchconnector import S3ClientConfig, S3MapDataset
+
+        options = self._job.options
+        if self._client is None:
+            self._client = S3MapDataset.from_objects(
+                [f"s3://{options['bucket']}/{file}" for file in self._job.files], region="us-east-1",
+                endpoint=options["endpoint"], s3client_config=S3ClientConfig(force_path_style=True),
+            )  # fmt: skip
+            self._places = {file: place for place, file in enumerate(self._job.files)}
+        found: bytes = self._client[self._places[key]].read()
+        return found
+
+
+class _Raw(_Photos):
+    """A ``StreamingRawDataset``, which fetches the objects of a batch side by side."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        from litdata import StreamingRawDataset
+
+        options = job.options
+        self._raw: Any = StreamingRawDataset(
+            f"s3://{options['bucket']}/{job.folder}",
+            cache_dir=job.scratch,
+            storage_options={"endpoint_url": options["endpoint"]},
+        )
+        found = {item.path.partition(f"{options['bucket']}/")[2]: n for n, item in enumerate(self._raw.items)}
+        self._numbers = [found[file] for file in job.files]
+
+    def __getitems__(self, places: Sequence[int]) -> list[tuple[Any, int]]:
+        datas = self._raw.__getitems__([self._numbers[place] for place in places])
+        return [self._made(data, place) for data, place in zip(datas, places, strict=True)]
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        return self._made(self._raw[self._numbers[place]], place)
+
+
+_KINDS: dict[str, tuple[type[_Photos], tuple[str, ...]]] = {
+    "boto3": (_Boto3, ("boto3", "torch")),
+    "connector": (_Connector, ("s3torchconnector", "torch")),
+    "raw": (_Raw, ("litdata", "torch")),
+}
+
+
+def stream(job: Job) -> Stream:
+    """Epochs of whole batches; ``options["kind"]`` says whose, ``options["workers"]`` how many processes.
+
+    Raises:
+        PeerError: it cannot read the bucket.
+    """
+    import os
+
+    from torch.utils.data import DataLoader
+
+    # Which all of them look at; there is no certificate on loopback.
+    os.environ["AWS_ACCESS_KEY_ID"] = str(job.options["key"])
+    os.environ["AWS_SECRET_ACCESS_KEY"] = str(job.options["secret"])
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    os.environ.pop("AWS_CA_BUNDLE", None)
+    kind, packages = _KINDS[str(job.options["kind"])]
+    try:
+        dataset = kind(job)
+    except Exception as error:  # whatever it stumbles over
+        raise PeerError(f"cannot list the bucket: {type(error).__name__}: {error}") from None
+    loader: Any = DataLoader(
+        dataset, job.batch_size, shuffle=True, num_workers=int(job.options["workers"]),  # type: ignore[arg-type]
+        persistent_workers=True,
+    )  # fmt: skip
+
+    def batches() -> Batches:
+        while True:
+            yield from loader
+
+    return Stream(batches(), 0, packages, renewed=batches)
