@@ -31,7 +31,8 @@ from fastpipe.errors import StageError
 from fastpipe.options import Stage
 from fastpipe.stage.ledger import Ledger
 from fastpipe.stage.locks import LockFile, locks_are_possible
-from fastpipe.stage.table import StageTable, names_in_use
+from fastpipe.stage.table import StageTable
+from fastpipe.stage.table_files import names_in_use
 
 __all__ = ["StageFolder", "Usage"]
 

@@ -69,6 +69,15 @@ class ObjectReader:
         if self._staged is not None:
             self._staged.used(rows)
 
+    def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
+        """Say that rows will not be read, or once less than was said.
+
+        Args:
+            rows: which.
+            were_needed: whether ``need`` was told of them; else only the order has them now.
+        """
+        self.prefetcher.forgo(rows, were_needed=were_needed)
+
     def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
         """Fetch ahead of an order of rows.
 

@@ -11,27 +11,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.errors import StageError
 from fastpipe.protocols import NextUses
 from fastpipe.stage.eviction import Leftovers, NeededLast
 from fastpipe.stage.files import move_file, read_file, write_file
-from fastpipe.stage.locks import LockFile
+from fastpipe.stage.table_files import HEAD, NAME, open_table_file
 
 if TYPE_CHECKING:
     from fastpipe.stage.folder import StageFolder
 
-__all__ = ["StageTable", "names_in_use"]
+__all__ = ["StageTable"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_NAME = np.dtype([("first", "<u8"), ("second", "<u8")])
-_HEAD = 16  # bytes before the names: which order those follow who may make room
-# Bytes that are locked, far behind those that there are: by who uses the table; by who follows its order.
-_USERS, _FOLLOWERS = 1 << 60, (1 << 60) + 1
+_FOLLOWERS = (1 << 60) + 1  # a byte that is locked by who follows the table's order
 _SHORTEST_S, _LONGEST_S = 0.002, 0.05  # between looks at a claim
 _MOST_PASSED = 1 << 10
 
@@ -50,7 +49,7 @@ class StageTable:
         self, folder: StageFolder, path: str, sizes: Int64Array, name_of: Callable[[int], bytes]
     ) -> None:
         self._folder, self._path, self._sizes, self._name_of = folder, path, sizes, name_of
-        self._locks = _opened(path, _HEAD + len(sizes) * _NAME.itemsize)
+        self._locks = open_table_file(path, HEAD + len(sizes) * NAME.itemsize)
         self._map()
         self._lock = threading.Lock()
         self._changed = threading.Condition()
@@ -67,12 +66,12 @@ class StageTable:
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)
-            nbytes = _HEAD + len(self._sizes) * _NAME.itemsize
+            nbytes = HEAD + len(self._sizes) * NAME.itemsize
             memory = mmap.mmap(descriptor, nbytes)
         finally:
             os.close(descriptor)
         self._memory: mmap.mmap | None = memory
-        self._names = np.frombuffer(memory, _NAME, offset=_HEAD)
+        self._names = np.frombuffer(memory, NAME, offset=HEAD)
         self._first = self._names["first"]
 
     def has(self, row: int) -> bool:
@@ -122,7 +121,7 @@ class StageTable:
             number = self._reserve(row, name, len(data))
             if number < 0:
                 return self.has(row)
-            self._write(row, name, data, number)
+            self._write(row, name, partial(write_file, data=data), len(data), number)
         except OSError as error:
             self._failures += 1
             self._to_pass = min(_MOST_PASSED, 1 << self._failures)
@@ -130,6 +129,54 @@ class StageTable:
             return False
         self._failures = 0
         return True
+
+    def path(self, row: int) -> str | None:
+        """An object's file, which stays while this is open; None where it is not there, or not whole."""
+        name = self._name_of(row)
+        path, size = self._folder.object_path(name), int(self._sizes[row])
+        self._note(row, name)  # before looking: who makes room leaves it then
+        try:
+            found = os.lstat(path).st_size
+        except FileNotFoundError:
+            found = -1
+        if found == size:
+            return path
+        self._forget(row)
+        if found >= 0:  # cut short, by a crash of the machine
+            self._folder.remove(path, size)
+        return None
+
+    def put(self, row: int, write: Callable[[str], None]) -> str:
+        """Put an object there that somebody writes; where it is then.
+
+        Args:
+            row: which one.
+            write: makes a file of its size at a path.
+
+        Raises:
+            StageError: there is no room for it, or it cannot be written to.
+            Others: as of ``write``.
+        """
+        name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
+        try:
+            number = self._reserve(row, name, nbytes)
+            if number >= 0:
+                self._write(row, name, write, nbytes, number)
+            path = self.path(row)
+        except OSError as error:
+            if error.errno is None:  # a store's
+                raise
+            raise StageError(
+                f"the stage {where!r} cannot be written to: {error.strerror}. Free the disk, or name a "
+                "folder of your own on a local disk"
+            ) from error
+        if path is None:
+            raise StageError(
+                f"the stage {where!r} has no room for a file of {nbytes:,} bytes: it may hold "
+                f"{self._folder.max_bytes:,}, and what is in use stays. Give it a larger max_bytes, "
+                "free the disk, or name a folder on a larger one"
+            )
+        return path
 
     def forget(self, row: int) -> None:
         """Remove an object."""
@@ -207,7 +254,7 @@ class StageTable:
         self._locks.close()
         self._folder.close()
         # Who is reading them has the memory as long as it takes.
-        self._names = np.broadcast_to(np.zeros((), _NAME), len(self._sizes))
+        self._names = np.broadcast_to(np.zeros((), NAME), len(self._sizes))
         self._first = self._names["first"]
         self._memory = None
 
@@ -263,20 +310,20 @@ class StageTable:
         if uses is None or memory is None:
             locks.release(_FOLLOWERS)
             return False
-        tag = hashlib.blake2b(uses.tag, digest_size=_HEAD).digest()
-        if self._follows and memory[:_HEAD] == tag:
+        tag = hashlib.blake2b(uses.tag, digest_size=HEAD).digest()
+        if self._follows and memory[:HEAD] == tag:
             return True
         if locks.take(_FOLLOWERS):  # nobody else follows any
-            memory[:_HEAD] = tag
+            memory[:HEAD] = tag
         locks.take(_FOLLOWERS, shared=True, waits=True)  # for those who are writing a tag just now
-        if memory[:_HEAD] == tag:
+        if memory[:HEAD] == tag:
             return True
         locks.release(_FOLLOWERS)
         return False
 
     # ---- files -----------------------------------------------------------------------------------
 
-    def _write(self, row: int, name: bytes, data: bytes, number: int) -> None:
+    def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
         """Write an object whose bytes are reserved."""
         folder, path = self._folder, self._folder.object_path(name)
         temporary = f"{folder.path}/writing/{number}"
@@ -285,7 +332,7 @@ class StageTable:
         is_new = False
         try:
             try:
-                write_file(temporary, data)
+                write(temporary)
                 is_new = move_file(temporary, path)
             finally:
                 if not is_new:
@@ -295,7 +342,7 @@ class StageTable:
             self._forget(row)
             raise
         finally:
-            folder.ledger.written(0 if is_new else len(data))
+            folder.ledger.written(0 if is_new else nbytes)
         self._note(row, name)  # whoever looked for it too early has forgotten it
         if is_new and self._order is not None:
             self._order.note(np.array([row], np.int64))
@@ -317,47 +364,6 @@ class StageTable:
         self._lock, self._changed, self._claimed = threading.Lock(), threading.Condition(), set()
         self._order, self._follows = None, False
         self._leftovers = Leftovers(self._folder, self._path, self._adopt)
-
-
-def _opened(path: str, nbytes: int) -> LockFile:
-    """A table's file, of at least a length, in use."""
-    while True:
-        locks = LockFile(path)
-        try:
-            is_alone = locks.take(_USERS)
-            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new; or of no use
-                os.ftruncate(locks.descriptor, 0)
-            locks.stay(_USERS)
-            if os.fstat(locks.descriptor).st_size < nbytes:
-                # With its blocks: where a full disk has none, writing to the memory would end the process.
-                os.posix_fallocate(locks.descriptor, 0, nbytes)
-            if locks.is_at_its_path():  # nobody has removed it between opening and locking
-                return locks
-        except BaseException:
-            locks.close()
-            raise
-        locks.close()
-
-
-def names_in_use(path: str) -> npt.NDArray[np.uint64]:
-    """Beginnings of the names of the staged objects in a table that processes use; else it is removed."""
-    none = np.zeros(0, np.uint64)
-    try:
-        locks = LockFile(path, makes=False)
-    except FileNotFoundError:
-        return none
-    try:
-        if locks.take(_USERS):
-            with contextlib.suppress(FileNotFoundError):
-                if locks.is_at_its_path():
-                    os.unlink(path)
-            return none
-        data = os.pread(locks.descriptor, os.fstat(locks.descriptor).st_size, _HEAD)
-        firsts = np.frombuffer(data, _NAME, count=len(data) // _NAME.itemsize)["first"]
-        staged: npt.NDArray[np.uint64] = firsts[firsts != 0]
-        return staged
-    finally:
-        locks.close()
 
 
 _tables: weakref.WeakSet[StageTable] = weakref.WeakSet()

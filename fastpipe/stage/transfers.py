@@ -25,6 +25,7 @@ _LOOK_AGAIN_S = 30.0
 # near already: beyond it these may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
+_WOKEN, _LEAST = 8, 4  # threads by each batch; requests, where nearly all is there that there may be
 _AT_FIRST = 64  # objects, or two for each request that there may be: ahead before any was needed
 _ALL = 1 << 62
 _PART = 1024
@@ -139,13 +140,17 @@ class Transfers:
         # network, for all that comes later.
         most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * self.pace.limit) * nbytes))
         has_room = not self.ahead or self.ahead + nbytes <= (self.read_ahead if self.spills else most)
-        if not (has_room or self.spills):
+        if not (self.spills or (has_room and self._has_time(self.ahead / most))):
             return None
         del self.coming[row]
         slot = self.slots[row] = _Slot(nbytes, self.generation)
         slot.coming, slot.is_held = times, has_room
         self.ahead += nbytes * has_room
         return row
+
+    def _has_time(self, filled: float) -> bool:
+        """Whether there are fewer requests than what is ahead leaves time for: the more, the fewer."""
+        return self.active < max(_LEAST, 2 * (1 - filled) * self.pace.limit)
 
     def _may_walk(self) -> bool:
         return (
@@ -261,7 +266,9 @@ class Transfers:
                 slot.coming = max(0, slot.coming - 1)
                 slot.wants += self.holds
                 slot.generation = self.generation
-            self.changed.notify(max(news, self.pace.limit - self.active, 1))
+            # Each thread that is woken wants the interpreter just when whoever has called does.  For what has
+            # time a few go from one to the next; where they are too few, the next call adds some.
+            self.changed.notify(news + _WOKEN)
 
     def forgo(self, rows: list[int], *, were_needed: bool) -> None:
         """Let go of rows that nobody will take: which ``need`` was told of, or else only the order."""

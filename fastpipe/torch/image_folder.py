@@ -260,8 +260,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [item_of(samples, p) for p in positions]
-        if self._remote is not None and threaded:
-            self._remote.reader().need(self._rows(np.array(positions, np.int64)))
         plan, runtime = self.plan, self._running()
         if sends_bytes:
             plan = plan.as_bytes()
@@ -281,8 +279,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(substitute_of, samples, items, key)
+        parameters = plan.draw(key)
+        if self._remote is not None and threaded:  # last, as many threads are awake then
+            self._remote.reader().need(self._rows(np.array(positions, np.int64)))
         pending = runtime.maker.start(
-            runtime.pool if threaded else None, items, plan, plan.draw(key), memory, finish, substitute
+            runtime.pool if threaded else None, items, plan, parameters, memory, finish, substitute
         )
         return Batch(pending, runtime, plan, key, is_keyed, tensor, like, stock_here)
 

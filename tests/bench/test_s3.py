@@ -253,18 +253,18 @@ def test_a_peer_goes_through_the_bucket(bucket: Bucket, monkeypatch: pytest.Monk
     assert row_info(BUCKET_PEERS[0], "first").unit == "images"
 
 
-@pytest.fixture
-def result(
-    s3: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def result(s3: Any, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of the command, with two batches and one worker."""
-    name_server(s3, monkeypatch)
-    monkeypatch.setattr(case, "WORKERS", 1)
-    monkeypatch.setattr(case, "CONNECTIONS", (4,))
-    monkeypatch.setattr(case, "MountRow", lambda key, folder, size: MountRow(key, folder, size, workers=1))
-    words = ["bench", "s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1"]
-    assert main([*words, "--quick", "--json", str(tmp_path / "out.json")]) == 0
-    return load(tmp_path / "out.json")
+    written = tmp_path_factory.mktemp("result") / "out.json"
+    with pytest.MonkeyPatch.context() as patch:
+        name_server(s3, patch)
+        patch.setattr(case, "WORKERS", 1)
+        patch.setattr(case, "CONNECTIONS", (4,))
+        patch.setattr(case, "MountRow", lambda key, folder, size: MountRow(key, folder, size, workers=1))
+        words = ["bench", "s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1"]
+        assert main([*words, "--quick", "--json", str(written)]) == 0
+    return load(written)
 
 
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
 
 def test_what_is_no_rate_is_told_in_sentences(result: dict[str, Any]) -> None:
     row = {"key": "first-stage", "label": "ours", "images": 16, "raw": [0.01, 0.03], "median": 0.02}
-    result |= {
+    result = result | {
         "stall": {"rate": 300.0, "rows": [row]},
         "refetch": {"part": 0.5, "raw": [0.5, 0.52], "median": 0.51, "lru": 0.8},
         "targets": targets({}, {"rows": [row]}, {"raw": [0.5]}),

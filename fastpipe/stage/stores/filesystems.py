@@ -83,6 +83,15 @@ class FilesystemStore:
         for start in range(0, len(page), PAGE):
             yield page[start : start + PAGE]
 
+    def find(self, key: str) -> StoredObject:
+        """One object, as it would be listed."""
+        fs, base = self._opened.get()
+        with translated(self._location.path(key), self.name, self._options):
+            details = fs.info(f"{base}{key}")
+            if details.get("type") == "directory":
+                raise FileNotFoundError(key)
+            return self._listed(fs, f"{base}{key}", key, details)
+
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content."""
         fs, base = self._opened.get()

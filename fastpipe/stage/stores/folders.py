@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 
 from fastpipe.errors import StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stage.stores.filesystems import PAGE
 from fastpipe.stage.stores.locations import Location
-from fastpipe.stage.stores.refusals import changed, missing, silence
+from fastpipe.stage.stores.refusals import changed, silence
 from fastpipe.types import FetchedObject, StoredObject
 
 __all__ = ["FolderStore"]
@@ -58,6 +59,16 @@ class FolderStore:
             self._check_absent(error, prefix)
         if page:
             yield page
+
+    def find(self, key: str) -> StoredObject:
+        """One file, as it would be listed."""
+        try:
+            status = os.stat(self._path(key))
+        except OSError as error:
+            raise self._ours(error, key) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(f"{self._location.path(key)} is no file")
+        return StoredObject(key, status.st_size, _version(status))
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         """A file's whole content."""
@@ -127,12 +138,23 @@ class FolderStore:
         if isinstance(error, StoreError):
             return error
         if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-            return missing(path, self.name)
+            if key and not key.endswith("/") and not _has_anything(self._folder):  # an object was listed
+                where = f"the folder {self._folder!r} is empty, or not there"
+                return StoreError(f"{path} is not there: {where}. Is it still mounted?")
+            return FileNotFoundError(f"{path} is not there: it was removed since it was listed")
         if isinstance(error, PermissionError):
             return StoreAccessError(f"{path} may not be read by this user ({error.strerror})")
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):
             return StoreBusyError(f"{path}: {error.strerror}")
         return StoreError(f"{path}: {error.strerror or error}")
+
+
+def _has_anything(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
 
 
 def _version(status: os.stat_result) -> str:

@@ -102,9 +102,16 @@ class RetryingStore:
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
         """All objects whose keys begin with a prefix, in pages: each is a request."""
+        return self._pages(prefix, "")
+
+    @property
+    def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
+        """As ``objects``, from behind a key on; None where the store cannot begin there."""
+        return self._pages if hasattr(self._store, "objects_after") else None
+
+    def _pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
         resume: Any = getattr(self._store, "objects_after", None)
         pages: Iterator[Sequence[StoredObject]] | None = None
-        after = ""
 
         def begin() -> Iterator[Sequence[StoredObject]]:
             return iter(resume(prefix, after) if after else self._store.objects(prefix))
@@ -124,6 +131,14 @@ class RetryingStore:
             if page:
                 yield page
                 after = page[-1].key
+
+    def find(self, key: str) -> StoredObject | None:
+        """One object, as it is listed; None where there is none, but for stores that say so themselves."""
+        find: Callable[[str], StoredObject] | None = getattr(self._store, "find", None)
+        if find is not None:
+            return self._ask(lambda: find(key))
+        # Of all keys that begin with this one it is the first.
+        return next((one for page in self.objects(key) for one in page if one.key == key), None)
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content."""

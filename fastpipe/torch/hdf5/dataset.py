@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastpipe.cache.window import SharedWindow
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
-from fastpipe.options import BadSamples, Cache
+from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.torch.hdf5.keeping import ChunkKeeper
 from fastpipe.torch.hdf5.plan import HDF5Plan
@@ -26,6 +26,7 @@ from fastpipe.torch.locality import GroupedSamples
 from fastpipe.torch.rows.batch import UserCode
 from fastpipe.torch.rows.dataset import Reading, RowsDataset, checked_threads, drawn_substitute
 from fastpipe.torch.rows.samples import Form, Value
+from fastpipe.torch.staged_files import staged_files
 from fastpipe.types import Key
 
 __all__ = ["FastHDF5Dataset"]
@@ -42,7 +43,8 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
     :class:`fastpipe.FastLoader` the next batches are read while the current one is used.
 
     Args:
-        path: an HDF5 file; or several, whose samples follow each other.
+        path: an HDF5 file; or several, whose samples follow each other.  With a ``stage``, also URLs, such as
+            ``"s3://bucket/mels.h5"``, or of any other file system that fsspec knows.
         keys: a dataset's path in the file, for samples that are single values; a sequence of paths, for
             tuples; or a mapping to paths, for dicts.  All must have the same first dimensions.
         sample_dims: how many of these count samples, in C order: with 2, ``dataset[i]`` is
@@ -58,6 +60,10 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
             policy's name.  ``"replace"`` takes another sample, drawn from all.
         threads: reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
         thread_safe: promise that ``transform`` may be called from several threads at once.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which files that are URLs are copied
+            whole, once for all processes of the machine, before the dataset is there.  Without any URL all
+            files are copied: of a network's folder, say.  What is there already is not copied again.
+        storage_options: for URLs: credentials and endpoint, as fsspec's file system for them takes them.
 
     Attributes:
         path, keys, sample_dims, transform, target_transform, seed: as given.
@@ -67,6 +73,8 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
+        StageError: a file does not fit the stage, or that cannot be written to.
+        StoreError: a store does not answer as it must.
         KeyError: the file has no such dataset.
         HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
         OptionError: an option's value cannot work, or the datasets do not fit together.
@@ -97,6 +105,8 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
         threads: int | Literal["auto"] = "auto",
         thread_safe: bool = False,
+        stage: Stage | str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._form = Form.of(keys)
         if target_transform is not None and (self._form.kind != "tuple" or len(self._form.names) < 2):
@@ -112,9 +122,9 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         self.threads = checked_threads(threads)
         self.thread_safe = thread_safe
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
-        # With cache="off" nothing is written anywhere, nor where chunks are.
-        tables = None if self.cache.where == "off" else default_file_arrays()
-        self._files = SampleFiles(paths, self._form.names, sample_dims, tables)
+        self.stage = None if stage is None else Stage.of(stage)
+        self._staged = staged_files(paths, storage_options, self.stage)
+        self._files = self._opened(paths)
         self._values = [
             Value.of(layout.dtype, self._files.sample_shape(number))
             for number, layout in enumerate(self._files.layouts)
@@ -125,8 +135,23 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         # Opens the store in this process, which outlives its workers: they share it.
         ChunkKeeper(self.cache, self._files)
 
+    def _opened(self, paths: Sequence[Any]) -> SampleFiles:
+        # With cache="off" nothing is written anywhere, nor where chunks are.
+        tables = None if self.cache.where == "off" else default_file_arrays()
+        if self._staged is None:
+            return SampleFiles(paths, self._form.names, self.sample_dims, tables)
+        with self._staged.naming():
+            return SampleFiles(self._staged.local, self._form.names, self.sample_dims, tables)
+
     def __len__(self) -> int:
         return self._files.count
+
+    def close(self) -> None:
+        """Let go of open files and of the stage, as a dataset that is dropped does by itself; who uses it
+        afterwards has them again."""
+        self._runtime = None
+        if self._staged is not None:
+            self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
         """The group of each sample: int64 (N,).  Samples of one group lie in the same chunks, those of the
@@ -146,9 +171,11 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def __repr__(self) -> str:
-        paths = self._files.files
-        where = repr(paths[0].path) if len(paths) == 1 else f"{len(paths)} files from {paths[0].path!r}"
+        paths = [file.path for file in self._files.files] if self._staged is None else self._staged.shown
+        where = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"
         lines = [f"Number of samples: {len(self):,}", f"File: {where}", *self.plan.lines]
+        if self.stage is not None:
+            lines.append(f"Staged: {self.stage!r}")
         if self.transform is not None:
             lines.append(f"Transform: {self.transform!r}")
         if self.target_transform is not None:
@@ -216,6 +243,8 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
     def _running(self) -> Runtime:
         """Threads, open files and the cache of this process, made when first needed."""
         runtime = self._runtime
+        if self._staged is not None and self._staged.come_back():
+            self._files, runtime = self._opened([]), None
         options = Options(self.bad_samples, self.threads, self.cache, self._window_nbytes, self._window)
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, self._files)

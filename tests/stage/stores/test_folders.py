@@ -58,9 +58,22 @@ def test_names_that_are_no_text_are_read(top: Path) -> None:
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     store, _ = open_store(tmp_path / "nothing")
-    for ask in (lambda: list(store.objects("")), lambda: store.folders("cat/"), lambda: store.get("x")):
+    for ask in (lambda: list(store.objects("")), lambda: store.folders("cat/")):
         with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing/"):
             ask()
+
+
+def test_a_folder_that_is_not_mounted_any_more_is_no_missing_object(top: Path) -> None:
+    store, _ = open_store(top)
+    with pytest.raises(FileNotFoundError, match="it was removed since it was listed"):
+        store.get("cat/none.jpg")
+    for path in sorted(top.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"is empty, or not there\. Is it still mounted\?"):
+            store.get("cat/none.jpg")
+        if top.exists():
+            top.rmdir()
 
 
 def test_other_errors_name_the_file(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

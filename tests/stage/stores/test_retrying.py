@@ -158,6 +158,15 @@ def test_each_page_of_a_list_has_all_tries() -> None:
     assert sum(len(page) for page in store.objects("x")) == 10
 
 
+def test_a_list_begins_behind_a_key_where_the_store_can_do_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = _retrying(iter([StoreBusyError("x"), None, StoreBusyError("x")]), Time())
+    assert store.objects_after is not None
+    found = [one.key for page in store.objects_after("x", "x4") for one in page]
+    assert found == ["x5", "x6", "x7", "x8", "x9"]
+    monkeypatch.delattr(Flaky, "objects_after")
+    assert store.objects_after is None
+
+
 def test_a_list_that_cannot_go_on_fails_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Flaky.objects_after
 
