@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fastpipe.types import Box, FetchedObject, Size, StoredObject, UInt8Array
 
 __all__ = [
+    "ChunkObjects",
     "ChunkTables",
     "ClaimedChunk",
     "ClaimedUnit",
@@ -86,6 +87,31 @@ class ChunkTables(Protocol):
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Keep arrays."""
+
+
+class ChunkObjects(Protocol):
+    """The chunks of one array, each an object of a store.  May be called from any thread, and sent to other
+    processes.
+
+    Attributes:
+        how: how they come here, in words.
+        state: which objects they are, and of which versions, in words.
+    """
+
+    @property
+    def how(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    def path(self, chunk: int) -> str:
+        """The whole URL, or path, of a chunk, whether it is there or not."""
+
+    def read(self, chunk: int) -> bytes | None:
+        """A chunk's object; None where it was never written."""
+
+    def together(self, chunks: Sequence[int]) -> AbstractContextManager[None]:
+        """Within the block each of these is read: they are fetched side by side."""
 
 
 class KeptChunks(Protocol):

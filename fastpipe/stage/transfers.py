@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 30.0
 # near already: beyond it these may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
-_WOKEN, _LEAST = 8, 4  # threads by each batch; requests, where nearly all is there that there may be
+_LEAST = 4  # requests, where nearly all is ahead that may be
 _AT_FIRST = 64  # objects, or two for each request that there may be: ahead before any was needed
 _ALL = 1 << 62
 _PART = 1024
@@ -116,9 +116,12 @@ class Transfers:
         while True:
             with self.changed:
                 while not self.closed:
-                    row = self._due() if self.active < self.pace.limit else None
-                    if row is not None:
-                        self.active += 1
+                    if self._is_due():
+                        row = self._begun()
+                        # Threads wake each other, one at a time: all of them at once would want the
+                        # interpreter just when who has called wants to go on.
+                        if self._is_due() or self._may_walk():
+                            self.changed.notify()
                         return row
                     if self._may_walk():
                         self.is_walking = True
@@ -129,28 +132,34 @@ class Transfers:
                     return None
             self._walk(order, generation)
 
-    def _due(self) -> int | None:
+    def _is_due(self) -> bool:
+        """Whether a row may be fetched now."""
+        limit = self.pace.limit
+        if self.active >= limit:
+            return False
+        if self.urgent or not self.coming:
+            return bool(self.urgent)
+        nbytes, _ = next(iter(self.coming.values()))
+        if self.spills or not self.ahead:
+            return True
+        if not self.holds:  # what is ahead is only what is under way
+            return self.ahead + nbytes <= self.read_ahead
+        # As much ahead as was needed so far, and the more there is, the fewer requests: what comes next is
+        # not to wait, for processors or for the network, for all that comes later.
+        most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * limit) * nbytes))
+        has_room = self.ahead + nbytes <= most
+        return has_room and self.active < max(_LEAST, 2 * (1 - self.ahead / most) * limit)
+
+    def _begun(self) -> int:
         """The row to be fetched next."""
+        self.active += 1
         if self.urgent:
             return self.urgent.popleft()
-        if not self.coming:
-            return None
-        row, (nbytes, times) = next(iter(self.coming.items()))
-        # As much ahead as was needed so far: what comes next is not to wait, for processors or for the
-        # network, for all that comes later.
-        most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * self.pace.limit) * nbytes))
-        has_room = not self.ahead or self.ahead + nbytes <= (self.read_ahead if self.spills else most)
-        if not (self.spills or (has_room and self._has_time(self.ahead / most))):
-            return None
-        del self.coming[row]
+        row, (nbytes, times) = self.coming.popitem(last=False)
         slot = self.slots[row] = _Slot(nbytes, self.generation)
-        slot.coming, slot.is_held = times, has_room
-        self.ahead += nbytes * has_room
+        slot.coming, slot.is_held = times, not self.ahead or self.ahead + nbytes <= self.read_ahead
+        self.ahead += nbytes * slot.is_held
         return row
-
-    def _has_time(self, filled: float) -> bool:
-        """Whether there are fewer requests than what is ahead leaves time for: the more, the fewer."""
-        return self.active < max(_LEAST, 2 * (1 - filled) * self.pace.limit)
 
     def _may_walk(self) -> bool:
         return (
@@ -178,7 +187,7 @@ class Transfers:
                 self.order = None
             else:
                 self._expect(rows.tolist(), near.tolist(), sizes.tolist())
-            self.changed.notify(max(1, self.pace.limit - self.active))
+            self.changed.notify()
 
     def _expect(self, rows: list[int], near: list[bool], sizes: list[int]) -> None:
         for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
@@ -227,7 +236,7 @@ class Transfers:
         with self.changed:
             for row in [row for row, slot in self.slots.items() if self._is_left_over(slot)]:
                 self._drop(row)
-            self.changed.notify(self.pace.limit)
+            self.changed.notify()
 
     def _begin_walk(self, generation: int) -> bool:
         with self.changed:
@@ -247,7 +256,6 @@ class Transfers:
         with self.changed:
             if self.closed:
                 return
-            news = 0
             for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
                 self.begun += nbytes
                 slot = self.slots.get(row)
@@ -259,16 +267,13 @@ class Transfers:
                     slot.coming = times
                     slot.is_needed = True
                     self.urgent.append(row)
-                    news += 1
                 elif not slot.is_needed:
                     slot.is_needed = True
                     self.ahead -= slot.nbytes * slot.is_held
                 slot.coming = max(0, slot.coming - 1)
                 slot.wants += self.holds
                 slot.generation = self.generation
-            # Each thread that is woken wants the interpreter just when whoever has called does.  For what has
-            # time a few go from one to the next; where they are too few, the next call adds some.
-            self.changed.notify(news + _WOKEN)
+            self.changed.notify()
 
     def forgo(self, rows: list[int], *, were_needed: bool) -> None:
         """Let go of rows that nobody will take: which ``need`` was told of, or else only the order."""
@@ -289,7 +294,7 @@ class Transfers:
                     slot.coming -= 1
                     self.begun += slot.nbytes
                     self._without(row, slot)
-            self.changed.notify(max(1, self.pace.limit - self.active))
+            self.changed.notify()
 
     def _without(self, row: int, slot: _Slot) -> None:
         """A row is wanted once less: drop it where nobody is left who wants it."""

@@ -24,7 +24,7 @@ from fastpipe.torch.grouping import GroupSampler, order_of
 from fastpipe.torch.order import EpochBatches, ShardSampler
 from fastpipe.torch.views import integers
 
-__all__ = ["Ahead", "Lookout", "PeekedIndices", "draws_at_once"]
+__all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "draws_at_once"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -106,26 +106,48 @@ class Ahead:
         epoch: number of the epoch.
         start: where it begins in its order.
         peeked: else what the sampler gives; None where it must not be asked ahead.
+        drawn_by: seed and epoch by which the epoch's samples are drawn; None where that is not known.
+        goes_on: whether the next epoch's are drawn by the same seed, and the next number.
 
     Attributes:
         now: how much of the order of all ranks was asked for.
     """
 
     def __init__(
-        self, ours: EpochBatches | None, epoch: int, start: int, peeked: PeekedIndices | None
+        self,
+        ours: EpochBatches | None,
+        epoch: int,
+        start: int,
+        peeked: PeekedIndices | None,
+        drawn_by: tuple[int, int] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
+        self._drawn_by, self._goes_on = drawn_by, goes_on
         self._ours, self._peeked = ours, peeked
         self._epoch = epoch
         self._start = self.now = start
 
     def indices(self) -> Iterator[Int64Array]:
         """This process's indices, in parts of int64 (N,)."""
+        for _, indices in self.parts():
+            yield indices
+
+    def parts(self) -> Iterator[tuple[int, Int64Array]]:
+        """The same, each with how many epochs after this one it is."""
         if self._ours is not None:
-            for epoch, start in ((self._epoch, self._start), (self._epoch + 1, 0)):
-                for indices, _ in self._ours.indices(epoch, start):
-                    yield np.array(indices, np.int64)
+            for later, start in ((0, self._start), (1, 0)):
+                for indices, _ in self._ours.indices(self._epoch + later, start):
+                    yield later, np.array(indices, np.int64)
         elif self._peeked is not None:
-            yield from self._peeked.ahead()
+            yield from ((0, indices) for indices in self._peeked.ahead())
+
+    def drawn_by(self, later: int = 0) -> tuple[int, int] | None:
+        """Seed and epoch by which samples are drawn, in this epoch or so many later; None if not known."""
+        if self._drawn_by is None or (later and not self._goes_on):
+            return None
+        seed, epoch = self._drawn_by
+        return seed, epoch + later
 
     @property
     def is_known(self) -> bool:
@@ -159,6 +181,27 @@ class Ahead:
         assert ours is not None
         option = None if ours.arrangement is None else ours.arrangement.option
         return hashlib.blake2b(repr((ours.count, ours.seed, option)).encode(), digest_size=16).digest()
+
+
+class Lookouts:
+    """Several that prepare for the same.
+
+    Args:
+        lookouts: which.
+    """
+
+    def __init__(self, lookouts: Sequence[Lookout]) -> None:
+        self._lookouts = lookouts
+
+    def follow(self, ahead: Ahead) -> None:
+        """An epoch begins, and this is ahead."""
+        for lookout in self._lookouts:
+            lookout.follow(ahead)
+
+    def asked(self, indices: Sequence[int]) -> None:
+        """A batch of these indices was asked for."""
+        for lookout in self._lookouts:
+            lookout.asked(indices)
 
 
 class Lookout(Protocol):

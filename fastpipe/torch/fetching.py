@@ -186,7 +186,14 @@ class _Epoch:
                 self._replayed = [] if first is None else [first]
             peeked = PeekedIndices(chain(reversed(self._replayed), self._sampler))
             self._replayed, self._sampler = [], peeked
-        self._ahead = Ahead(self._ours, point.epoch, point.position, peeked)
+        batches = self._batches
+        seed, epoch = batches.seed, self._key_epoch
+        if seed is None:
+            seed, epoch = (batches.base_seed, epoch) if self._drawn is None else (self._drawn, 0)
+        self._ahead = Ahead(
+            self._ours, point.epoch, point.position, peeked, None if seed is None else (seed, epoch),
+            goes_on=batches.seed is not None,
+        )  # fmt: skip
         lookout.follow(self._ahead)
 
     def _replay(self) -> None:

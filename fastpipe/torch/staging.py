@@ -21,6 +21,7 @@ from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
 from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
+from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore, is_url, open_store
@@ -28,7 +29,7 @@ from fastpipe.stage.table import StageTable
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 
-__all__ = ["RemoteImages", "RowsAhead", "remote_images", "staged_images"]
+__all__ = ["RemoteImages", "RowsAhead", "new_reader", "remote_images", "staged_images"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -153,17 +154,7 @@ class RemoteImages:
         return self._stage is not None
 
     def _make_reader(self) -> ObjectReader:
-        listing, stage = self.listing, self._stage
-        read_ahead: int | str = "auto" if stage is None else stage.read_ahead
-        if read_ahead == "auto":
-            read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
-        staged = None if stage is None else self._open_stage(stage)
-        connections = "auto" if stage is None else stage.connections
-        # A store of its own, which it closes.
-        return ObjectReader(
-            RetryingStore(self._bare), listing, staged, self._key_of, connections=connections,
-            read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",
-        )  # fmt: skip
+        return new_reader(self._bare, self.listing, self._stage, self._key_of)
 
     def _key_of(self, path: str) -> str:
         """The key of a path, listed or not."""
@@ -171,19 +162,42 @@ class RemoteImages:
             return self._location.prefix + path[len(self._root) :]
         return self._location.key(path)
 
-    def _open_stage(self, stage: Stage) -> StageTable | None:
-        """The staged images; None where the stage cannot be used any more."""
-        listing, store = self.listing, self._store.name
-        try:
-            return StageFolder(stage).open_table(
-                listing.digest, listing.sizes, lambda row: listing.name(row, store)
-            )
-        except StageError as error:
-            _log.warning("What is needed is fetched each time: %s", str(error))
-            return None
-
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_row_of"} | {"_reader": None}
+
+
+def new_reader(
+    store: Store, listing: Listing, stage: Stage | None, key_of: Callable[[str], str]
+) -> ObjectReader:
+    """What reads objects in this process.
+
+    Args:
+        store: where they are; it is asked again where that may help.
+        listing: which they are.
+        stage: where they are copied near, or None.
+        key_of: the key that a path stands for, listed or not.
+    """
+    read_ahead: int | str = "auto" if stage is None else stage.read_ahead
+    if read_ahead == "auto":
+        read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
+    staged = None if stage is None else _opened_stage(stage, listing, store.name)
+    connections = "auto" if stage is None else stage.connections
+    # A store of its own, which it closes.
+    return ObjectReader(
+        RetryingStore(store), listing, staged, key_of, connections=connections,
+        read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",
+    )  # fmt: skip
+
+
+def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | None:
+    """The staged objects; None where the stage cannot be used any more."""
+    try:
+        return StageFolder(stage).open_table(
+            listing.digest, listing.sizes, lambda row: listing.name(row, store)
+        )
+    except StageError as error:
+        _log.warning("What is needed is fetched each time: %s", str(error))
+        return None
 
 
 def remote_images(

@@ -37,7 +37,7 @@ __all__ = ["add_arguments", "run"]
 FIRST, FETCH, LATER = "first", "fetch", "later"
 _MAIN = "first-stage"
 _FAST = "FastImageFolder + FastLoader"
-_BATCHES, _RUNS = 24, 3
+_BATCHES, _RUNS = 48, 3
 _DELAY_MS, _JITTER_MS = 30.0, 10.0
 
 

@@ -36,8 +36,12 @@ def row_info(peer: Peer, section: str) -> RowInfo:
     )
 
 
+# Of an epoch that a measurement goes through: at their rates that is long enough.
+_MOST_BATCHES = 16
+
+
 class BucketPeerRow(ChildRow):
-    """A peer that goes through whole epochs of a bucket.
+    """A peer that goes through a bucket, each time from an epoch's beginning.
 
     Args:
         peer: which library.
@@ -76,5 +80,5 @@ class BucketPeerRow(ChildRow):
             },
         }
         super().__init__(peer, python, job, batch_size, WORKERS)
-        self.chunk = len(bucket.keys) // batch_size * batch_size
+        self.chunk = min(len(bucket.keys), _MOST_BATCHES * batch_size) // batch_size * batch_size
         self.info = replace(row_info(peer, section), versions=self.first_batch["versions"])

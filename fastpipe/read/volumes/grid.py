@@ -69,6 +69,34 @@ class UnitGrid:
             numbers = np.add.outer(numbers, np.arange(low, low + count) * step).ravel()
         return Touched(numbers, first, counts)
 
+    def touched_by_each(
+        self, starts: Int64Array, stops: Int64Array
+    ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        """The units that each of several boxes touches.
+
+        Args:
+            starts, stops: int64 (N, D): where they begin and end, within the array and not empty.
+
+        Returns:
+            int64 (N, K), their numbers; and bool (N, K), which of these there are.
+
+        >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
+        >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
+        >>> numbers[0][are_there[0]], numbers[1][are_there[1]]
+        (array([0]), array([0, 1, 2]))
+        """
+        first, last = starts // self._unit, (stops - 1) // self._unit
+        most = (last - first).max(axis=0, initial=0) + 1
+        numbers = np.zeros((len(starts), 1), np.int64)
+        are_there = np.ones((len(starts), 1), np.bool_)
+        for dim, step in enumerate(self._steps.tolist()):
+            at = first[:, dim, None] + np.arange(most[dim])
+            shape = len(starts), numbers.shape[1] * at.shape[1]
+            numbers = (numbers[:, :, None] + at[:, None, :] * step).reshape(shape)
+            inside = at <= last[:, dim, None]
+            are_there = (are_there[:, :, None] & inside[:, None, :]).reshape(shape)
+        return numbers, are_there
+
     def place(self, number: int) -> tuple[int, ...]:
         """Where a unit is in the grid."""
         return tuple(int(at) for at in np.unravel_index(number, self.counts))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.protocols import ChunkTables
+from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.read.volumes.blosc2 import Blosc2Volume
 from fastpipe.read.volumes.files import npy_volume
 from fastpipe.read.volumes.grouped import in_worthwhile_units
@@ -20,9 +20,9 @@ from fastpipe.read.volumes.tensorstore import TensorStoreVolume
 from fastpipe.read.volumes.tiff import is_tiff_name, tiff_volume
 from fastpipe.read.volumes.volume import Volume
 from fastpipe.read.volumes.zarr import ZarrVolume
-from fastpipe.read.volumes.zarr_metadata import is_zarr, zarr_array
+from fastpipe.read.volumes.zarr_metadata import ZarrArray, is_zarr, zarr_array
 
-__all__ = ["open_volume"]
+__all__ = ["open_volume", "zarr_of_objects"]
 
 _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -63,6 +63,21 @@ def open_volume(
     if os.path.isdir(file):
         return _finished(_folder(os.path.join(file, inside) if inside else file), place)
     return _finished(_file(file, inside, convert, tables), place)
+
+
+def zarr_of_objects(name: str, array: ZarrArray, objects: ChunkObjects, place: str = "volume") -> Volume:
+    """The volume whose chunks are objects of a store.
+
+    Args:
+        name: its URL, or folder.
+        array: what its metadata say.
+        objects: its chunks.
+        place: which argument it is, for messages.
+
+    Raises:
+        OptionError: it is not of numbers.
+    """
+    return _finished(ZarrVolume(name, array, objects), place)
 
 
 def _checked(volume: Volume, place: str) -> Volume:

@@ -1,6 +1,7 @@
-"""Zarr arrays in folders of this machine, read without a library in between.
+"""Zarr arrays in folders of this machine, and in stores of objects, read without a library in between.
 
-Of a chunk that Blosc compressed, only those of its blocks are read and decompressed that a patch needs.
+Of a chunk in a file that Blosc compressed, only those of its blocks are read and decompressed that a patch
+needs.  An object is fetched as a whole, and then all of it is decoded: that costs less than it took to come.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe.errors import ClosedError
+from fastpipe.protocols import ChunkObjects
 from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.chunks.scratch import STORED, scratch
 from fastpipe.read.chunks.stored import read_fully
@@ -36,14 +40,19 @@ class ZarrVolume(Volume, UnitReader):
     """An array of the kind that ``zarr_array`` describes.
 
     Args:
-        path: its folder.
+        path: its folder, or its URL.
         array: what its metadata say.
+        objects: its chunks, where they are objects; None where they are files in the folder.
+
+    Attributes:
+        objects: as given.
+        chunks: its chunks.
     """
 
-    def __init__(self, path: str, array: ZarrArray) -> None:
-        self.name, self._array = path, array
+    def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
+        self.name, self._array, self.objects = path, array, objects
         self.shape, self.dtype = array.shape, array.dtype
-        self._chunks = UnitGrid(array.shape, array.chunk)
+        self.chunks = UnitGrid(array.shape, array.chunk)
         self._chunk_nbytes = math.prod(array.chunk) * array.dtype.itemsize
         # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
@@ -62,7 +71,8 @@ class ZarrVolume(Volume, UnitReader):
         codec = "not compressed" if array.codec == "none" else array.codec
         parts = f", in {self._pieces} parts" if self._pieces > 1 else ""
         chunk = "×".join(map(str, array.chunk))
-        return f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
+        how = f"Zarr, chunks of {chunk} ({in_bytes(self._chunk_nbytes)}; {codec}){parts}"
+        return how if self.objects is None else f"{how}, {self.objects.how}"
 
     def _slab(self) -> int:
         """How much of a chunk can be decoded by itself, along the first dimension that it has."""
@@ -71,6 +81,9 @@ class ZarrVolume(Volume, UnitReader):
             return 1
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
+        # Of objects never a part, also where they are staged: the order of a tour must not depend on that.
+        if self.objects is not None:
+            return side
         if array.codec == "blosc":
             header = self._some_header()
             if header is None or row % header.itemsize:
@@ -89,8 +102,8 @@ class ZarrVolume(Volume, UnitReader):
 
     def _some_header(self) -> blosc.BloscHeader | None:
         """The header of a chunk that was written: all of an array's are compressed alike."""
-        step = max(1, self._chunks.count // _LOOKED_AT)
-        for number in range(0, self._chunks.count, step):
+        step = max(1, self.chunks.count // _LOOKED_AT)
+        for number in range(0, self.chunks.count, step):
             try:
                 with open(self._file(number), "rb") as file:
                     return blosc.BloscHeader.of(file.read(blosc.HEADER_NBYTES), self._chunk_nbytes)
@@ -99,7 +112,7 @@ class ZarrVolume(Volume, UnitReader):
         return None
 
     def _file(self, chunk: int) -> str:
-        return os.path.join(self.name, *self._array.key(self._chunks.place(chunk)).split("/"))
+        return os.path.join(self.name, *self._array.key(self.chunks.place(chunk)).split("/"))
 
     @property
     def fill(self) -> bytes:
@@ -121,7 +134,7 @@ class ZarrVolume(Volume, UnitReader):
 
     @property
     def _along_chunks(self) -> int:
-        return self._chunks.counts[self._axis] if self._chunks.counts else 1
+        return self.chunks.counts[self._axis] if self.chunks.counts else 1
 
     def _pieces_of(self, numbers: Int64Array) -> Int64Array:
         inner = math.prod(self.grid.counts[self._axis + 1 :])
@@ -131,6 +144,8 @@ class ZarrVolume(Volume, UnitReader):
 
     def state(self) -> tuple[str, str]:
         """The state of its metadata and of all of its chunks: some seconds for a million of them."""
+        if self.objects is not None:
+            return "", f"zarr {self.objects.state}"
         count, nbytes, latest = folder_state(self.name)
         file = self._metadata_file()
         return file, f"zarr {os.path.abspath(self.name)} {count} files, {nbytes} bytes, {latest} ns"
@@ -138,20 +153,23 @@ class ZarrVolume(Volume, UnitReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read units, those of one chunk together."""
         chunks, pieces = self.stored_in(numbers), self._pieces_of(numbers) * self.unit_nbytes
-        for chunk in np.unique(chunks).tolist():
-            which = np.flatnonzero(chunks == chunk).tolist()
-            self._read_chunk(chunk, [(int(pieces[at]), outs[at]) for at in which])
+        several = np.unique(chunks).tolist()
+        with nullcontext() if self.objects is None else self.objects.together(several):
+            for chunk in several:
+                which = np.flatnonzero(chunks == chunk).tolist()
+                self._read_chunk(chunk, [(int(pieces[at]), outs[at]) for at in which])
 
     def _read_chunk(self, chunk: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
         """Read parts of a chunk: for each where it begins, and its memory."""
+        if self.objects is not None:
+            self._read_object(self.objects, chunk, parts)
+            return
         path = self._file(chunk)
         try:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:
             self._check_still_there()
-            fill = np.frombuffer(self._array.fill, np.uint8)
-            for _, out in parts:
-                out.reshape(-1, len(fill))[:] = fill
+            self._fill(parts)
             return
         try:
             self._decode(descriptor, parts)
@@ -163,12 +181,47 @@ class ZarrVolume(Volume, UnitReader):
         finally:
             os.close(descriptor)
 
+    def _read_object(
+        self, objects: ChunkObjects, chunk: int, parts: Sequence[tuple[int, UInt8Array]]
+    ) -> None:
+        try:
+            data = objects.read(chunk)
+            if data is None:
+                self._fill(parts)
+            else:
+                self._decode_all(np.frombuffer(data, np.uint8), parts)
+            return
+        except FileNotFoundError:  # what was never written had not been listed
+            why = "it was listed, and is not there any more"
+        except ClosedError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            why = str(error)
+        raise DamagedUnitError(f"{objects.path(chunk)}, the chunk at {self._where(chunk)}: {why}")
+
+    def _decode_all(self, stored: UInt8Array, parts: Sequence[tuple[int, UInt8Array]]) -> None:
+        ((_, out),) = parts
+        codec = self._array.codec
+        if codec == "blosc":
+            blosc.decompress(stored, out)
+        elif codec == "none":
+            if len(stored) != len(out):
+                raise ValueError(f"it has {len(stored)} bytes in the place of {len(out)}")
+            out[:] = stored
+        else:
+            DECODE[codec](stored, out)
+
+    def _fill(self, parts: Sequence[tuple[int, UInt8Array]]) -> None:
+        fill = np.frombuffer(self._array.fill, np.uint8)
+        for _, out in parts:
+            out.reshape(-1, len(fill))[:] = fill
+
     def _check_still_there(self) -> None:
         """A chunk that is not there was never written, unless all of the volume is gone."""
         os.stat(self._metadata_file())
 
     def _where(self, chunk: int) -> str:
-        box = ", ".join(f"{part.start}:{part.stop}" for part in self._chunks.box(chunk))
+        box = ", ".join(f"{part.start}:{part.stop}" for part in self.chunks.box(chunk))
         return f"[{box}]"
 
     def _decode(self, descriptor: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 
 from fastpipe.errors import VolumeError
 
-__all__ = ["CODECS", "ZarrArray", "is_zarr", "zarr_array"]
+__all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
+
+METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
 _LARGEST = 1 << 62  # along a dimension
 # Those that are undone here; an array with others is read by tensorstore.
@@ -52,6 +54,20 @@ class ZarrArray(NamedTuple):
             return name or "0"
         return f"{self.prefix}{self.separator}{name}" if place else self.prefix
 
+    def place(self, key: str) -> tuple[int, ...] | None:
+        """Which chunk a file below the array's folder is; None for what is no chunk of it."""
+        name = key
+        if self.prefix and self.shape:
+            name = key.removeprefix(self.prefix + self.separator)
+        try:
+            place = tuple(map(int, name.split(self.separator))) if self.shape else ()
+        except ValueError:
+            return None
+        if len(place) != len(self.shape) or self.key(place) != key:
+            return None
+        ends = zip(place, self.shape, self.chunk, strict=True)
+        return place if all(0 <= at * side < size for at, size, side in ends) else None
+
 
 def is_zarr(path: str) -> bool:
     """Whether a folder is a Zarr array, or a group of some."""
@@ -68,25 +84,46 @@ def zarr_array(path: str) -> ZarrArray | str:
     Raises:
         VolumeError: it is a group, or its metadata are damaged.
     """
-    for name, read in (("zarr.json", _version_3), (".zarray", _version_2)):
+    for name in METADATA:
         file = os.path.join(path, name)
         try:
-            with open(file, encoding="utf-8") as opened:
-                data = json.load(opened)
+            with open(file, "rb") as opened:
+                content = opened.read()
         except FileNotFoundError:
             continue
-        except ValueError as error:
-            raise VolumeError(f"{file} is damaged: {error}") from None
-        if not isinstance(data, dict):
-            raise VolumeError(f"{file} is damaged: it holds no object")
-        if data.get("node_type", "array") == "group":
+        found = parsed(file, content)
+        if found is None:
             break
-        try:
-            return read(data)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-            raise VolumeError(f"{file} is damaged: {type(error).__name__} {error}") from error
+        return found
     names = ", ".join(_arrays_in(path)) or "none"
     raise VolumeError(f"{path} is a Zarr group; name one of its arrays behind a slash: it has {names}")
+
+
+def parsed(file: str, content: bytes) -> ZarrArray | str | None:
+    """What one of ``METADATA`` says.
+
+    Args:
+        file: its path, or URL.
+        content: what is in it.
+
+    Returns:
+        As of ``zarr_array``; None for a group.
+
+    Raises:
+        VolumeError: it is damaged.
+    """
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise VolumeError(f"{file} is damaged: {error}") from None
+    if not isinstance(data, dict):
+        raise VolumeError(f"{file} is damaged: it holds no object")
+    if data.get("node_type", "array") == "group":
+        return None
+    try:
+        return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        raise VolumeError(f"{file} is damaged: {type(error).__name__} {error}") from error
 
 
 def _arrays_in(path: str, depth: int = 3) -> list[str]:

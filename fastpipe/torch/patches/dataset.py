@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +12,15 @@ import numpy.typing as npt
 
 from fastpipe.engine.bad import Item
 from fastpipe.engine.reads import ReadPolicy
-from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchSpace, Places
-from fastpipe.options import BadSamples, Cache
+from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.read.volumes.memory import received, sendable
 from fastpipe.sampling import Sampling, Uniform
+from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.locality import TouredSamples
+from fastpipe.torch.patches.checks import checked_nan, checked_size, filling
+from fastpipe.torch.patches.chunks import PatchChunks, PatchLookout
 from fastpipe.torch.patches.code import JointCode
 from fastpipe.torch.patches.indices import KeyedIndex, keys_of
 from fastpipe.torch.patches.padding import Padding
@@ -51,7 +53,8 @@ class FastPatchDataset(RowsDataset, TouredSamples):
 
     Args:
         volume: a path (Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy; behind a slash the name of
-            an array within a file or folder; a folder of TIFF files is one volume), a pattern such as
+            an array within a file or folder; a folder of TIFF files is one volume), a URL of a Zarr array
+            (which chunks it has is listed each time that a dataset is made), a pattern such as
             ``"cases/*/image.zarr"``, or a NumPy array, of which spawned workers get copies (of a
             ``numpy.memmap`` they map the file); or a sequence of these; or a table, a sequence of tuples
             (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
@@ -71,6 +74,11 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         cache: the budget for what is remembered, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
             ``"auto"`` is a quarter of the memory that is free; ``"off"`` remembers nothing.  Ranks of a job
             on one machine share it, as worker processes do.
+        stage: a folder on a local disk where chunks of remote Zarr arrays are copied before they are needed,
+            a :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.  Where no
+            volume is a URL, those that are Zarr are taken to be on a network, or a mount, and are staged.
+        storage_options: for volumes that are URLs, such as ``"s3://bucket/scan.zarr"``: credentials and
+            settings, as fsspec's file system for them takes them (``key``, ``secret``, ``endpoint_url`` …).
         nan: what is done about elements of ``volume`` that are no number: ``"keep"``, ``"error"`` (such a
             patch is bad), or a number in their place.
         bad_samples: what happens to patches that cannot be read, a :class:`fastpipe.BadSamples` or its
@@ -79,7 +87,7 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
-        volume, labels, mask, patch_size, sampling, padding, transform, seed, nan: as given.
+        volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
 
     ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, or a tuple of such; a batch
     is collated to tensors.  With a random sampling the i-th patch of an epoch is a function of (seed, epoch,
@@ -88,6 +96,7 @@ class FastPatchDataset(RowsDataset, TouredSamples):
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         VolumeError: a volume cannot be opened, or is damaged.
+        StoreError: a store does not answer as it must; ``StoreAccessError`` where it does not let you in.
         OptionError: an option's value cannot work, or the volumes do not fit together.
 
     >>> from fastpipe.sampling import Grid
@@ -111,23 +120,28 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         transform: Callable[..., Any] | None = None,
         seed: int | None = None,
         cache: Cache | Literal["auto", "ram", "off"] = "auto",
+        stage: Stage | str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         nan: Literal["keep", "error"] | float = "keep",
         bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
         threads: int | Literal["auto"] = "auto",
         thread_safe: bool = False,
     ) -> None:
-        self.patch_size = _checked_size(patch_size)
+        self.patch_size = checked_size(patch_size)
         self._padding = Padding.of(padding)
         self.volume, self.labels, self.mask, self.padding = volume, labels, mask, padding
         self.transform, self.thread_safe = transform, thread_safe
         self.seed = seed if seed is None else operator.index(seed)
         self.cache = Cache.of(cache)
-        self.nan = _checked_nan(nan)
+        self.nan = checked_nan(nan)
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
-        self._roles = opened_roles(
-            volume, labels, mask, len(self.patch_size), may_write=self.cache.where != "off"
-        )
+        self.stage = None if stage is None else Stage.of(stage)
+        self._roles, self._remote = opened_roles(
+            volume, labels, mask, len(self.patch_size), may_write=self.cache.where != "off",
+            storage_options=storage_options, stage=self.stage,
+        )  # fmt: skip
+        self._chunks = PatchChunks.of(self._roles, self.patch_size)
         for role in self._roles:
             self._padding.check(role.name, role.dtype)
         first = self._roles[0]
@@ -136,7 +150,7 @@ class FastPatchDataset(RowsDataset, TouredSamples):
             [first.spatial(number) for number in range(count)], self.patch_size,
             [one.name for one in first.volumes], self._padding.pads,
         )  # fmt: skip
-        self.sampling = sampling or Uniform(_filling(self._space))
+        self.sampling = sampling or Uniform(filling(self._space))
         kept = None if self.cache.where == "off" else default_file_arrays()
         self._places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
         names = tuple(role.name for role in self._roles)
@@ -180,6 +194,20 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         return decoded / max(1, used)
 
     @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched from stores."""
+        return (0, 0) if self._remote is None else self._remote.downloaded
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of stage and stores, as a dataset that is dropped does
+        by itself; the next use begins anew."""
+        runtime, self._runtime = self._runtime, None
+        if self._remote is not None:
+            self._remote.close()
+        if runtime is not None and runtime.pool is not None:
+            runtime.pool.close()
+
+    @property
     def plan(self) -> PatchPlan:
         """What is read how; ``print`` it."""
         decoded, used = self._running().counts.nbytes
@@ -202,6 +230,14 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         return "\n    ".join([f"{type(self).__name__}", *lines])
 
     # ---- orders -------------------------------------------------------------------------------
+
+    def _lookout(self, dataset: Any, *, is_here: bool) -> Lookout | None:
+        chunks, remote = self._chunks, self._remote
+        if chunks is None or remote is None or not (is_here or remote.is_shared):
+            return None
+        return PatchLookout(
+            dataset, self, self._places, chunks, self._remembered.foreseen, self._remembered.slots, is_here
+        )
 
     def _tour_window(self) -> int:
         return self._touring.planned(None)[0]
@@ -297,7 +333,7 @@ class FastPatchDataset(RowsDataset, TouredSamples):
         """Threads, open volumes and memory of this process, made when first needed."""
         runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._padding, self.nan)
         if runtime is None or not runtime.fits(options):
-            runtime = self._runtime = Runtime(options, self._roles, self._remembered)
+            runtime = self._runtime = Runtime(options, self._roles, self._remembered, self._chunks)
         return runtime
 
 
@@ -320,10 +356,11 @@ class _Batch:
     def tasks(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[PatchTask]:
         """What is to be done to have patches at rows of the batch."""
         volumes, starts = self._places
+        needed = self._runtime.need(Places(volumes[places], starts[places]))
         found = []
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             outs = [array[row] for array in self._arrays]
-            found += self._runtime.tasks(row, int(volumes[place]), starts[place].tolist(), outs)
+            found += self._runtime.tasks(row, int(volumes[place]), starts[place].tolist(), outs, needed)
         return found
 
     def item(self, place: int) -> Item:
@@ -344,25 +381,3 @@ class _Batch:
         self._rows.append(row)
         self._places = Places(*(np.concatenate(pair) for pair in zip(self._places, found, strict=True)))
         return len(self._places.volumes) - 1
-
-
-def _checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
-    try:
-        size = tuple(operator.index(side) for side in patch_size)
-    except TypeError:
-        size = ()
-    if not size or min(size) < 1:
-        raise OptionError(f"patch_size must be numbers from 1, one for each dimension, got {patch_size!r}")
-    return size
-
-
-def _checked_nan(nan: Any) -> Any:
-    if nan in ("keep", "error") or (isinstance(nan, (int, float)) and not isinstance(nan, bool)):
-        return nan
-    raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
-
-
-def _filling(space: PatchSpace) -> int:
-    """As many patches as have the size of the volumes."""
-    voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
-    return int(max(1, voxels // math.prod(space.patch.tolist())))

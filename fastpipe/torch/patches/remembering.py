@@ -21,6 +21,7 @@ from fastpipe.index.patches import Places
 from fastpipe.index.visits import unit_visits
 from fastpipe.options import Cache
 from fastpipe.read.volumes.volume import Volume
+from fastpipe.torch.patches.foreseen import Foreseen
 from fastpipe.torch.patches.sources import Role
 
 __all__ = ["Remembered", "budget_of", "planned_room"]
@@ -137,6 +138,15 @@ class Remembered:
             return np.concatenate(found)
 
         return of
+
+    def foreseen(self, units: Sequence[tuple[UnitSlots | None, int]]) -> Foreseen:
+        """What of a coming order will have to be decoded.
+
+        Args:
+            units: as of ``slots``.
+        """
+        rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
+        return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self) -> list[tuple[UnitSlots | None, int]]:
         """For each array the memory of its units in this process, and the number there of its first."""

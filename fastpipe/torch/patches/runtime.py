@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +18,15 @@ from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import VolumeError
+from fastpipe.index.patches import Places
 from fastpipe.options import BadSamples
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import DamagedUnitError
+from fastpipe.torch.patches.chunks import PatchChunks
 from fastpipe.torch.patches.padding import Padding, read_patch
 from fastpipe.torch.patches.remembering import Remembered
 from fastpipe.torch.patches.sources import Role
+from fastpipe.torch.remote_chunks import Needed
 from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
 
 __all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
@@ -63,16 +67,23 @@ class Runtime:
         options: the dataset's.
         roles: the arrays.
         remembered: memory for decoded units.
+        chunks: those of arrays that are somewhere else; None without any.
     """
 
-    def __init__(self, options: Options, roles: Sequence[Role], remembered: Remembered) -> None:
+    def __init__(
+        self,
+        options: Options,
+        roles: Sequence[Role],
+        remembered: Remembered,
+        chunks: PatchChunks | None = None,
+    ) -> None:
         self.pid, self.options = os.getpid(), options
         self.pool = new_pool(options.threads, "fastpipe-patch")
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
         self._roles, self._padding, self._nan = roles, options.padding, options.nan
-        self._units = remembered.slots()
+        self._units, self._chunks = remembered.slots(), chunks
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
@@ -99,7 +110,13 @@ class Runtime:
         for units in dict.fromkeys(units for units, _ in self._units if units is not None):
             units.expect(what, partial(of, units.slot_nbytes))
 
-    def tasks(self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any]) -> list[PatchTask]:
+    def need(self, places: Places) -> Needed | None:
+        """Say that patches at these places will be read, by tasks that get what this returns."""
+        return None if self._chunks is None else self._chunks.need(places, self._units)
+
+    def tasks(
+        self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any], needed: Needed | None = None
+    ) -> list[PatchTask]:
         """What is to be done for a patch.
 
         Args:
@@ -107,18 +124,22 @@ class Runtime:
             volume: its number.
             start: where it begins there.
             outs: for each role its memory, (*lead, *patch).
+            needed: of ``need``.
         """
         rows = np.array([row])
 
         def task(role: int) -> PatchTask:
-            return PatchTask(rows, lambda: self._read(role, volume, start, outs[role]))
+            return PatchTask(rows, lambda: self._read(role, volume, start, outs[role], needed))
 
         return [task(role) for role in range(len(self._roles))]
 
-    def _read(self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any]) -> None:
+    def _read(
+        self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any], needed: Needed | None
+    ) -> None:
         role, reader = self._roles[number], self._reader(number, volume)
         shape = role.spatial(volume)
-        read_patch(reader, shape, start, out, len(role.lead), self._padding, role.name)
+        with nullcontext() if needed is None else needed.reading():
+            read_patch(reader, shape, start, out, len(role.lead), self._padding, role.name)
         if number == 0 and self._nan != "keep" and out.dtype.kind in "fc":
             _settle_nan(out, self._nan, role.volumes[volume].name)
 

@@ -22,6 +22,8 @@ from fastpipe.torch.patches.sources import Role
 __all__ = ["label_voxels", "mask_density"]
 
 _PIECE_NBYTES = 1 << 24  # of a volume that a thread reads at a time
+# In the place of the state of a file, where the identity of what is looked at says it all.
+_NO_FILE = os.stat_result([0] * 19)
 _MOST_LOOKED_AT = 1 << 18  # voxels at a time
 
 
@@ -81,9 +83,9 @@ def _kept(
 ) -> Sequence[npt.NDArray[Any]]:
     """Arrays about a volume, found now or some time before."""
     path, identity = volume.state()
-    if kept is None or not path:
+    if kept is None or not identity:
         return find()
-    status = os.stat(path)
+    status = os.stat(path) if path else _NO_FILE
     about = f"{about} of {identity}"
     found = kept.load(status, about)
     if found is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +13,11 @@ from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patch_tables import matched_volumes
+from fastpipe.options import Stage
 from fastpipe.read.volumes.kernels import DIMS
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import Volume
+from fastpipe.torch.remote_volumes import RemoteVolumes, remote_volumes
 
 __all__ = ["Role", "opened_roles"]
 
@@ -38,24 +42,41 @@ class Role(NamedTuple):
         return self.volumes[number].shape[len(self.lead) :]
 
 
-def opened_roles(volume: Any, labels: Any, mask: Any, dims: int, *, may_write: bool) -> list[Role]:
+def opened_roles(
+    volume: Any,
+    labels: Any,
+    mask: Any,
+    dims: int,
+    *,
+    may_write: bool,
+    storage_options: Mapping[str, Any] | None = None,
+    stage: Stage | None = None,
+) -> tuple[list[Role], RemoteVolumes | None]:
     """Open volumes, and what belongs to them.
 
     Args:
         volume, labels, mask: as for ``matched_volumes``.
         dims: along how many dimensions patches are cut: the last ones.
         may_write: whether something may be kept in the user's cache folder.
+        storage_options, stage: as for ``remote_volumes``.
+
+    Returns:
+        The arrays; and what brings chunks here of those that are somewhere else.
 
     Raises:
         OptionError: they do not fit together.
-        Others: as for ``open_volume``.
+        Others: as for ``open_volume`` and ``remote_volumes``.
     """
     columns = matched_volumes(volume, labels, mask)
+    remote = remote_volumes(itertools.chain(*columns.values()), storage_options, stage)
     tables, convert = (default_file_arrays(), ConvertedFiles()) if may_write else (None, None)
-    roles = [
-        _role(name, [open_volume(what, name, convert=convert, tables=tables) for what in column], dims)
-        for name, column in columns.items()
-    ]
+
+    def opened(what: Any, name: str) -> Volume:
+        is_path = remote is not None and isinstance(what, (str, os.PathLike))
+        found = remote.volume(os.fspath(what), name) if remote is not None and is_path else None
+        return found or open_volume(what, name, convert=convert, tables=tables)
+
+    roles = [_role(name, [opened(what, name) for what in column], dims) for name, column in columns.items()]
     for role in roles[1:]:
         for number in range(len(role.volumes)):
             if role.spatial(number) != roles[0].spatial(number):
@@ -64,7 +85,7 @@ def opened_roles(volume: Any, labels: Any, mask: Any, dims: int, *, may_write: b
                     f"{roles[0].volumes[number].name} has {roles[0].spatial(number)}: {role.name} must be "
                     "of the same places"
                 )
-    return roles
+    return roles, remote
 
 
 def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:

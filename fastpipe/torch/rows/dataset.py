@@ -18,6 +18,7 @@ from fastpipe.engine.reads import PendingRead, ReadPolicy, Task
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Shard, Shuffle
+from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.batch_sampler import DatasetBatches
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
@@ -126,6 +127,15 @@ class RowsDataset(Dataset[Any]):
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
         """The file, or the like, of each sample: int64 (N,); None where there is but one."""
+        return None
+
+    def _lookout(self, dataset: Any, *, is_here: bool) -> Lookout | None:
+        """Who has something fetched before it is asked for; None where all is near.
+
+        Args:
+            dataset: the loader's, behind which this one is.
+            is_here: whether batches are made in this process.
+        """
         return None
 
     @property

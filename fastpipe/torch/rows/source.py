@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.torch.ahead import Lookout, Lookouts
 from fastpipe.torch.rows.batch import RowsBatch
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import MixedBatch, Source
@@ -37,6 +38,12 @@ class RowsSource(Source):
         base, _, local = parts[0] if parts else (self.bases[0], None, ())
         batch: RowsBatch = base._start_batch(local, key)
         return batch
+
+    def lookout(self, *, is_here: bool) -> Lookout | None:
+        """Who has what is somewhere else fetched before it is asked for."""
+        found = [base._lookout(self._dataset, is_here=is_here) for base in self.bases]
+        some = [lookout for lookout in found if lookout is not None]
+        return Lookouts(some) if some else None
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""

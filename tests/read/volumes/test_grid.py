@@ -124,3 +124,16 @@ def test_the_units_of_an_array_in_memory_are_its_parts(shape: list[int], kind: s
 def test_nobody_knows_the_state_of_an_array_in_memory() -> None:
     """So nothing is kept of it."""
     assert MemoryVolume(np.zeros(3), "x").state() == ("", "")
+
+
+@settings(max_examples=100)
+@given(grid=grids(), data=st.data())
+def test_the_units_of_several_boxes_are_those_of_each(grid: UnitGrid, data: Any) -> None:
+    boxes = [box_of(grid, data) for _ in range(data.draw(st.integers(0, 4)))]
+    starts, stops = (
+        np.array([box[end] for box in boxes], np.int64).reshape(len(boxes), len(grid.shape)) for end in (0, 1)
+    )
+    numbers, are_there = grid.touched_by_each(starts, stops)
+    assert numbers.shape == are_there.shape and len(numbers) == len(boxes)
+    for box, row, there in zip(boxes, numbers, are_there, strict=True):
+        assert row[there].tolist() == grid.touched(*box).numbers.tolist()

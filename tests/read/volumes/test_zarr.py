@@ -26,7 +26,7 @@ from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.tensorstore import TensorStoreVolume
 from fastpipe.read.volumes.volume import DamagedUnitError
 from fastpipe.read.volumes.zarr import ZarrVolume
-from fastpipe.read.volumes.zarr_metadata import zarr_array
+from fastpipe.read.volumes.zarr_metadata import ZarrArray, zarr_array
 
 NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
@@ -556,3 +556,31 @@ def test_a_chunk_of_two_whole_members_of_gzip_is_damaged() -> None:
         stored = np.frombuffer(gzip.compress(raw) + gzip.compress(second), np.uint8)
         with pytest.raises(ValueError, match="gzip: more bytes in the place of 4096"):
             DECODE["gzip"](stored, out)
+
+
+@given(
+    prefix=st.sampled_from(["", "c"]), separator=st.sampled_from([".", "/"]),
+    place=st.lists(st.integers(0, 30), max_size=4).map(tuple),
+)  # fmt: skip
+def test_a_chunk_s_key_says_where_it_is(prefix: str, separator: str, place: tuple[int, ...]) -> None:
+    rank = len(place)
+    array = ZarrArray((40,) * rank, (1,) * rank, np.dtype("u1"), "none", b"\0", prefix, separator)
+    key = array.key(place)
+    assert array.place(key) == place
+    array = array._replace(shape=(31,) * rank)
+    others = [
+        f"{key}{separator}0",
+        f"x{key}",
+        f"{key} ",
+        f"0{key}",
+        "",
+        ".zarray",
+        "zarr.json",
+        "c/",
+        "-1",
+        "c/+1",
+        "٣",
+    ]
+    others += [array.key(place[:-1] + (at,)) for at in (-1, 31, 1 << 70) if rank]
+    for other in others:
+        assert array.place(other) is None

@@ -1,0 +1,35 @@
+"""What a dataset of patches is asked for, checked."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from fastpipe.errors import OptionError
+from fastpipe.index.patches import PatchSpace
+
+__all__ = ["checked_nan", "checked_size", "filling"]
+
+
+def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
+    try:
+        size = tuple(operator.index(side) for side in patch_size)
+    except TypeError:
+        size = ()
+    if not size or min(size) < 1:
+        raise OptionError(f"patch_size must be numbers from 1, one for each dimension, got {patch_size!r}")
+    return size
+
+
+def checked_nan(nan: Any) -> Any:
+    if nan in ("keep", "error") or (isinstance(nan, (int, float)) and not isinstance(nan, bool)):
+        return nan
+    raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+
+
+def filling(space: PatchSpace) -> int:
+    """As many patches as have the size of the volumes."""
+    voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
+    return int(max(1, voxels // math.prod(space.patch.tolist())))
