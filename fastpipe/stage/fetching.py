@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -55,8 +56,13 @@ class Fetcher:
             return np.zeros(len(rows), np.bool_)
         return self._staged.have(rows)
 
-    def fetch(self, row: int) -> bytes:
-        """An object's content: staged, or downloaded and then staged, by one process at a time."""
+    def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
+        """An object's content: staged, or downloaded and then staged, by one process at a time.
+
+        Args:
+            row: which one.
+            give: called with it before it is staged.
+        """
         staged = self._staged
         if staged is None or row in self._changed:
             return self._download(row)
@@ -67,6 +73,8 @@ class Fetcher:
             data = staged.read(row)  # another process may have put it there just now, or in an earlier run
             if data is None:
                 data = self._download(row)
+                if give is not None:
+                    give(data)
                 if row not in self._changed:
                     staged.keep(row, data)
         return data

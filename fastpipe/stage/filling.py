@@ -116,7 +116,7 @@ class _StageRun:
     def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         return np.zeros(len(rows), np.bool_)  # those that are were left out; each row is to be counted
 
-    def fetch(self, row: int) -> bytes:
+    def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         error: Exception | None = None
         try:
             if self._first is None:

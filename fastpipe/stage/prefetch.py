@@ -11,7 +11,9 @@ said to be needed, is fetched when it is taken: the order is a hint, and only co
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from fastpipe.stage.pace import Pace
 from fastpipe.stage.transfers import Fetches, Int64Array, Transfers
 
 __all__ = ["Prefetcher"]
+
+_NICER = 5  # a third of the weight
 
 
 class Prefetcher:
@@ -140,10 +144,23 @@ class _Crew:
 
 
 def _work(shared: Transfers, crew: _Crew) -> None:
+    _step_back()
     try:
         shared.work(lambda: crew.grow(shared))
     finally:
         _running.discard(threading.current_thread())
+
+
+def _step_back() -> None:
+    """Let threads that decode come before this one, where there are too few processors for all.
+
+    Dozens of these are awake for a moment after each answer, and each would have as much time as one that
+    decodes what a batch waits for.
+    """
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
 
 
 _prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()

@@ -45,8 +45,13 @@ class Fetches(Protocol):
     def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether objects need not be fetched."""
 
-    def fetch(self, row: int) -> bytes:
-        """An object's content, from wherever it is nearest."""
+    def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
+        """An object's content, from wherever it is nearest.
+
+        Args:
+            row: which one.
+            give: called with it as soon as it is there, where something is done with it afterwards.
+        """
 
 
 class _Slot:
@@ -104,13 +109,26 @@ class Transfers:
         """
         while (row := self._next_row()) is not None:
             grow()
-            data, error = None, None
-            try:
-                data = self.fetches.fetch(row)
-            except BaseException as raised:  # of any kind: who takes the row raises it
-                error = raised
-            self._finish(row, data, error)
-            del data, error  # a thread that waits keeps nothing
+            self._fetch(row)
+
+    def _fetch(self, row: int) -> None:
+        is_given = False
+
+        def give(data: bytes) -> None:
+            nonlocal is_given
+            is_given = True
+            with self.changed:
+                self._give(row, data, None)
+
+        data, error = None, None
+        try:
+            data = self.fetches.fetch(row, give)
+        except BaseException as raised:  # of any kind: who takes the row raises it
+            error = raised
+        with self.changed:
+            self.active -= 1
+            if not is_given:  # else another one may be under way already
+                self._give(row, data, error)
 
     def _next_row(self) -> int | None:
         while True:
@@ -199,18 +217,16 @@ class Transfers:
             elif not is_near:
                 self.coming[row] = nbytes, 1 + self.coming.get(row, (0, 0))[1]
 
-    def _finish(self, row: int, data: bytes | None, error: BaseException | None) -> None:
-        with self.changed:
-            self.active -= 1
-            slot = self.slots.get(row)
-            if slot is None or slot.is_done:  # nobody wants it any more
-                return
-            slot.data, slot.error, slot.is_done = data, error, True
-            if not ((self.holds and (slot.is_held or slot.wants)) or slot.waiting):
-                self._drop(row)
-            for lock in slot.waiting:
-                lock.release()
-            slot.waiting.clear()
+    def _give(self, row: int, data: bytes | None, error: BaseException | None) -> None:
+        slot = self.slots.get(row)
+        if slot is None or slot.is_done:  # nobody wants it any more
+            return
+        slot.data, slot.error, slot.is_done = data, error, True
+        if not ((self.holds and (slot.is_held or slot.wants)) or slot.waiting):
+            self._drop(row)
+        for lock in slot.waiting:
+            lock.release()
+        slot.waiting.clear()
 
     # ---- the other side ------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class _Store:
     def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         return np.zeros(len(rows), np.bool_)
 
-    def fetch(self, row: int) -> bytes:
+    def fetch(self, row: int, give: object = None) -> bytes:
         with self.changed:
             self.begun.append(row)
             self.changed.notify_all()

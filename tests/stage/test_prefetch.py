@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ class _Store:
     def are_near(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         return np.array([row in self.near for row in rows.tolist()], np.bool_)
 
-    def fetch(self, row: int) -> bytes:
+    def fetch(self, row: int, give: object = None) -> bytes:
         with self._gate:
             self.begun.append(row)
             self.now += 1
@@ -318,6 +319,43 @@ def test_who_waits_when_it_is_closed_hears_of_it(make: Any) -> None:
     closing.join()
     assert len(heard) == 1
     assert prefetcher.take(1) == content(1)  # by who takes it
+
+
+def test_what_is_given_early_is_taken_while_it_is_still_being_staged() -> None:
+    class Slow(_Store):
+        def fetch(self, row: int, give: Any = None) -> bytes:
+            give(content(row) + b" early")
+            return super().fetch(row)
+
+    store = Slow(open=False)
+    prefetcher = Prefetcher(store, 1 << 20, Pace(2))
+    prefetcher.need(rows(3))
+    assert prefetcher.take(3) == content(3) + b" early"
+    prefetcher.need(rows(3))  # anew, beside the first that goes on
+    assert prefetcher.take(3) == content(3) + b" early"
+    assert store.wait_begun(2) == [3, 3] and prefetcher.busy == 2
+    store.let()
+    prefetcher.close()
+    assert prefetcher.busy == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="run it on Linux, where threads have priorities")
+def test_threads_that_fetch_leave_processors_to_others() -> None:
+    found: list[int] = []
+
+    class Here(_Store):
+        def fetch(self, row: int, give: object = None) -> bytes:
+            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return super().fetch(row, give)
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    prefetcher = Prefetcher(Here(), 1 << 20, Pace(2))
+    prefetcher.need(np.arange(2))
+    for row in range(2):
+        prefetcher.take(row)
+    prefetcher.close()
+    assert found == [min(own + 5, 19)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_threads_end_when_it_is_collected() -> None:
