@@ -25,6 +25,7 @@ from fastpipe.bench.peer_children import ffcv, litdata, pillow_simd, protocol, s
 from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
 from fastpipe.bench.peers import PEERS, Peer, PeerRow, interpreter
 from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.s3.peers import BUCKET_PEERS
 from fastpipe.bench.volume.peers import VOLUME_PEERS
 
 OWN = Peer("own", "Own", "own", "make peers-own", environment="two-words", note="a note")
@@ -58,7 +59,9 @@ def batch(shape: tuple[int, ...]) -> np.ndarray:
 
 def test_every_peer_has_its_own_key_and_a_source() -> None:
     assert len({peer.key for peer in PEERS}) == len(PEERS)
-    assert {peer.source for peer in (*PEERS, *TABLE_PEERS, *VOLUME_PEERS)} == set(serve.SOURCES)
+    assert {peer.source for peer in (*PEERS, *TABLE_PEERS, *VOLUME_PEERS, *BUCKET_PEERS)} == set(
+        serve.SOURCES
+    )
     assert all(bool(peer.module) != bool(peer.environment) for peer in PEERS)
 
 
