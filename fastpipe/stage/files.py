@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable
 
-__all__ = ["move_file", "read_file", "write_file"]
+__all__ = ["move_file", "new_file", "read_file", "write_file"]
 
 # Of renameat2(2): paths are not relative to a folder that is open; never replace a file.
 _HERE, _NOREPLACE = -100, 1
@@ -31,13 +31,22 @@ def read_file(path: str, size: int) -> bytes:
         os.close(descriptor)
 
 
+def new_file(path: str) -> int:
+    """Make a file, with mode 0600; a descriptor to write to it.
+
+    Raises:
+        OSError: there is one, or none can be made.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 def write_file(path: str, data: bytes) -> None:
-    """Make a file, with mode 0600.
+    """Make a file with a content.
 
     Raises:
         OSError: there is one, or there is no room.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = new_file(path)
     try:
         view = memoryview(data)
         while view:

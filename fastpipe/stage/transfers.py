@@ -129,13 +129,14 @@ class Transfers:
             self.active -= 1
             if not is_given:  # else another one may be under way already
                 self._give(row, data, error)
+        del error  # whose traceback has this frame
 
     def _next_row(self) -> int | None:
         while True:
             with self.changed:
                 while not self.closed:
                     if self._is_due():
-                        row = self._begun()
+                        row = self._begin_next()
                         # Threads wake each other, one at a time: all of them at once would want the
                         # interpreter just when who has called wants to go on.
                         if self._is_due() or self._may_walk():
@@ -168,7 +169,7 @@ class Transfers:
         has_room = self.ahead + nbytes <= most
         return has_room and self.active < max(_LEAST, 2 * (1 - self.ahead / most) * limit)
 
-    def _begun(self) -> int:
+    def _begin_next(self) -> int:
         """The row to be fetched next."""
         self.active += 1
         if self.urgent:

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from fastpipe.errors import StoreError
 from fastpipe.protocols import ListedObjects, Store
+from fastpipe.stage.files import new_file
+from fastpipe.stage.table import StageTable
 
-__all__ = ["PART", "WholeObjects", "copy_whole"]
+__all__ = ["PART", "copy_whole"]
 
 PART = 8 << 20  # bytes of a request: with the next ones on their way, its latency does not count
 _AT_A_TIME = 16
 _FOREVER_S = 1e8  # whoever copies a file is waited for while it lives
 
 
-class WholeObjects(Protocol):
-    """Objects of one listing on a local disk, as files."""
-
-    def path(self, row: int) -> str | None:
-        """Where an object is; None where it is not there, or not whole."""
-
-    def put(self, row: int, write: Writer) -> str:
-        """Put an object there that somebody writes; where it is then."""
-
-    def claim(self, row: int, wait_s: float) -> AbstractContextManager[bool]:
-        """Be alone with an object among processes."""
-
-
-class Writer(Protocol):
-    """Writes a file that is not there yet."""
-
-    def __call__(self, path: str, /) -> None: ...
-
-
 def copy_whole(
-    store: Store, listing: ListedObjects, staged: WholeObjects, row: int, connections: int | str = "auto"
+    store: Store, listing: ListedObjects, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
     """An object's file in the stage: it is downloaded where it is not there, by one process at a time.
 
@@ -67,8 +48,7 @@ def copy_whole(
         at_a_time = _AT_A_TIME if connections == "auto" else int(connections)
 
         def write(path: str) -> None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o600)
+            descriptor = new_file(path)
             try:
                 if size:
                     os.posix_fallocate(descriptor, 0, size)  # a disk without room for it is found now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastpipe.bench.peer_children.protocol import Batches, Job, PeerError, Strea
 __all__ = ["stream"]
 
 
-class _Photos:
+class _Photos(ABC):
     """Decodes and transforms; what brings bytes is made in each worker."""
 
     def __init__(self, job: Job) -> None:
@@ -35,8 +36,9 @@ class _Photos:
 
         return self._transform(Image.open(io.BytesIO(data)).convert("RGB")), self._job.labels[place]
 
+    @abstractmethod
     def _get(self, key: str) -> bytes:
-        raise NotImplementedError
+        """An object."""
 
 
 class _Boto3(_Photos):
@@ -85,15 +87,17 @@ class _Raw(_Photos):
             cache_dir=job.scratch,
             storage_options={"endpoint_url": options["endpoint"]},
         )
-        found = {item.path.partition(f"{options['bucket']}/")[2]: n for n, item in enumerate(self._raw.items)}
-        self._numbers = [found[file] for file in job.files]
+        self._numbers = {
+            item.path.partition(f"{options['bucket']}/")[2]: n for n, item in enumerate(self._raw.items)
+        }
 
     def __getitems__(self, places: Sequence[int]) -> list[tuple[Any, int]]:
-        datas = self._raw.__getitems__([self._numbers[place] for place in places])
+        datas = self._raw.__getitems__([self._numbers[self._job.files[place]] for place in places])
         return [self._made(data, place) for data, place in zip(datas, places, strict=True)]
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
-        return self._made(self._raw[self._numbers[place]], place)
+    def _get(self, key: str) -> bytes:
+        found: bytes = self._raw[self._numbers[key]]
+        return found
 
 
 _KINDS: dict[str, tuple[type[_Photos], tuple[str, ...]]] = {
@@ -126,6 +130,8 @@ def stream(job: Job) -> Stream:
     loader: Any = DataLoader(
         dataset, job.batch_size, shuffle=True, num_workers=int(job.options["workers"]),  # type: ignore[arg-type]
         persistent_workers=True,
+        # What listed the bucket has an event loop, of which a forked process has none.
+        multiprocessing_context="spawn" if kind is _Raw else None,
     )  # fmt: skip
 
     def batches() -> Batches:
