@@ -80,7 +80,11 @@ class _Raw(_Photos):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         from litdata import StreamingRawDataset
+        from litdata.streaming import downloader
 
+        # It reads S3 by obstore, which wants to be told that there is no certificate, and has no option for
+        # that.
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
         options = job.options
         self._raw: Any = StreamingRawDataset(
             f"s3://{options['bucket']}/{job.folder}",
@@ -120,7 +124,7 @@ def stream(job: Job) -> Stream:
     # Which all of them look at; there is no certificate on loopback.
     os.environ["AWS_ACCESS_KEY_ID"] = str(job.options["key"])
     os.environ["AWS_SECRET_ACCESS_KEY"] = str(job.options["secret"])
-    os.environ["AWS_DEFAULT_REGION"], os.environ["AWS_ALLOW_HTTP"] = "us-east-1", "true"
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
     os.environ.pop("AWS_CA_BUNDLE", None)
     kind, packages = _KINDS[str(job.options["kind"])]
     try:
@@ -130,8 +134,6 @@ def stream(job: Job) -> Stream:
     loader: Any = DataLoader(
         dataset, job.batch_size, shuffle=True, num_workers=int(job.options["workers"]),  # type: ignore[arg-type]
         persistent_workers=True,
-        # What listed the bucket has an event loop, of which a forked process has none.
-        multiprocessing_context="spawn" if kind is _Raw else None,
     )  # fmt: skip
 
     def batches() -> Batches:
