@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fastpipe._cpus import available_cpus
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
-from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.files.checking import check_rows, check_structure
 from fastpipe.files.codecs import parse_codec, set_filters

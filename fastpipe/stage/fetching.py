@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._cpus import available_cpus
 from fastpipe.errors import ObjectChangedError
 from fastpipe.protocols import ListedObjects, StagedObjects, Store
 from fastpipe.stage.pace import Pace
@@ -44,6 +45,8 @@ class Fetcher:
         self._listing, self._staged = listing, staged
         self._lock = threading.Lock()
         self._busy = self.objects = self.bytes = 0
+        # Writing takes the processor: no more threads than that, so that the others go on to fetch.
+        self._writing = threading.BoundedSemaphore(max(1, available_cpus() // 2))
         self._changed: dict[int, str] = {}  # objects that are not of the version listed: of which they are
 
     def nbytes(self, rows: Int64Array) -> Int64Array:
@@ -76,7 +79,8 @@ class Fetcher:
                 if give is not None:
                     give(data)
                 if row not in self._changed:
-                    staged.keep(row, data)
+                    with self._writing:
+                        staged.keep(row, data)
         return data
 
     def _download(self, row: int) -> bytes:

@@ -23,6 +23,7 @@ from fastpipe.stage.transfers import Fetches, Int64Array, Transfers
 
 __all__ = ["Prefetcher"]
 
+_MOST_STAGING = 16  # threads beyond those of requests
 _NICER = 5  # a third of the weight
 
 
@@ -86,8 +87,8 @@ class Prefetcher:
 
     @property
     def busy(self) -> int:
-        """Threads that are fetching."""
-        return self._shared.active
+        """Threads that are fetching, or staging what they have fetched."""
+        return self._shared.active + self._shared.staging
 
     def close(self) -> None:
         """End the threads and wait for them; what is taken then is fetched by whoever takes it."""
@@ -110,7 +111,7 @@ class Prefetcher:
 
 
 class _Crew:
-    """Threads that fetch: as many as the pace has allowed so far."""
+    """Threads that fetch: as many as the pace has allowed so far, and some for those that are staging."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
@@ -118,10 +119,11 @@ class _Crew:
 
     def grow(self, shared: Transfers) -> None:
         """Have as many as the pace allows now."""
-        if len(self.threads) >= shared.pace.limit:
+        wanted = shared.pace.limit + min(_MOST_STAGING, shared.staging)
+        if len(self.threads) >= wanted:
             return
         with self._lock:
-            while len(self.threads) < shared.pace.limit and not shared.closed:
+            while len(self.threads) < wanted and not shared.closed:
                 name = f"fastpipe-fetch-{len(self.threads)}"
                 thread = threading.Thread(target=_work, args=(shared, self), name=name, daemon=True)
                 _running.add(thread)

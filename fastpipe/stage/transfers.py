@@ -81,6 +81,8 @@ class Transfers:
 
     Attributes:
         holds: as of ``follow``.
+        active: objects that are being fetched.
+        staging: objects that were given and are still being staged.
     """
 
     def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, spills: bool) -> None:
@@ -97,7 +99,7 @@ class Transfers:
         self.is_walking = False
         self.walked = self.begun = 0  # bytes of the order that were looked at; that were needed since
         self.ahead = 0  # bytes of slots that are not needed yet
-        self.active = 0
+        self.active = self.staging = 0
 
     # ---- the threads' side ---------------------------------------------------------------------
 
@@ -109,16 +111,21 @@ class Transfers:
         """
         while (row := self._next_row()) is not None:
             grow()
-            self._fetch(row)
+            self._fetch(row, grow)
 
-    def _fetch(self, row: int) -> None:
+    def _fetch(self, row: int, grow: Callable[[], None]) -> None:
         is_given = False
 
         def give(data: bytes) -> None:
             nonlocal is_given
             is_given = True
-            with self.changed:
+            with self.changed:  # what is done with it now is no request: the next one may be made
+                self.active -= 1
+                self.staging += 1
                 self._give(row, data, None)
+                if self._is_due():
+                    self.changed.notify()
+            grow()
 
         data, error = None, None
         try:
@@ -126,8 +133,10 @@ class Transfers:
         except BaseException as raised:  # of any kind: who takes the row raises it
             error = raised
         with self.changed:
-            self.active -= 1
-            if not is_given:  # else another one may be under way already
+            if is_given:  # and another one may be under way already
+                self.staging -= 1
+            else:
+                self.active -= 1
                 self._give(row, data, error)
         del error  # whose traceback has this frame
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from fastpipe._cpus import default_threads
 from fastpipe.cache.images import open_cache
 from fastpipe.engine.bad import BadSampleLog
 from fastpipe.engine.batches import BatchMaker
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.cpus import default_threads
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.options import BadSamples, Cache, Decode

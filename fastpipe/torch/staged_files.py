@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,18 +89,6 @@ class StagedFiles:
         """Let go of the stage; who comes back has it again."""
         for files in self._stores:
             files.close()
-
-    @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
-        """Errors in the block name URLs, not files of the stage."""
-        try:
-            yield
-        except Exception as error:
-            for path, shown in zip(self.local, self.shown, strict=True):
-                error.args = tuple(
-                    each.replace(path, shown) if isinstance(each, str) else each for each in error.args
-                )
-            raise
 
     def _seen(self) -> list[tuple[int, int, int, int] | None]:
         return [_state(path) for path in self.local]

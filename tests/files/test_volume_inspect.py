@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
+from fastpipe._cpus import available_cpus
 from fastpipe.cli import main
-from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.files.volumes import advice, inspecting, measuring, report
 from fastpipe.files.volumes.advice import Rechunked, worthwhile, worthwhile_uniform

@@ -321,14 +321,23 @@ def test_who_waits_when_it_is_closed_hears_of_it(make: Any) -> None:
     assert prefetcher.take(1) == content(1)  # by who takes it
 
 
-def test_what_is_given_early_is_taken_while_it_is_still_being_staged() -> None:
-    class Slow(_Store):
-        def fetch(self, row: int, give: Any = None) -> bytes:
-            give(content(row) + b" early")
-            return super().fetch(row)
+class _Slow(_Store):
+    """Gives what is fetched, and has still to stage it then."""
 
-    store = Slow(open=False)
-    prefetcher = Prefetcher(store, 1 << 20, Pace(2))
+    def fetch(self, row: int, give: Any = None) -> bytes:
+        give(content(row) + b" early")
+        return super().fetch(row)
+
+
+def test_requests_go_on_while_objects_are_being_staged(make: Any) -> None:
+    store = _Slow(open=False)
+    make(store, connections=1).follow(parts(range(12)))
+    assert store.wait_begun(12) == list(range(12))
+
+
+def test_what_is_given_early_is_taken_while_it_is_still_being_staged() -> None:
+    store = _Slow(open=False)
+    prefetcher = Prefetcher(store, 1 << 20, Pace(1))  # requests, of which staging is none
     prefetcher.need(rows(3))
     assert prefetcher.take(3) == content(3) + b" early"
     prefetcher.need(rows(3))  # anew, beside the first that goes on

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastpipe._cpus import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
-from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.measuring import Speed, copy_seconds, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored

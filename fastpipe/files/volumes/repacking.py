@@ -17,9 +17,9 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
+from fastpipe._cpus import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
-from fastpipe.engine.cpus import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.files.checkpoints import write_whole
 from fastpipe.files.pace import Pace

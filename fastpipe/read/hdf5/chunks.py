@@ -127,10 +127,10 @@ class ChunkReader:
         """Which chunk this is, in words."""
         layout = self._layout
         if layout.kind != "chunked":
-            return f"{layout.file}, dataset {layout.name}"
+            return f"{layout.shown or layout.file}, dataset {layout.name}"
         corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
         box = ", ".join(
             f"{at * side}:{min((at + 1) * side, size)}"
             for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
         )
-        return f"{layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
+        return f"{layout.shown or layout.file}, dataset {layout.name}, chunk {number} at [{box}]"

@@ -43,9 +43,11 @@ class SampleFile:
         names: the datasets' paths in it.
         sample_dims: how many of their first dimensions count samples; these must be equal in all.
         tables: where chunk tables are kept from one time to the next, or None.
+        shown: what messages call the file, where it is not its path: the URL that it was copied from.
 
     Attributes:
         path: as given.
+        shown: as given, or the path.
         layouts: of each dataset.
         count: samples.
         sample_dims: as given.
@@ -63,17 +65,21 @@ class SampleFile:
         names: Sequence[str],
         sample_dims: int = 1,
         tables: ChunkTables | None = None,
+        shown: str = "",
     ) -> None:
         self.path = os.fsdecode(path)
+        self.shown = shown or self.path
         status = os.stat(self.path)
         self._state = _state(status)
-        with opened(self.path) as file:
-            datasets = [_dataset(file, name, self.path) for name in names]
-            _check_samples(datasets, names, sample_dims, self.path)
-            self.layouts: list[Layout] = [read_layout(dataset, tables, status) for dataset in datasets]
+        with opened(self.path, self.shown) as file:
+            datasets = [_dataset(file, name, self.shown) for name in names]
+            _check_samples(datasets, names, sample_dims, self.shown)
+            self.layouts: list[Layout] = [
+                read_layout(dataset, tables, status)._replace(shown=shown) for dataset in datasets
+            ]
             for dataset, layout in zip(datasets, self.layouts, strict=True):
                 if layout.kind == "h5py":
-                    require_filters(dataset)
+                    require_filters(dataset, shown)
         self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
@@ -110,7 +116,7 @@ class SampleFile:
         """
         if _state(os.stat(where)) != self._state:
             raise HDF5Error(
-                f"{self.path} has changed since it was opened; make the dataset anew when it is complete"
+                f"{self.shown} has changed since it was opened; make the dataset anew when it is complete"
             )
 
 
@@ -190,7 +196,7 @@ class OpenFile:
             for row, index in zip(rows[order].tolist(), indices, strict=True):
                 out[row] = dataset[tuple(map(int, index))]
         except (OSError, RuntimeError) as error:
-            raise DamagedError(f"{self.file.path}, dataset {layout.name}: {error}") from error
+            raise DamagedError(f"{self.file.shown}, dataset {layout.name}: {error}") from error
 
     def _dataset(self, number: int) -> Any:
         """A dataset that only the library can read."""
@@ -205,7 +211,7 @@ class OpenFile:
                 self.file.check_unchanged(self.file.path)  # by now another may be at the path
                 self._library = library
             dataset = self._library[self.file.layouts[number].name]
-            require_filters(dataset)
+            require_filters(dataset, self.file.shown)
         return dataset
 
 
@@ -215,8 +221,9 @@ def _state(status: os.stat_result) -> _State:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """An open ``h5py.File``, or an error that says what to do."""
+def opened(path: str, shown: str = "") -> Iterator[Any]:
+    """An open ``h5py.File``, or an error that says what to do, and calls the file ``shown`` or its path."""
+    shown = shown or path
     h5py = require("h5py", extra="hdf5")
     with open(path, "rb"):  # its errors are clearer than the library's
         pass
@@ -225,39 +232,41 @@ def opened(path: str) -> Iterator[Any]:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES) or "lock file" in str(error):
             remedy = "close it there, or set HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it any more"
-            raise HDF5Error(f"{path} is open for writing elsewhere: {remedy}") from error
+            raise HDF5Error(f"{shown} is open for writing elsewhere: {remedy}") from error
         if not h5py.is_hdf5(path):
-            raise HDF5Error(f"{path} is no HDF5 file") from error
-        raise HDF5Error(f"{path} cannot be opened, it may be cut off: {error}") from error
+            raise HDF5Error(f"{shown} is no HDF5 file") from error
+        raise HDF5Error(f"{shown} cannot be opened, it may be cut off: {error}") from error
     with file:
         yield file
 
 
-def _dataset(file: Any, name: str, path: str) -> Any:
+def _dataset(file: Any, name: str, shown: str) -> Any:
     h5py = require("h5py", extra="hdf5")
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
-        check_is_in_file(found, file, name, path)
+        check_is_in_file(found, file, name, shown)
         try:
             found.dtype  # noqa: B018
         except TypeError as error:
-            raise OptionError(f"{path}: the elements of {name!r} are of a type that NumPy has not") from error
+            raise OptionError(
+                f"{shown}: the elements of {name!r} are of a type that NumPy has not"
+            ) from error
         if found.shape:
             return found
-        raise OptionError(f"{path}: {name!r} is a single value, without samples")
+        raise OptionError(f"{shown}: {name!r} is a single value, without samples")
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    raise KeyError(f"{path} has no dataset {name!r}; it has {', '.join(sorted(names)) or 'none'}")
+    raise KeyError(f"{shown} has no dataset {name!r}; it has {', '.join(sorted(names)) or 'none'}")
 
 
-def check_is_in_file(dataset: Any, file: Any, name: str, path: str) -> None:
+def check_is_in_file(dataset: Any, file: Any, name: str, shown: str) -> None:
     """Raise an error for a dataset that lies in another file: its bytes would be sought in this one.
 
     Args:
         dataset: as the library found it.
         file: the open file.
         name: by which it was found there.
-        path: of the file.
+        shown: what messages call the file.
 
     Raises:
         HDF5Error: a link leads out of the file.
@@ -265,23 +274,25 @@ def check_is_in_file(dataset: Any, file: Any, name: str, path: str) -> None:
     about = require("h5py.h5o", extra="hdf5").get_info
     if about(dataset.id).fileno != about(file.id).fileno:
         raise HDF5Error(
-            f"{path}: {name!r} is a link into another file: name that, {dataset.file.filename}, and its "
+            f"{shown}: {name!r} is a link into another file: name that, {dataset.file.filename}, and its "
             f"dataset {dataset.name!r}"
         )
 
 
-def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: int, path: str) -> None:
+def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: int, shown: str) -> None:
     if sample_dims < 1:
         raise OptionError(f"sample_dims must be a number from 1, got {sample_dims}")
     if not names:
-        raise OptionError(f"{path}: no dataset was named")
+        raise OptionError(f"{shown}: no dataset was named")
     for dataset, name in zip(datasets, names, strict=True):
         if dataset.ndim < sample_dims:
             raise OptionError(
-                f"{path}: {name!r} has {dataset.ndim} dimensions, and sample_dims={sample_dims} of them were "
-                "to count samples"
+                f"{shown}: {name!r} has {dataset.ndim} dimensions, and sample_dims={sample_dims} of them "
+                "were to count samples"
             )
     leads = {name: tuple(dataset.shape[:sample_dims]) for name, dataset in zip(names, datasets, strict=True)}
     if len(set(leads.values())) > 1:
         shapes = ", ".join(f"{name!r} {lead}" for name, lead in leads.items())
-        raise OptionError(f"{path}: the datasets have different samples along the first dimensions: {shapes}")
+        raise OptionError(
+            f"{shown}: the datasets have different samples along the first dimensions: {shapes}"
+        )

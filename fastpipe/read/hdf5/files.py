@@ -33,6 +33,7 @@ class SampleFiles:
     Args:
         paths: at least one.
         names, sample_dims, tables: as for ``SampleFile``.
+        shown: what messages call the files, where it is not by their paths.
 
     Attributes:
         files: in order.
@@ -50,10 +51,14 @@ class SampleFiles:
         names: Sequence[str],
         sample_dims: int = 1,
         tables: ChunkTables | None = None,
+        shown: Sequence[str] | None = None,
     ) -> None:
         if not paths:
             raise OptionError("no HDF5 file was named")
-        self.files = [SampleFile(path, names, sample_dims, tables) for path in paths]
+        self.files = [
+            SampleFile(path, names, sample_dims, tables, name)
+            for path, name in zip(paths, shown or [""] * len(paths), strict=True)
+        ]
         for file in self.files[1:]:
             self._check_like_first(file, names)
         self.firsts = np.cumsum([0, *(file.count for file in self.files)], dtype=np.int64)
@@ -92,9 +97,9 @@ class SampleFiles:
         """The most samples that a group of one dataset has in the first file."""
         return self.files[0].geometry(number).group_size
 
-    def path_of(self, sample: int) -> str:
-        """The file of a sample."""
-        return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].path
+    def shown_of(self, sample: int) -> str:
+        """What messages call the file of a sample."""
+        return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
 
     def open(self, context: ReadContext = ALONE) -> OpenFiles:
         """The files in this process; each is opened when it is first read.
@@ -110,8 +115,8 @@ class SampleFiles:
             one, other = ((each.sample_shape(number), each.layouts[number].dtype) for each in (first, file))
             if one != other:
                 raise OptionError(
-                    f"the samples of {name!r} are {one[0]} {one[1]} in {first.path} and {other[0]} "
-                    f"{other[1]} in {file.path}: files of one dataset must be alike"
+                    f"the samples of {name!r} are {one[0]} {one[1]} in {first.shown} and {other[0]} "
+                    f"{other[1]} in {file.shown}: files of one dataset must be alike"
                 )
 
 

@@ -48,6 +48,7 @@ class Layout(NamedTuple):
         masks: uint32 (chunks,): bit i says that filter i was left out.
         inside: all data of the kind ``"compact"``; else empty.
         library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
+        shown: what messages call the file, where it is not its path: the URL that it was copied from.
     """
 
     file: str
@@ -64,6 +65,7 @@ class Layout(NamedTuple):
     masks: npt.NDArray[np.uint32]
     inside: bytes = b""
     library_chunk: int = 0
+    shown: str = ""
 
 
 def read_layout(

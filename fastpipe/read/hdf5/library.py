@@ -51,15 +51,19 @@ def load_plugins() -> None:
         ) from error
 
 
-def require_filters(dataset: Any) -> None:
+def require_filters(dataset: Any, shown: str = "") -> None:
     """Give the library what it needs for a dataset's filters.
+
+    Args:
+        dataset: an open ``h5py.Dataset``.
+        shown: what messages call its file, where it is not its path.
 
     Raises:
         MissingDependencyError: nobody knows one of them.
     """
     for step in load_filters(filters_of(dataset.id.get_create_plist())):
         raise MissingDependencyError(
-            f"{dataset.file.filename}: the dataset {dataset.name!r} has the filter "
+            f"{shown or dataset.file.filename}: the dataset {dataset.name!r} has the filter "
             f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
             "not know: pip install hdf5plugin, or import the package that brings it"
         )

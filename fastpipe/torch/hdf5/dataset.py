@@ -140,8 +140,7 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         tables = None if self.cache.where == "off" else default_file_arrays()
         if self._staged is None:
             return SampleFiles(paths, self._form.names, self.sample_dims, tables)
-        with self._staged.naming():
-            return SampleFiles(self._staged.local, self._form.names, self.sample_dims, tables)
+        return SampleFiles(self._staged.local, self._form.names, self.sample_dims, tables, self._staged.shown)
 
     def __len__(self) -> int:
         return self._files.count
@@ -171,7 +170,7 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def __repr__(self) -> str:
-        paths = [file.path for file in self._files.files] if self._staged is None else self._staged.shown
+        paths = [file.shown for file in self._files.files]
         where = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"
         lines = [f"Number of samples: {len(self):,}", f"File: {where}", *self.plan.lines]
         if self.stage is not None:
@@ -200,7 +199,7 @@ class FastHDF5Dataset(RowsDataset, GroupedSamples):
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
         return Reading(
             lambda some, rows: runtime.open.tasks(some, rows, arrays), samples, runtime.policy, substitute,
-            lambda: f"{self._files.path_of(int(samples[0]))}, sample {samples[0]}",
+            lambda: f"{self._files.shown_of(int(samples[0]))}, sample {samples[0]}",
         )  # fmt: skip
 
     def _code(self) -> UserCode:

@@ -66,7 +66,7 @@ class Runtime:
         self.open = files.open(context)
         self.policy = ReadPolicy(
             options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,
-            lambda sample: Item(sample, files.path_of(sample)),
+            lambda sample: Item(sample, files.shown_of(sample)),
         )  # fmt: skip
 
     def fits(self, options: Options) -> bool:

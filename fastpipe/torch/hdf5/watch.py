@@ -62,7 +62,7 @@ class AmplificationWatch:
             f" by each of {worker.num_workers} worker processes, where threads share them" if worker else ""
         )
         return (
-            f"{first.path}: samples are compressed together, and the order takes them apart: {times:.0f} "
+            f"{first.shown}: samples are compressed together, and the order takes them apart: {times:.0f} "
             f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "
             "shuffles chunks, and then the samples of some chunks at a time; or keep what was decoded, "
             f"{in_bytes(whole)}, which is now {self._keeper.note}: cache=Cache('ram', max_bytes={whole})"

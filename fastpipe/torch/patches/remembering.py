@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
+from fastpipe._cpus import local_ranks
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.cache.joined_units import joined_memory
 from fastpipe.cache.units import UnitMemory, UnitSlots
-from fastpipe.engine.cpus import local_ranks
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import Places
 from fastpipe.index.visits import unit_visits

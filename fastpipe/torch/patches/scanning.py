@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.engine.cpus import default_threads
+from fastpipe._cpus import default_threads
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.foreground import LabelVoxels, VoxelSketch
 from fastpipe.index.masks import BlockCounts, MaskDensity

@@ -58,7 +58,7 @@ def test_samples_follow_each_other(paths: list[Path]) -> None:
         numbers, texts = read(source.open(), order, 2)
         assert numbers[:, 2].tolist() == order
         assert [int(text) for text in texts] == order
-    assert [files.path_of(sample) for sample in (0, 2, 3, 7, 8)] == [
+    assert [files.shown_of(sample) for sample in (0, 2, 3, 7, 8)] == [
         str(paths[number]) for number in (0, 0, 2, 2, 3)
     ]
     assert read(files.open(), [])[0].shape == (0, 4)

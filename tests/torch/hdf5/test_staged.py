@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from fastpipe import FastHDF5Dataset, FastLoader, Stage
-from fastpipe.errors import OptionError, StageError
+from fastpipe.errors import BadSampleError, OptionError, StageError
 from fastpipe.stage.stores.filesystems import FilesystemStore
 
 URL = "memory://bucket/h5/x.h5"
@@ -130,6 +131,16 @@ def test_errors_name_the_url(remote: Any, file: Path, tmp_path: Path) -> None:
         FastHDF5Dataset("memory://bucket/h5/none.h5", KEYS, stage=stage)
     with pytest.raises(KeyError, match=URL):
         FastHDF5Dataset(URL, "none", stage=stage)
+    dataset = FastHDF5Dataset(URL, KEYS, stage=stage)
+    assert URL in repr(dataset)
+    (path,) = staged(tmp_path)
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))  # what is damaged shows when it is read
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(BadSampleError, match=URL) as caught:
+        dataset[0]
+    dataset.close()
+    assert str(tmp_path) not in str(caught.value)
     with pytest.raises(OptionError, match="stage= a folder"):
         FastHDF5Dataset(URL, KEYS)
     with pytest.raises(OptionError, match="storage_options= is for a path that is a URL"):

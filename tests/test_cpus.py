@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.engine import cpus
-from fastpipe.engine.cpus import available_cpus, default_threads
+from fastpipe import _cpus as cpus
+from fastpipe._cpus import available_cpus, default_threads
 
 
 @pytest.fixture(autouse=True)
