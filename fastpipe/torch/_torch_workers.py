@@ -10,6 +10,7 @@ Used: ``_MultiProcessingDataLoaderIter`` and its ``_next_data``, ``_get_data``, 
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastpipe.errors import WorkerError
+from fastpipe.torch.lane_memory import remove_names_of
 from fastpipe.torch.workers import WorkerCollate, explained
 
 __all__ = ["WatchedWorkers", "forget_iterator"]
@@ -44,6 +46,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._loader = weakref.ref(view._loader)
         view.collate_fn = WorkerCollate(view.collate_fn)
         _running.add(self)
+        _clean_up_at_the_end()
         super().__init__(view)
         _explain_deaths()
 
@@ -103,6 +106,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             self._kill_workers()
         super()._shutdown_workers()
         self._kill_workers()
+        self.remove_what_killed_workers_left()
 
     def _kill_workers(self) -> None:
         alive = [worker for worker in self._workers if worker.is_alive()]
@@ -113,6 +117,11 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             worker.kill()
         for worker in alive:
             worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
+
+    def remove_what_killed_workers_left(self) -> None:
+        """Their names in ``/dev/shm``; of others there are none, whose exit code may be the same."""
+        if os.getpid() == self._pid:
+            remove_names_of([worker.pid for worker in self._workers if worker.exitcode is not None])
 
     def let_workers_end(self) -> None:
         """At the end of the interpreter, where ``multiprocessing`` waits for them without a limit."""
@@ -140,6 +149,22 @@ _explains_deaths = False
 def _let_workers_end() -> None:
     for iterator in list(_running):
         iterator.let_workers_end()
+
+
+_cleans_up_in = -1  # the process, as a forked child does nothing at its end of what its parent is to do
+
+
+def _clean_up_at_the_end() -> None:
+    """Look after what workers leave once ``multiprocessing`` has killed those that were left."""
+    global _cleans_up_in
+    if _cleans_up_in != os.getpid():
+        _cleans_up_in = os.getpid()
+        multiprocessing.util.Finalize(None, _remove_what_killed_workers_left, exitpriority=-100)
+
+
+def _remove_what_killed_workers_left() -> None:
+    for iterator in list(_running):
+        iterator.remove_what_killed_workers_left()
 
 
 def _explain_deaths() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
+from torch import multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe.engine.lanes import Lane, LaneWriter, lanes_are_possible
 
-__all__ = ["NAMED_MEMORY", "expect_from", "room", "send_through", "shared_flat"]
+__all__ = ["NAMED_MEMORY", "expect_from", "remove_names_of", "room", "send_through", "shared_flat"]
 
 NAMED_MEMORY = "/dev/shm"  # where torch makes what it shares
 
@@ -50,6 +53,26 @@ def shared_flat(size: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8).set_(storage)
     # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
     return torch.empty(0, dtype=torch.uint8).set_(_unnamed(size))
+
+
+def remove_names_of(pids: Sequence[int]) -> None:
+    """Remove what processes of this user that were killed have left in ``/dev/shm``.
+
+    torch makes shared memory under a name there, which it removes at once; who is killed in between leaves
+    the name, and with it the memory, until the machine starts again.
+
+    Args:
+        pids: of the processes, all of which have ended.
+    """
+    strategy = multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if not pids or strategy != "file_descriptor":  # else names stay in use
+        return
+    beginnings = tuple(f"torch_{pid}_" for pid in pids)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(NAMED_MEMORY):
+            if name.startswith(beginnings):
+                with contextlib.suppress(OSError):  # another user's cannot be removed
+                    os.unlink(os.path.join(NAMED_MEMORY, name))
 
 
 def room() -> tuple[int, int] | None:

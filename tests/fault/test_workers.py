@@ -411,15 +411,46 @@ def test_a_forked_copy_of_the_iterator_ends_no_workers(tree: Path, in_child: Any
     assert len(list(iterators[0])) == 7
 
 
+class _LeavesNames:
+    """What torch leaves in a worker that is killed while it makes shared memory."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Path(f"/dev/shm/torch_{os.getpid()}_{index}_0").touch()
+        return torch.tensor(index)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="run it on Linux, where shared memory has files")
+def test_what_killed_workers_leave_in_shared_memory_is_removed() -> None:
+    iterator = iter(FastLoader(_LeavesNames(), 2, num_workers=1))
+    next(iterator)
+    pid = iterator._workers[0].pid
+    assert list(Path("/dev/shm").glob(f"torch_{pid}_*"))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError):
+        list(iterator)
+    del iterator
+    gc.collect()
+    assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
+
+
 _SCRIPT = """
 import os, signal, sys, threading
 import torch
 from fastpipe import FastLoader
 
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # how long its end waits for a worker
+
 class Stops:
+    blocks = False
     def __len__(self):
         return 8
     def __getitem__(self, index):
+        if self.blocks and index == 2:
+            open(f"/dev/shm/torch_{os.getpid()}_0_0", "w").close()  # as torch does for a moment
+            threading.Event().wait()
         if index == 5:
             os.kill(os.getpid(), signal.SIGSTOP)
         return torch.tensor(index)
@@ -429,6 +460,7 @@ def uncaught():
 
 def kept():
     global kept
+    Stops.blocks = True
     kept = FastLoader(Stops(), 2, num_workers=2, persistent_workers=True)
     iter(kept)
     os.waitid(os.P_PID, kept._iterator._workers[0].pid, os.WSTOPPED | os.WNOWAIT)
