@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -242,6 +242,14 @@ class Store(Protocol):
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
         """All objects whose keys begin with a prefix, in pages; those of folders (``x/``) are left out."""
 
+    @property
+    def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
+        """Gives, for a prefix and a key, those of ``objects`` that come after the key; None where the store
+        cannot begin a list there."""
+
+    def find(self, key: str) -> StoredObject:
+        """One object, as it is listed."""
+
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content.
 
@@ -255,6 +263,9 @@ class Store(Protocol):
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
         """The bytes from ``start`` to before ``stop`` of an object, as ``get``."""
+
+    def describe(self) -> str:
+        """What reads it, in a word."""
 
     def close(self) -> None:
         """Let go of connections, and of threads."""

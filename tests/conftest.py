@@ -281,7 +281,9 @@ def _resources() -> dict[str, set[str]]:
 
 
 def _new_since(before: dict[str, set[str]]) -> list[tuple[str, str]]:
-    return [(kind, what) for kind, now in _resources().items() for what in sorted(now - before[kind])]
+    new = {kind: now - before[kind] for kind, now in _resources().items()}
+    new["shared memory"] -= _of_other_programs(new["shared memory"])
+    return [(kind, what) for kind, found in new.items() for what in sorted(found)]
 
 
 def _threads() -> set[str]:
@@ -351,15 +353,19 @@ _KEPT_DESCRIPTORS = (
 def _segments() -> set[str]:
     if not os.path.isdir("/dev/shm"):
         return set()
-    found = {entry.name: str(entry.inode()) for entry in os.scandir("/dev/shm")}
-    if found.keys() - _FOREIGN_SEGMENTS:
+    return set(os.listdir("/dev/shm"))
+
+
+def _of_other_programs(segments: set[str]) -> set[str]:
+    """Which segments are not this run's: the folder is the whole machine's."""
+    if segments - _FOREIGN_SEGMENTS:
         others = _mapped_by_others()
-        _FOREIGN_SEGMENTS.update(name for name, inode in found.items() if inode in others)
-    return found.keys() - _FOREIGN_SEGMENTS
+        found = {entry.name: str(entry.inode()) for entry in os.scandir("/dev/shm")}
+        _FOREIGN_SEGMENTS.update(name for name in segments if found.get(name) in others)
+    return _FOREIGN_SEGMENTS
 
 
-# The folder is the whole machine's.  Names are random, so what was once seen in the hands of
-# another program (another test run, say) stays foreign.
+# Names are random, so what was once seen in the hands of another program (another test run, say) stays foreign.
 _FOREIGN_SEGMENTS: set[str] = set()
 
 

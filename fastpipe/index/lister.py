@@ -19,7 +19,6 @@ from fastpipe.types import StoredObject
 
 __all__ = ["Lister"]
 
-_ListAfter = Callable[[str, str], Iterator[Sequence[StoredObject]]]
 
 _TELL_EVERY_S = 0.25
 _SPLIT_FROM = 3  # the page of a folder from which on it may be worth more requests to have it sooner
@@ -44,7 +43,7 @@ class Lister:
 
     A store lists a folder page by page, so one folder is one thread's.  But where some have nothing to
     do, a long folder that has others in it is listed from several of these on, if the store can begin
-    there: it has a method ``objects_after(prefix, key)``, which is ``objects`` from behind that key on.
+    there (``objects_after``).
 
     Args:
         store: where they are.
@@ -64,7 +63,7 @@ class Lister:
     ) -> None:
         self.root = root
         self._store, self._prefix, self._endings, self._on_progress = store, prefix, endings, on_progress
-        self._objects_after: _ListAfter | None = getattr(store, "objects_after", None)
+        self._objects_after = store.objects_after
         # What an ending with a slash in it is compared with: more of the path than the key may have.
         self._before = root if any("/" in ending for ending in endings) else ""
         self._told = time.monotonic()

@@ -55,7 +55,7 @@ def choose_workers(dataset: Any, source: Source | None, batch_size: int) -> tupl
     elif not length:
         chosen, why = 0, "the dataset has no samples to measure"
     elif source is not None and source.lookout(is_here=True) is not None:
-        chosen, why = 0, "images are fetched ahead in this process"
+        chosen, why = 0, "what comes next is fetched ahead in this process"
     elif not hasattr(os, "fork"):
         chosen, why = cores, "nothing was measured, as this system cannot fork"
     else:

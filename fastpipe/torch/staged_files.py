@@ -153,12 +153,10 @@ class _Files:
         found: list[StoredObject] = []
         for key in self._keys:
             try:
-                one = store.find(key)
+                found.append(store.find(key))
             except FileNotFoundError:
-                one = None
-            if one is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._location.path(key))
-            found.append(one)
+                path = self._location.path(key)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
         keys = pack_paths("", list(self._keys))
         paths = FrozenSamples(
             bytes(keys.block), offsets_of(keys.lengths), np.zeros(len(found), np.int64), self._location.store

@@ -33,6 +33,7 @@ class Bucket:
     """A store whose objects are in a dict; says which prefixes it was asked for."""
 
     name = "https://endpoint.example/bucket"
+    objects_after: Any = None
 
     def __init__(self, keys: Sequence[str] = (), *, page: int = 2, prefix: str = PREFIX) -> None:
         self.objects_by_key = {prefix + key: self.made(prefix + key) for key in keys}
@@ -62,6 +63,12 @@ class Bucket:
         found = self.below(prefix)
         for start in range(0, len(found), self.page):
             yield found[start : start + self.page]
+
+    def find(self, key: str) -> StoredObject:
+        raise AssertionError("an index asks for no object")
+
+    def describe(self) -> str:
+        return "a bucket"
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         raise AssertionError("an index reads no object")

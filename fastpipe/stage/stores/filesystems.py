@@ -38,6 +38,8 @@ class FilesystemStore:
         options: the file system's.
     """
 
+    objects_after = None  # fsspec has no such list
+
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._location, self._options = location, options
         self._opened: PerProcess[tuple[Any, str]] = PerProcess(self._open)

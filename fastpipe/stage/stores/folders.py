@@ -22,6 +22,8 @@ class FolderStore:
         location: without a scheme, or ``file://``.
     """
 
+    objects_after = None  # a folder is listed as the file system gives it
+
     def __init__(self, location: Location) -> None:
         self._location = location
         self._folder = location.bucket if not location.scheme else "/"

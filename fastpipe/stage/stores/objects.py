@@ -12,7 +12,7 @@ from fastpipe.stage.stores.locations import Location
 from fastpipe.stage.stores.processes import PerProcess, may_use_obstore
 from fastpipe.stage.stores.refusals import changed, missing, refusal, silence
 from fastpipe.stage.stores.s3_options import S3Settings
-from fastpipe.stage.stores.s3fs_objects import S3fsStore, s3_name
+from fastpipe.stage.stores.s3fs_objects import S3fsStore, first_of, s3_name
 from fastpipe.stage.stores.secrets import StorageOptions
 from fastpipe.types import FetchedObject, StoredObject
 
@@ -87,6 +87,10 @@ class ObjectStore:
             if not _is_odd(error):
                 raise self._ours(error, prefix) from None
         yield from self._plain.objects_after(prefix, after)
+
+    def find(self, key: str) -> StoredObject:
+        """One object, as it is listed."""
+        return first_of(self.objects(key), key, self._location.path(key), self.name)
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content."""

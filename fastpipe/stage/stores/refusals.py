@@ -64,7 +64,8 @@ def missing(path: str, at: str, code: str = "") -> FileNotFoundError:
 
 def changed(path: str, at: str) -> ObjectChangedError:
     """The error for another version than was asked for."""
-    return ObjectChangedError(f"{path} was replaced since it was listed, says {at}: list anew (refresh=True)")
+    remedy = "make the dataset anew, that of an image folder with refresh=True"
+    return ObjectChangedError(f"{path} was replaced since it was listed, says {at}: {remedy}")
 
 
 def silence(path: str, at: str, reason: str) -> StoreBusyError:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from fastpipe.errors import ClosedError, StoreBusyError, StoreError
 from fastpipe.protocols import Store
@@ -107,14 +107,14 @@ class RetryingStore:
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
         """As ``objects``, from behind a key on; None where the store cannot begin there."""
-        return self._pages if hasattr(self._store, "objects_after") else None
+        return None if self._store.objects_after is None else self._pages
 
     def _pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
-        resume: Any = getattr(self._store, "objects_after", None)
+        resume = self._store.objects_after
         pages: Iterator[Sequence[StoredObject]] | None = None
 
         def begin() -> Iterator[Sequence[StoredObject]]:
-            return iter(resume(prefix, after) if after else self._store.objects(prefix))
+            return iter(resume(prefix, after) if after and resume else self._store.objects(prefix))
 
         def turn() -> Sequence[StoredObject] | None:
             nonlocal pages
@@ -132,13 +132,9 @@ class RetryingStore:
                 yield page
                 after = page[-1].key
 
-    def find(self, key: str) -> StoredObject | None:
-        """One object, as it is listed; None where there is none, but for stores that say so themselves."""
-        find: Callable[[str], StoredObject] | None = getattr(self._store, "find", None)
-        if find is not None:
-            return self._ask(lambda: find(key))
-        # Of all keys that begin with this one it is the first.
-        return next((one for page in self.objects(key) for one in page if one.key == key), None)
+    def find(self, key: str) -> StoredObject:
+        """One object, as it is listed."""
+        return self._ask(lambda: self._store.find(key))
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content."""
@@ -150,8 +146,7 @@ class RetryingStore:
 
     def describe(self) -> str:
         """What reads it, in a word."""
-        describe = getattr(self._store, "describe", None)
-        return describe() if describe is not None else type(self._store).__name__
+        return self._store.describe()
 
     def close(self) -> None:
         """End all waits with an error, and close the store."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastpipe._extras import require
@@ -15,7 +15,7 @@ from fastpipe.stage.stores.s3_options import S3Settings
 from fastpipe.stage.stores.secrets import StorageOptions
 from fastpipe.types import FetchedObject, StoredObject
 
-__all__ = ["S3fsStore", "s3_name"]
+__all__ = ["S3fsStore", "first_of", "s3_name"]
 
 _PAGE = 1000
 _REFUSALS = (301, 307, 400, 403, 404)
@@ -65,6 +65,10 @@ class S3fsStore:
                 for one in answer.get("Contents", ())
                 if not one["Key"].endswith("/")
             ]
+
+    def find(self, key: str) -> StoredObject:
+        """One object, as it is listed."""
+        return first_of(self.objects(key), key, self._location.path(key), self.name)
 
     def get(self, key: str, version: str = "") -> FetchedObject:
         """An object's whole content."""
@@ -156,6 +160,23 @@ class S3fsStore:
     def _do(fs: Any, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run on the event loop that s3fs's clients belong to."""
         return require("fsspec.asyn", extra="s3").sync(fs.loop, work)
+
+
+def first_of(pages: Iterable[Sequence[StoredObject]], key: str, path: str, at: str) -> StoredObject:
+    """The object of a key, from a list of those whose keys begin with it, of which it is the first.
+
+    Args:
+        pages: the list.
+        key: its key.
+        path, at: what messages call it, and the store.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = next((one for page in pages for one in page if one.key == key), None)
+    if found is None:
+        raise missing(path, at)
+    return found
 
 
 def _region(answer: Any) -> str:

@@ -69,6 +69,7 @@ def test_what_is_put_is_listed_and_read(full: Any) -> None:
         assert one.size == len(got.data) and one.version
         assert full.store.get(one.key).data == got.data
         assert full.location.key(full.location.path(one.key)) == one.key
+        assert full.store.find(one.key) == one
 
 
 def test_a_prefix_is_where_keys_begin(full: Any) -> None:
@@ -109,6 +110,8 @@ def test_what_is_not_there_is_not_found(full: Any) -> None:
             full.store.get(full.location.prefix + key)
         with pytest.raises(FileNotFoundError, match=key):
             full.store.get_range(full.location.prefix + key, 0, 1)
+        with pytest.raises(FileNotFoundError, match=key):
+            full.store.find(full.location.prefix + key)
 
 
 def test_what_is_removed_after_it_was_listed_is_not_found(full: Any) -> None:
@@ -155,6 +158,7 @@ class TestBuckets:
         for one in found:
             assert bucket.store.get(one.key, one.version).data == one.key.encode()
             assert bucket.store.get_range(one.key, 1, 3, one.version) == one.key.encode()[1:3]
+            assert bucket.store.find(one.key) == one
         for prefix in ("cat", "cat/", "dog/", "/", "../", "cat/.", "cat//"):
             assert sorted(keys(bucket.store, prefix)) == sorted(
                 key for key in everything if key.startswith(prefix)

@@ -45,6 +45,13 @@ class Flaky:
                 self._next()
                 yield [one for one in page if one.key > after]
 
+    def find(self, key: str) -> StoredObject:
+        self._next()
+        return StoredObject(key, 1, "v")
+
+    def describe(self) -> str:
+        return "flaky"
+
     def get(self, key: str, version: str = "") -> FetchedObject:
         self._next()
         return FetchedObject(key.encode(), version)
@@ -163,7 +170,7 @@ def test_a_list_begins_behind_a_key_where_the_store_can_do_that(monkeypatch: pyt
     assert store.objects_after is not None
     found = [one.key for page in store.objects_after("x", "x4") for one in page]
     assert found == ["x5", "x6", "x7", "x8", "x9"]
-    monkeypatch.delattr(Flaky, "objects_after")
+    monkeypatch.setattr(Flaky, "objects_after", None)
     assert store.objects_after is None
 
 
@@ -174,7 +181,7 @@ def test_a_list_that_cannot_go_on_fails_and_repeats_nothing(monkeypatch: pytest.
         return whole(self, prefix, "")
 
     monkeypatch.setattr(Flaky, "objects", objects)
-    monkeypatch.delattr(Flaky, "objects_after")
+    monkeypatch.setattr(Flaky, "objects_after", None)
     store, _ = _retrying(iter([StoreBusyError("first"), None, StoreBusyError("second")]), Time())
     pages = store.objects("x")
     assert len(next(pages)) == 2
