@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,8 @@ def _ffcv(mode: str, label: str, output: Literal["float32", "uint8"], note: str)
     )
 
 
+# For an answer: converting data takes minutes, and some libraries hang now and then.
+_PATIENCE_S = 900.0
 _FFCV_NOTE = "own crops, resampling by area"
 
 PEERS = (
@@ -227,12 +230,27 @@ class ChildRow:
         """Send one line of JSON, read one."""
         if self._child is None or self._child.stdin is None or self._child.stdout is None:
             raise ContenderError(f"{self.peer.label} is not running")
+        child, is_late = self._child, threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            child.kill()
+
+        limit = threading.Timer(_PATIENCE_S, end)
+        limit.start()
         try:
             self._child.stdin.write(json.dumps(question) + "\n")
             self._child.stdin.flush()
             answer = self._child.stdout.readline()
         except OSError:
             answer = ""
+        finally:
+            limit.cancel()
+            limit.join()
+        if not answer and is_late.is_set():
+            raise ContenderError(
+                f"{self.peer.label} did not answer for {_PATIENCE_S:g} s, and was ended: {self._last_words()}"
+            )
         if not answer:
             raise ContenderError(f"{self.peer.label} stopped: {self._last_words()}")
         decoded: dict[str, Any] = json.loads(answer)

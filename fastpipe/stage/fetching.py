@@ -93,8 +93,8 @@ class Fetcher:
         if not self._changed:
             _log.warning(
                 "%s is not what was listed any more: it is used as it is now, and not staged. "
-                "A dataset that is made anew lists it as it is (an image folder with refresh=True). Further such "
-                "objects are not named",
+                "A dataset that is made anew lists it as it is (an image folder with refresh=True). "
+                "Further such objects are not named",
                 listing.path(row),
             )
         self._changed[row] = found.version

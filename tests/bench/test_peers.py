@@ -135,6 +135,10 @@ def test_a_child_that_refuses_or_dies_is_reported(
         PeerRow(OWN, sys.executable, photos, 4, 1)
     with pytest.raises(ContenderError, match="Own does not start"):
         PeerRow(OWN, str(tmp_path / "no-python"), photos, 4, 1)
+    monkeypatch.setattr(peers, "_PATIENCE_S", 0.5)
+    fake_child(monkeypatch, tmp_path, "import threading\nthreading.Event().wait()\n")
+    with pytest.raises(ContenderError, match=r"Own did not answer for 0\.5 s, and was ended: no message"):
+        PeerRow(OWN, sys.executable, photos, 4, 1)
 
 
 def test_an_unknown_source_is_reported_by_the_real_child(photos: Photos) -> None:
