@@ -55,7 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.util.get_temp_dir()  # which lives longer than this folder may
     # All tests have one fork server, from the first that asks for it on: else each of its workers imports torch.
     multiprocessing.set_forkserver_preload(["fastpipe.torch"])
-    folder = tempfile.mkdtemp(prefix="fastpipe-tests-")
+    # Short, as it is one in another where tests run side by side: names of sockets have 107 characters at most.
+    folder = tempfile.mkdtemp(prefix="fp-")
     before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_CACHE_HOME")}, tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # not the user's own

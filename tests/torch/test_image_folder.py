@@ -472,7 +472,7 @@ def _sum_of(dataset: Any, index: int, answers: Any) -> None:
     answers.put(float(dataset.__getitems__([index, 0])[0][0].sum()))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_another_process_has_threads_of_its_own(tree: Path, method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"run it where processes can {method}")

@@ -216,6 +216,7 @@ def by_turns(ranks: list[list[Any]]) -> list[Any]:
     return [sample for turn in turns for sample in turn if sample is not None]
 
 
+@pytest.mark.slow  # three processes that import Lightning
 def test_lightning_on_two_ranks(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").symlink_to(tree)
     found = run_ranks("lightning", tmp_path, 2)
