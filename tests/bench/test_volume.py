@@ -248,21 +248,31 @@ def test_what_a_peer_told_is_compared_with_the_volume(scroll: Scroll) -> None:
     assert differing(scroll, [good, moved, told([3, 4, 5], values, labels + 1)]) == 2
 
 
-def test_what_remembers_begins_anew_before_each_measurement(
+def test_what_remembers_begins_anew_before_each_measurement_and_rests_after_it(
     scroll: Scroll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
+    at_work: list[int] = []
+
+    class Answers(io.StringIO):
+        def write(self, text: str) -> int:
+            assert not at_work
+            return super().write(text)
 
     def batches() -> Iterator[Any]:
         begun.append(0)
+        at_work.append(0)
         patch = np.zeros((2, 10, 20, 20), np.uint16)
-        while True:
-            begun[-1] += 1
-            yield patch, (patch, np.zeros((2, 3), int))
+        try:
+            while True:
+                begun[-1] += 1
+                yield patch, (patch, np.zeros((2, 3), int))
+        finally:
+            at_work.pop()
 
     monkeypatch.setitem(serve.SOURCES, "own", lambda job: Stream(batches(), 0, (), renewed=batches))
     job = json.dumps(dataclasses.asdict(volume_job(scroll)))
-    answers = io.StringIO()
+    answers = Answers()
     serve.serve("own", io.StringIO(f'{job}\n{{"batches": 5}}\n{{"batches": 6}}\n'), answers, lambda s: None)
     assert begun == [4, 5, 6]  # what is compared first, then two measurements
     first, *others = map(json.loads, answers.getvalue().splitlines())

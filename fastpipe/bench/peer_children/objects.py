@@ -112,14 +112,16 @@ _KINDS: dict[str, tuple[type[_Photos], tuple[str, ...]]] = {
 
 
 def stream(job: Job) -> Stream:
-    """Epochs of whole batches; ``options["kind"]`` says whose, ``options["workers"]`` how many processes.
+    """Epochs of ``options["epoch"]`` samples, drawn without repetition.
+
+    ``options["kind"]`` says whose they are, ``options["workers"]`` how many processes there are.
 
     Raises:
         PeerError: it cannot read the bucket.
     """
     import os
 
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, RandomSampler
 
     # Which all of them look at; there is no certificate on loopback.
     os.environ["AWS_ACCESS_KEY_ID"] = str(job.options["key"])
@@ -131,13 +133,20 @@ def stream(job: Job) -> Stream:
         dataset = kind(job)
     except Exception as error:  # whatever it stumbles over
         raise PeerError(f"cannot list the bucket: {type(error).__name__}: {error}") from None
+    order = RandomSampler(dataset, num_samples=int(job.options["epoch"]))
     loader: Any = DataLoader(
-        dataset, job.batch_size, shuffle=True, num_workers=int(job.options["workers"]),  # type: ignore[arg-type]
+        dataset, job.batch_size, sampler=order, num_workers=int(job.options["workers"]),  # type: ignore[arg-type]
         persistent_workers=True,
     )  # fmt: skip
 
     def batches() -> Batches:
         while True:
-            yield from loader
+            epoch = iter(loader)
+            try:
+                yield from epoch
+            finally:
+                # What the workers were told to make, they make: whoever is measured next waits for its end.
+                for _ in epoch:
+                    pass
 
     return Stream(batches(), 0, packages, renewed=batches)

@@ -156,7 +156,7 @@ class Stream:
         prepared_s: seconds that a conversion of the photos took, which is not part of the rate.
         prepared_bytes: what it made.
         renewed: makes ``batches`` anew, of one that has remembered nothing, before each measurement; None
-            where nothing is remembered, or all.
+            where nothing is remembered, or all.  Nothing of the ones before is at work once they are closed.
     """
 
     batches: Batches

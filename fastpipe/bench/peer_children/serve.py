@@ -90,10 +90,11 @@ def serve(
         answer({"error": str(error)})
         return
     problem = _problem(job, stream, images, labels)
-    answer({"error": problem} if problem else _first_answer(job, stream, images, labels))
+    first = {"error": problem} if problem else _first_answer(job, stream, images, labels)
+    _end_remembering(stream)
+    answer(first)
     for line in questions:
         if stream.renewed is not None:
-            stream.batches.close()
             stream = replace(stream, batches=stream.renewed())
         # What was made ready during the pause, and a little more, is not part of the measurement.
         for _ in range(2 * stream.ahead):
@@ -107,8 +108,15 @@ def serve(
         seconds = time.perf_counter() - start
         # Until the next batches are ready and it sleeps, so that whoever is next is alone.
         pause(1.2 * stream.ahead * seconds / wanted)
+        _end_remembering(stream)
         answer({"seconds": seconds})
     stream.batches.close()
+
+
+def _end_remembering(stream: Stream) -> None:
+    """Close the batches of one that is made anew before it is asked again; then nothing of it is at work."""
+    if stream.renewed is not None:
+        stream.batches.close()
 
 
 def _problem(

@@ -36,12 +36,12 @@ def row_info(peer: Peer, section: str) -> RowInfo:
     )
 
 
-# Of an epoch that a measurement goes through: at their rates that is long enough.
+# Of an epoch of theirs: at their rates that is long enough.
 _MOST_BATCHES = 16
 
 
 class BucketPeerRow(ChildRow):
-    """A peer that goes through a bucket, each time from an epoch's beginning.
+    """A peer that goes through whole epochs of a bucket's objects.
 
     Args:
         peer: which library.
@@ -59,6 +59,7 @@ class BucketPeerRow(ChildRow):
 
     def __init__(self, peer: Peer, python: str, bucket: Bucket, batch_size: int, section: str) -> None:
         options = bucket.options
+        epoch = min(len(bucket.keys), _MOST_BATCHES * batch_size) // batch_size * batch_size
         job = {
             "folder": FOLDER,
             "indices": list(range(len(bucket.keys))),
@@ -73,6 +74,7 @@ class BucketPeerRow(ChildRow):
             "options": {
                 **peer.options,
                 "workers": WORKERS,
+                "epoch": epoch,
                 "bucket": bucket.name,
                 "endpoint": options["endpoint_url"],
                 "key": options["key"],
@@ -80,5 +82,5 @@ class BucketPeerRow(ChildRow):
             },
         }
         super().__init__(peer, python, job, batch_size, WORKERS)
-        self.chunk = min(len(bucket.keys), _MOST_BATCHES * batch_size) // batch_size * batch_size
+        self.chunk = epoch
         self.info = replace(row_info(peer, section), versions=self.first_batch["versions"])
