@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times
 
 __all__ = ["draw"]
 
@@ -60,6 +60,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         fontsize=8.5,
         color=MUTED,
     )
+    _make_room(figure, all_axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", facecolor="white")
 
@@ -103,7 +104,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
             zorder=3,
         )
         reference = entry["group"] == "replaced"
-        text = "1×" if reference else f"{entry['ratio']['median']:.1f}×"
+        text = "1×" if reference else f"{times(entry['ratio']['median'])}×"
         text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
         # A figure that has no room in its bar, before the range, goes in front of the ratio.
         is_short = rate["low"] < 0.1 * top
@@ -128,7 +129,20 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
             color="white" if entry["group"] == "fastpipe" else INK,
             zorder=4,
         )
-    axes.set_xlim(0, top * (1.3 if any(entry["key"] in asked for entry in rows) else 1.13))
+    axes.set_xlim(0, top * 1.13)
+
+
+def _make_room(figure: Any, all_axes: Any) -> None:
+    """Let the axes end where the last letter does, of the figures at the ends of the bars."""
+    least = [axes.get_xlim()[1] for axes in all_axes]
+    for axes in all_axes:  # where no letter is outside, none moves the axes
+        axes.set_xlim(0, 2 * axes.get_xlim()[1])
+    figure.draw_without_rendering()
+    for axes, right in zip(all_axes, least, strict=True):
+        width = axes.get_window_extent().width
+        figures = [text for text in axes.texts if text.xy[0] and text.get_ha() == "left"]
+        ends = [text.xy[0] / (1 - text.get_window_extent().width / width) for text in figures]
+        axes.set_xlim(0, max(right, *ends))
 
 
 def _floor(axes: Any, result: Mapping[str, Any], count: int) -> None:

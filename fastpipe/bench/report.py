@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "markdown",
     "memory_lines",
     "print_result",
+    "short_markdown",
     "stage_line",
     "target_lines",
 ]
@@ -267,7 +268,7 @@ def short_markdown(result: Mapping[str, Any]) -> str:
         lines.append(
             f"| {sections[entry['section']]['label']} | {entry['label']}{note} |"
             f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
-            f" {ratio['median']:.1f} ({ratio['low']:.1f}–{ratio['high']:.1f}) |"
+            f" {times(ratio['median'])} ({times(ratio['low'])}–{times(ratio['high'])}) |"
         )
     conditions = (
         f"{machine_line(result)}; {result['method']['rounds']} interleaved rounds, {result['date'][:10]}."

@@ -25,6 +25,7 @@ __all__ = [
     "row",
     "save",
     "shown",
+    "times",
     "validate",
     "verdict",
     "write_json",
@@ -159,6 +160,15 @@ def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
     """What a row handles in a second: ``median``, ``low``, ``high``."""
     rate: dict[str, float] = entry[f"{entry.get('unit', UNIT)}_per_s"]
     return rate
+
+
+def times(ratio: float) -> str:
+    """A ratio, with so many digits that it says on which side of 1 it is.
+
+    >>> times(0.976), times(3.58)
+    ('0.98', '3.6')
+    """
+    return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}"
 
 
 def main_row(result: Mapping[str, Any]) -> dict[str, Any]:
