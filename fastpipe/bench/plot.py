@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times_digits
 
 __all__ = ["draw"]
 
@@ -104,7 +104,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
             zorder=3,
         )
         reference = entry["group"] == "replaced"
-        text = "1×" if reference else f"{times(entry['ratio']['median'])}×"
+        text = "1×" if reference else _times(entry["ratio"]["median"])
         text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
         # A figure that has no room in its bar, before the range, goes in front of the ratio.
         is_short = rate["low"] < 0.1 * top
@@ -130,6 +130,10 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
             zorder=4,
         )
     axes.set_xlim(0, top * 1.13)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{times_digits(ratio)}f}×"
 
 
 def _make_room(figure: Any, all_axes: Any) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times
+from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times_digits
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -265,10 +265,11 @@ def short_markdown(result: Mapping[str, Any]) -> str:
         if entry["group"] != "fastpipe" or replaced is None:
             continue
         note, ratio = f" ({entry['note']})" if entry["note"] else "", entry["ratio"]
+        digits = times_digits(ratio["median"])
         lines.append(
             f"| {sections[entry['section']]['label']} | {entry['label']}{note} |"
             f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
-            f" {times(ratio['median'])} ({times(ratio['low'])}–{times(ratio['high'])}) |"
+            f" {ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f}) |"
         )
     conditions = (
         f"{machine_line(result)}; {result['method']['rounds']} interleaved rounds, {result['date'][:10]}."

@@ -25,7 +25,7 @@ __all__ = [
     "row",
     "save",
     "shown",
-    "times",
+    "times_digits",
     "validate",
     "verdict",
     "write_json",
@@ -162,13 +162,13 @@ def rate_of(entry: Mapping[str, Any]) -> dict[str, float]:
     return rate
 
 
-def times(ratio: float) -> str:
-    """A ratio, with so many digits that it says on which side of 1 it is.
+def times_digits(ratio: float) -> int:
+    """Digits after the point that say on which side of 1 a ratio is, and no more.
 
-    >>> times(0.976), times(3.58)
-    ('0.98', '3.6')
+    >>> times_digits(0.976), times_digits(3.58)
+    (2, 1)
     """
-    return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}"
+    return 2 if ratio < 2 else 1
 
 
 def main_row(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def first_loader(bucket: Bucket, batch_size: int, seed: int, stage: Path | None)
 class FirstEpochs:
     """A `Contender` of fastpipe's that goes through first epochs; nothing is there when one begins.
 
-    Making the dataset, which lists the bucket or takes what was kept of a listing, is not in the time.
+    Making the dataset, which lists the bucket, is not in the time.
 
     Args:
         key: its name.
