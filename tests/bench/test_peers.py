@@ -264,7 +264,12 @@ def test_a_peer_that_is_installed_works(peer: Peer, photos: Photos) -> None:
     python = interpreter(peer)
     if python is None:
         pytest.skip(f"{peer.label} is not installed: {peer.install}")
-    row = PeerRow(peer, python, photos, 4, 2)
+    try:
+        row = PeerRow(peer, python, photos, 4, 2)
+    except ContenderError as error:
+        if "apt-get install" in str(error):  # what pip does not bring
+            pytest.skip(str(error))
+        raise
     assert row.first_batch["versions"]
     assert row.measure(16) > 0
     row.close()
