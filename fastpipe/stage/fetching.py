@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
@@ -23,6 +25,7 @@ _log = logging.getLogger("fastpipe.stage")
 
 # For another process to download an object; then it is downloaded here as well.
 _CLAIM_WAIT_S = 60.0
+_MOST_UNWRITTEN = 16  # objects that wait to be staged; then those who bring more wait, too
 
 
 class Fetcher:
@@ -47,6 +50,7 @@ class Fetcher:
         self._busy = self.objects = self.bytes = 0
         # Writing takes the processor: no more threads than that, so that the others go on to fetch.
         self._writing = threading.BoundedSemaphore(max(1, available_cpus() // 2))
+        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # the last is its claim
         self._changed: dict[int, str] = {}  # objects that are not of the version listed: of which they are
 
     def nbytes(self, rows: Int64Array) -> Int64Array:
@@ -64,7 +68,7 @@ class Fetcher:
 
         Args:
             row: which one.
-            give: called with it before it is staged.
+            give: called with it as soon as it was downloaded; it is staged then, by this thread or another.
         """
         staged = self._staged
         if staged is None or row in self._changed:
@@ -72,16 +76,41 @@ class Fetcher:
         data = staged.read(row) if staged.has(row) else None
         if data is not None:
             return data
-        with staged.claim(row, _CLAIM_WAIT_S):
-            data = staged.read(row)  # another process may have put it there just now, or in an earlier run
-            if data is None:
-                data = self._download(row)
-                if give is not None:
-                    give(data)
-                if row not in self._changed:
-                    with self._writing:
+        try:
+            with contextlib.ExitStack() as claim:
+                claim.enter_context(staged.claim(row, _CLAIM_WAIT_S))
+                data = staged.read(row)  # another process may have put it there by now, or in an earlier run
+                if data is None:
+                    data = self._download(row)
+                    if give is not None and row not in self._changed:
+                        self._unwritten.append((row, data, claim.pop_all()))
+                        give(data)
+                    elif row not in self._changed:
+                        with self._writing:
+                            staged.keep(row, data)
+            return data
+        finally:
+            self._write(staged)  # also what others have left to this thread
+
+    def _write(self, staged: StagedObjects) -> None:
+        """Stage what waits for it, unless as many threads as may are at that.
+
+        Whoever is at it takes what the others bring meanwhile, which is cheaper than that each of them waits
+        and is woken up.
+        """
+        unwritten = self._unwritten
+        # Who could not begin leaves it to those who are at it: they look once more after they have ended.
+        while unwritten and self._writing.acquire(blocking=len(unwritten) > _MOST_UNWRITTEN):
+            try:
+                while unwritten:
+                    try:
+                        row, data, claim = unwritten.popleft()
+                    except IndexError:  # somebody else has taken the last one
+                        break
+                    with claim:
                         staged.keep(row, data)
-        return data
+            finally:
+                self._writing.release()
 
     def _download(self, row: int) -> bytes:
         listing = self._listing
