@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import default_threads
+from fastpipe._intraop import do_without_helpers
 from fastpipe.cache.images import open_cache
 from fastpipe.engine.bad import BadSampleLog
 from fastpipe.engine.batches import BatchMaker
@@ -17,7 +18,6 @@ from fastpipe.engine.slots import SlotPool
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
-from fastpipe.torch.intraop import do_without_helpers
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import note
