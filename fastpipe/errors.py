@@ -5,6 +5,7 @@
     FastpipeError
     ├── MissingDependencyError   (ImportError)   an optional package is not installed
     ├── OptionError              (ValueError)    an argument has a value that cannot work
+    ├── AugmentError             (ValueError)    a batch, or an argument, of an augmentation cannot be used
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
     │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
     ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
@@ -27,6 +28,7 @@ what was found, where (path and index), and what to do about it.
 from __future__ import annotations
 
 __all__ = [
+    "AugmentError",
     "BadSampleError",
     "CacheError",
     "ClosedError",
@@ -56,6 +58,10 @@ class MissingDependencyError(FastpipeError, ImportError):
 
 class OptionError(FastpipeError, ValueError):
     """An option has a value, or a combination of values, that cannot work."""
+
+
+class AugmentError(FastpipeError, ValueError):
+    """A batch has a kind, shape or dtype that an augmentation does not take, or its arguments cannot work."""
 
 
 class BadSampleError(FastpipeError, OSError):

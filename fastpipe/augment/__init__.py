@@ -1,0 +1,80 @@
+"""Augmentation of whole batches, with parameters of its own for each sample.
+
+::
+
+    from fastpipe import FastLoader, augment
+
+    views = augment.Compose([
+        augment.RandomResizedCrop(224),
+        augment.RandomHorizontalFlip(),
+        augment.RandomApply(augment.ColorJitter(0.8, 0.8, 0.8, 0.2), p=0.8),
+        augment.RandomGrayscale(0.2),
+        augment.RandomApply(augment.GaussianBlur(23), p=0.5),
+    ])
+    loader = FastLoader(dataset, batch_size=64, device="cuda", augment=views)
+
+Images are (N, C, H, W).  Parameters are drawn first, in NumPy, and applied then: ``op.draw(images.shape)``
+and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastpipe.augment.affine import RandomAffine, RandomRotation
+    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.blur import GaussianBlur
+    from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
+    from fastpipe.augment.compose import Compose, RandomApply
+    from fastpipe.augment.erasing import RandomErasing
+    from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
+    from fastpipe.augment.mixing import CutMix, MixUp
+    from fastpipe.augment.parameters import Parameters
+    from fastpipe.augment.policy import RandAugment
+    from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
+
+__all__ = [
+    "BatchTransform", "ColorJitter", "Compose", "CutMix", "GaussianBlur", "MixUp", "Normalize",
+    "Parameters", "RandAugment", "RandomAffine", "RandomApply", "RandomErasing", "RandomGain",
+    "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
+    "SpecAugment", "TimeShift", "ToDtype",
+]  # fmt: skip
+
+# Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
+_LAZY = {
+    "BatchTransform": "base",
+    "ColorJitter": "colour",
+    "Compose": "compose",
+    "CutMix": "mixing",
+    "GaussianBlur": "blur",
+    "MixUp": "mixing",
+    "Normalize": "colour",
+    "Parameters": "parameters",
+    "RandAugment": "policy",
+    "RandomAffine": "affine",
+    "RandomApply": "compose",
+    "RandomErasing": "erasing",
+    "RandomGain": "spectrograms",
+    "RandomGrayscale": "colour",
+    "RandomHorizontalFlip": "geometry",
+    "RandomResizedCrop": "geometry",
+    "RandomRotation": "affine",
+    "RandomVerticalFlip": "geometry",
+    "SpecAugment": "spectrograms",
+    "TimeShift": "spectrograms",
+    "ToDtype": "colour",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f"fastpipe.augment.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fastpipe.augment' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,267 @@
+"""Affine geometry: rotation, translation, scale and shear, with parameters of its own for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from fastpipe.augment import warp_kernels
+from fastpipe.augment.base import BatchTransform, Columns, Moves
+from fastpipe.augment.canvas import Canvas, Float32Array
+from fastpipe.augment.distributions import between
+from fastpipe.augment.matrices import forward_affine, inverse_affine
+from fastpipe.augment.options import (
+    Fill,
+    fill_of,
+    filling_of,
+    increasing,
+    interpolation_of,
+    range_about_zero,
+    two_numbers,
+)  # fmt: skip
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["MATRIX", "RandomAffine", "RandomRotation", "resampled", "warp_canvas"]
+
+# What is applied: from pixels about the centre of the result to those about the image's.
+MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
+
+
+class _Affine(BatchTransform):
+    """Resamples images by affine maps."""
+
+    applied_names = MATRIX
+    interpolation: str
+    fill: Fill
+    center: tuple[float, float] | None
+
+    def for_masks(self) -> BatchTransform:
+        return _MaskWarp(self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0])
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        warp_canvas(canvas, row, self.interpolation == "nearest", fill_of(self.fill, len(canvas.planes)))
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
+
+    def check(self, shape: Sequence[int]) -> None:
+        if isinstance(self.fill, tuple) and len(self.fill) not in (1, shape[1]):
+            raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
+
+    def _about_centre(self, height: int, width: int) -> Float64Array:
+        """The centre of the map, from the image's."""
+        if self.center is None:
+            return np.zeros(2)
+        x, y = self.center
+        return np.asarray((x - width * 0.5, y - height * 0.5))
+
+    def _centre(self, height: int, width: int) -> Float64Array:
+        found: Float64Array = self._about_centre(height, width) + np.array([width, height]) * 0.5
+        return found
+
+
+class RandomAffine(_Affine):
+    """Rotate, shift, scale and shear each image about its centre.
+
+    Args:
+        degrees: angles are drawn from [-degrees, degrees], or from the two numbers given; clockwise.
+        translate: greatest shifts along x and y, as parts of width and height; they are whole pixels.
+        scale: least and greatest factor.
+        shear: angles along x are drawn from [-shear, shear], or from two numbers; of four, the last two are
+            of angles along y.  Degrees.
+        interpolation: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
+        fill: what is outside, one number or one for each channel; None is 0.
+        center: x and y that stay, in pixels from the upper left corner.  Default: the image's centre.
+
+    Arguments and results are those of ``torchvision.transforms.v2.RandomAffine``; the result is as large as
+    the image.
+
+    >>> shift = RandomAffine(0, translate=(0.5, 0.0))
+    >>> shift(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
+    """
+
+    draws = 6
+    names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        translate: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+        shear: float | Sequence[float] | None = None,
+        interpolation: Any = "nearest",
+        fill: Fill | Sequence[float] = 0.0,
+        center: Sequence[float] | None = None,
+    ) -> None:
+        self.degrees = range_about_zero(degrees, "degrees")
+        self.translate = _parts_of(translate)
+        self.scale = None if scale is None else increasing(scale, "scale")
+        self.shear = _shears(shear)
+        self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
+        self.fill, self.center = filling_of(fill), _point(center)
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        most = (self.translate[0] * width, self.translate[1] * height)
+        columns = [
+            between(u[:, 0], *self.degrees),
+            *(np.rint(between(u[:, 1 + at], -most[at], most[at])) for at in (0, 1)),
+            np.ones(len(u)) if self.scale is None else between(u[:, 3], *self.scale),
+            between(u[:, 4], *self.shear[0]),
+            between(u[:, 5], *self.shear[1]),
+        ]
+        return np.stack(columns, axis=1)
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        centre = self._about_centre(height, width)
+        return inverse_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], centre)
+
+    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+        centre = self._centre(height, width)
+        found = forward_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], centre)
+        return Moves(found, np.ones(len(table), np.bool_))
+
+    def extra_repr(self) -> str:
+        return (
+            f"degrees={self.degrees}, translate={self.translate}, scale={self.scale}, shear={self.shear}, "
+            f"interpolation={self.interpolation!r}, fill={self.fill}, center={self.center}"
+        )
+
+
+class RandomRotation(_Affine):
+    """Rotate each image.
+
+    Args:
+        degrees: angles are drawn from [-degrees, degrees], or from the two numbers given; counter-clockwise.
+        interpolation, fill, center: as of ``RandomAffine``.
+
+    Arguments and results are those of ``torchvision.transforms.v2.RandomRotation``, but for ``expand``: all
+    images of a batch are of one size.
+    """
+
+    draws = 1
+    names = ("angle",)
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: Any = "nearest",
+        fill: Fill | Sequence[float] = 0.0,
+        center: Sequence[float] | None = None,
+    ) -> None:
+        self.degrees = range_about_zero(degrees, "degrees")
+        self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
+        self.fill, self.center = filling_of(fill), _point(center)
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        return between(u, *self.degrees)
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        centre, none = self._about_centre(height, width), np.zeros((len(table), 2))
+        return inverse_affine(-table[:, 0], none, np.ones(len(table)), none, centre)
+
+    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+        centre, none = self._centre(height, width), np.zeros((len(table), 2))
+        found = forward_affine(-table[:, 0], none, np.ones(len(table)), none, centre)
+        return Moves(found, np.ones(len(table), np.bool_))
+
+    def extra_repr(self) -> str:
+        return (
+            f"degrees={self.degrees}, interpolation={self.interpolation!r}, fill={self.fill}, "
+            f"center={self.center}"
+        )
+
+
+class _MaskWarp(_Affine):
+    """Moves masks as images were."""
+
+    names = MATRIX
+
+    def __init__(self, fill: float | None) -> None:
+        self.interpolation, self.fill, self.center = "nearest", fill, None
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        raise NotImplementedError  # what is applied comes from the images' own
+
+
+# ---- resampling ----------------------------------------------------------------------------------
+
+
+def warp_canvas(canvas: Canvas, matrix: Float64Array, is_nearest: bool, fill: Float32Array) -> None:
+    """Resample an image by a matrix, (6,)."""
+    height, width = canvas.height, canvas.width
+    out = canvas.empty(height, width)
+    warp_kernels.warp(
+        canvas.planes, height, width, matrix, is_nearest, fill, canvas.of_bytes, out, height, width
+    )
+    canvas.replace(out, height, width)
+
+
+def resampled(
+    images: Tensor,
+    columns: Columns,
+    interpolation: str,
+    fill: Fill,
+    of_bytes: bool,
+) -> Tensor:
+    """Images resampled by the matrices in ``columns``; quirks of the fill as in ``warp_kernels.warp``."""
+    _, channels, height, width = images.shape
+    grid = _grid(columns, height, width)
+    if fill is not None:
+        images = torch.cat([images, torch.ones_like(images[:, :1])], dim=1)
+    found = grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
+    if fill is not None:
+        numbers = [fill] if isinstance(fill, float) else fill
+        # Made there: an upload would wait for the device.
+        filling = torch.cat([found.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
+        found, inside = found[:, :channels], found[:, channels:]
+        if interpolation == "nearest":
+            found = torch.where(inside < 0.5, filling, found)
+        else:
+            found = (found - filling) * inside + filling
+    return found.round() if of_bytes else found
+
+
+def _grid(columns: Columns, height: int, width: int) -> Tensor:
+    """Where pixels come from, in [-1, 1]: (N, H, W, 2)."""
+    first = columns["xx"]
+    x = torch.arange(width, device=first.device) + 0.5 * (1 - width)
+    y = (torch.arange(height, device=first.device) + 0.5 * (1 - height)).view(-1, 1)
+    xx, xy, x1 = (columns[name].view(-1, 1, 1) / (0.5 * width) for name in MATRIX[:3])
+    yx, yy, y1 = (columns[name].view(-1, 1, 1) / (0.5 * height) for name in MATRIX[3:])
+    return torch.stack([(x * xx + y * xy) + x1, (x * yx + y * yy) + y1], dim=3)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _point(center: Sequence[float] | None) -> tuple[float, float] | None:
+    if center is None:
+        return None
+    found = two_numbers(center)
+    if not np.isfinite(found).all():
+        raise AugmentError(f"center= is x and y, in pixels, got {center!r}")
+    return found
+
+
+def _parts_of(translate: Sequence[float] | None) -> tuple[float, float]:
+    if translate is None:
+        return 0.0, 0.0
+    x, y = two_numbers(translate)
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise AugmentError(f"translate= is two parts of width and height, from 0 to 1, got {translate!r}")
+    return x, y
+
+
+def _shears(shear: float | Sequence[float] | None) -> tuple[tuple[float, float], tuple[float, float]]:
+    if shear is None:
+        return (0.0, 0.0), (0.0, 0.0)
+    if isinstance(shear, Sequence) and len(shear) == 4:
+        return range_about_zero(shear[:2], "shear"), range_about_zero(shear[2:], "shear")
+    return range_about_zero(shear, "shear"), (0.0, 0.0)

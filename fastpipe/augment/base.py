@@ -1,0 +1,236 @@
+"""What all augmentations of batches have in common: checked input, parameters drawn first, applied then."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.chains import Chain
+from fastpipe.augment.parameters import Float64Array, Parameters
+from fastpipe.errors import AugmentError
+from fastpipe.types import Key
+
+__all__ = ["BatchTransform", "Columns", "Moves", "Size", "Untouched", "chosen"]
+
+# What is applied, where the images are: name → float32 tensor (N,).
+Columns = Mapping[str, Tensor]
+Size = tuple[int, int]  # height and width
+_Own = TypeVar("_Own", bound="BatchTransform")
+
+
+class Moves(NamedTuple):
+    """Where pixels go.
+
+    Attributes:
+        matrices: (N, 6): see ``matrices``.
+        clips: (N,), whether boxes are cut off at the image's borders.
+    """
+
+    matrices: Float64Array
+    clips: npt.NDArray[np.bool_]
+
+
+class BatchTransform(ABC):
+    """An augmentation of a batch, in which each sample has parameters of its own.
+
+    Attributes:
+        draws: uniform numbers that a sample needs.
+        names: of its parameters.
+        applied_names: of what is applied, where that is computed from the parameters first.
+        channels: numbers of channels that it takes; empty for any.
+        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T).
+        mixes: whether samples depend on each other.
+    """
+
+    draws: int = 0
+    names: tuple[str, ...] = ()
+    applied_names: tuple[str, ...] | None = None
+    channels: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = (4,)
+    mixes: bool = False
+    _chain: Chain
+
+    def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
+        # Here, where the compiler does not look.
+        made = super().__new__(cls)
+        made._chain = Chain([made], cls.__name__)
+        return made
+
+    def __call__(
+        self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None
+    ) -> Any:
+        """Draw parameters, and apply them.
+
+        Args:
+            images: (N, C, H, W), uint8, float16, bfloat16 or float32, of any device; spectrograms are
+                floats, also (N, F, T).
+            others: what belongs to the images.  Geometry takes along masks, boxes and keypoints, as
+                ``torchvision.tv_tensors``; anything else, such as labels, is handed through.
+            generator: of the CPU; gives one number to a batch.  Default: torch's global generator.
+            key: where the samples stand in an epoch, in the place of a generator.
+
+        Returns:
+            The new images; where there are ``others``, a tuple of them and the others.
+
+        Raises:
+            AugmentError: images of another kind, or an empty batch.
+        """
+        return self._chain(images, others, generator, key)
+
+    def draw(
+        self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
+    ) -> Parameters:
+        """The parameters for a batch of this shape; further arguments as of a call."""
+        return self._chain.draw(shape, generator, key)[0]
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        """The images changed by parameters that were drawn before; errors as of a call."""
+        return self._chain.apply(images, [parameters])
+
+    def reference(self, images: Tensor, parameters: Parameters) -> Tensor:
+        """What torchvision's functions make of the images, one by one, with the same parameters.
+
+        It is slow, and there to compare with; it has the shape and the dtype of what ``apply`` gives.
+        """
+        return self._chain.reference(images, [parameters])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_chain"}
+
+    @property
+    def names_applied(self) -> tuple[str, ...]:
+        """``applied_names``, or the parameters' own."""
+        return self.names if self.applied_names is None else self.applied_names
+
+    @abstractmethod
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        """Parameters for uniform numbers.
+
+        Args:
+            u: (N, draws), in [0, 1).
+            height, width: of the images.
+
+        Returns:
+            (N, len(names)).
+        """
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        """What is applied for parameters: (N, len(applied_names))."""
+        return table
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        """Change one image, on the processor.  Not called where ``mixes``.
+
+        Args:
+            canvas: the image.
+            row: what is applied, (len(applied_names),).
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        """Changed images, by operations of torch's on the whole batch.
+
+        Args:
+            images: (N, C, H, W), float32.
+            columns: what is applied, on the same device.
+            of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
+        """
+
+    def size_after(self, height: int, width: int) -> Size:
+        """Height and width of images of this size afterwards."""
+        return height, width
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of images of this one afterwards.
+
+        Raises:
+            AugmentError: images of this dtype cannot be changed so.
+        """
+        return dtype
+
+    def for_masks(self) -> BatchTransform | None:
+        """What does the same with masks; None where masks stay as they are."""
+        return None
+
+    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
+        """Where pixels go, for boxes and keypoints; None where they stay.
+
+        Args:
+            table: parameters.
+            height, width: of the images.
+            of_points: whether it is for keypoints, which torchvision mirrors as indices of pixels.
+        """
+        return None
+
+    def check_labels(self, labels: Any, count: int) -> None:  # noqa: B027  # not all mix
+        """Raise an error for labels that it cannot mix; called where it ``mixes``.
+
+        Args:
+            labels: what came with the images, or None.
+            count: of the images.
+
+        Raises:
+            AugmentError: it says what was got, and what to do.
+        """
+
+    def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
+        """Labels mixed as the images are; called where it ``mixes``.
+
+        Args:
+            labels: (N,), numbers of classes, or (N, classes), probabilities.
+            columns: what is applied, on their device.
+
+        Returns:
+            (N, classes), floats.
+        """
+        return labels
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise an error for images of a shape (N, C, H, W) that it cannot take.
+
+        Raises:
+            AugmentError: it says what was got, and what to do.
+        """
+        if self.channels and shape[1] not in self.channels:
+            wanted = " or ".join(map(str, self.channels))
+            looks = shape[3] in self.channels
+            raise AugmentError(
+                f"{type(self).__name__} takes images of {wanted} channels, got shape {tuple(shape)}"
+                + (": it looks like (N, H, W, C), of which images.movedim(-1, 1) makes (N, C, H, W)" * looks)
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
+        return ""
+
+
+class Untouched(BatchTransform):
+    """Leaves images as they are; stands for an operation that others of its table come after."""
+
+    def __init__(self, applied_names: tuple[str, ...]) -> None:
+        self.names = applied_names
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        return np.zeros((len(u), len(self.names)))
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        pass
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return images
+
+
+def chosen(which: Tensor, changed: Tensor, images: Tensor) -> Tensor:
+    """Changed images where ``which``, (N,), is not 0, and the others as they were."""
+    return torch.where(which.bool().view(-1, 1, 1, 1), changed, images)

@@ -1,0 +1,94 @@
+"""Gaussian blur, with a width of its own for each image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from fastpipe.augment import kernels
+from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.canvas import Canvas, Float32Array
+from fastpipe.augment.distributions import between
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["GaussianBlur"]
+
+_TOO_SMALL = 2.0**-30
+
+
+class GaussianBlur(BatchTransform):
+    """Blur each image by a Gaussian, along rows and then along columns.
+
+    Args:
+        kernel_size: odd numbers of pixels across and down, as torchvision has them, or one for both.
+        sigma: standard deviations are drawn from this range, in pixels; one number is that for all.
+
+    Weights are torchvision's, whose Gaussian is of standard deviation ``sigma`` for a kernel that is
+    ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
+    """
+
+    draws = 1
+    names = ("sigma",)
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.kernel_size = (int(sizes[0]), int(sizes[-1]))
+        if any(size < 1 or size % 2 == 0 for size in self.kernel_size):
+            raise AugmentError(f"kernel_size= is odd numbers of pixels, got {kernel_size!r}")
+        limits = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
+        self.sigma = (float(limits[0]), float(limits[-1]))
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise AugmentError(f"sigma= is numbers above 0 that increase, in pixels, got {sigma!r}")
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        if self.kernel_size[0] // 2 >= shape[3] or self.kernel_size[1] // 2 >= shape[2]:
+            raise AugmentError(
+                f"GaussianBlur(kernel_size={self.kernel_size}) mirrors images at their borders, and "
+                f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
+            )
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        return between(u, *self.sigma)
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        across, down = (_weights(size, row[0]) for size in self.kernel_size)
+        count = (canvas.height + len(down) - 1) * (canvas.width + len(across) - 1)
+        first, second = canvas.memory("plane", count), canvas.memory("blurred", count)
+        kernels.blur(canvas.planes, canvas.height, canvas.width, across, down, first, second, canvas.of_bytes)
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        count, channels, height, width = images.shape
+        values = images.reshape(1, count * channels, height, width)
+        half_x, half_y = self.kernel_size[0] // 2, self.kernel_size[1] // 2
+        values = pad(values, [half_x, half_x, half_y, half_y], mode="reflect")
+        for size, shape in ((self.kernel_size[0], (1, -1)), (self.kernel_size[1], (-1, 1))):
+            weights = _weights_of(size, columns["sigma"]).repeat_interleave(channels, 0)
+            values = conv2d(values, weights.view(count * channels, 1, *shape), groups=count * channels)
+        return (values.round() if of_bytes else values).reshape(images.shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel_size}, sigma={self.sigma}"
+
+
+def _weights(size: int, sigma: float) -> Float32Array:
+    """Weights, without those at both ends that are too small to change a sum of float32."""
+    limit = (size - 1) / (2 * math.sqrt(2))
+    powers = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
+    weights = powers / powers.sum()
+    small = int(np.argmax(weights > _TOO_SMALL))
+    found: Float32Array = weights[small : size - small].astype(np.float32)
+    return found
+
+
+def _weights_of(size: int, sigma: Tensor) -> Tensor:
+    """The weights of each image: (N, size)."""
+    limit = (size - 1) / (2 * math.sqrt(2))
+    places = torch.linspace(-limit, limit, size, device=sigma.device)
+    return torch.softmax(-((places / sigma.view(-1, 1)) ** 2), dim=1)

@@ -1,0 +1,212 @@
+"""Masks, boxes and keypoints go along with the images: as torchvision's transforms take them along."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastpipe._extras import require
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import applied_table, on_device, on_processor, size_after
+from fastpipe.errors import AugmentError
+
+if TYPE_CHECKING:
+    from fastpipe.augment.base import BatchTransform, Moves
+
+__all__ = ["follow"]
+
+
+def follow(
+    ops: Sequence[BatchTransform], table: Tensor, shape: Sequence[int], others: Sequence[Any]
+) -> Sequence[Any]:
+    """What belongs to the images, after a chain.
+
+    Args:
+        ops: the chain.
+        table: its parameters.
+        shape: of the images before, (N, C, H, W).
+        others: each handed through, but for masks, boxes and keypoints of ``torchvision.tv_tensors``, also in
+            dictionaries, and in lists of one item for each image.
+
+    Raises:
+        AugmentError: they are not of images of this shape, or cannot be taken along.
+    """
+    kinds = sys.modules.get("torchvision.tv_tensors")  # nobody has any without it
+    if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
+        return others
+    followed: list[Any] = _followed(ops, table, shape, others, kinds)
+    return followed
+
+
+def _has_any(thing: Any, kind: type) -> bool:
+    if isinstance(thing, dict):
+        return any(_has_any(value, kind) for value in thing.values())
+    if isinstance(thing, (list, tuple)):
+        return any(_has_any(value, kind) for value in thing)
+    return isinstance(thing, kind)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _followed(
+    ops: Sequence[BatchTransform], table: Tensor, shape: Sequence[int], others: Sequence[Any], kinds: Any
+) -> list[Any]:
+    for op in ops:
+        if op.mixes:
+            raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
+    follower = _Follower(ops, table.numpy(), shape, kinds)
+    return [follower.of_batch(other) for other in others]
+
+
+class _Follower:
+    """Takes along what belongs to one batch."""
+
+    def __init__(
+        self, ops: Sequence[BatchTransform], table: Float64Array, shape: Sequence[int], kinds: Any
+    ) -> None:
+        self.ops, self.table, self.kinds = ops, table, kinds
+        self.count, self.size = shape[0], (shape[2], shape[3])
+
+    def of_batch(self, thing: Any) -> Any:
+        """What belongs to all images, in the order of these."""
+        if isinstance(thing, dict):
+            return {name: self.of_batch(value) for name, value in thing.items()}
+        if isinstance(thing, (list, tuple)):
+            if len(thing) != self.count and _has_any(thing, self.kinds.TVTensor):
+                raise AugmentError(
+                    f"there are {self.count} images, and {len(thing)} of what goes along with them"
+                )
+            return type(thing)(self.of_sample(value, at) for at, value in enumerate(thing))
+        if isinstance(thing, self.kinds.BoundingBoxes):
+            raise AugmentError("boxes of a batch come as a list, with BoundingBoxes for each image")
+        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints)):
+            if len(thing) != self.count:
+                raise AugmentError(
+                    f"there are {self.count} images, and {type(thing).__name__} of shape {tuple(thing.shape)}"
+                )
+            return self._moved(thing, thing.as_subclass(Tensor), slice(None))
+        return thing
+
+    def of_sample(self, thing: Any, at: int) -> Any:
+        """What belongs to one image."""
+        if isinstance(thing, dict):
+            return {name: self.of_sample(value, at) for name, value in thing.items()}
+        if isinstance(thing, (list, tuple)):
+            return type(thing)(self.of_sample(value, at) for value in thing)
+        if isinstance(thing, (self.kinds.Mask, self.kinds.KeyPoints, self.kinds.BoundingBoxes)):
+            return self._moved(thing, thing.as_subclass(Tensor)[None], slice(at, at + 1), is_one=True)
+        return thing
+
+    def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
+        """Anything of torchvision's, as it is in some images.
+
+        Args:
+            thing: it.
+            values: it, as a batch.
+            rows: of which images.
+            is_one: whether it was no batch.
+        """
+        found, further = values, {}
+        if isinstance(thing, self.kinds.Mask):
+            self._check_size(thing, tuple(thing.shape[-2:]))
+            found = self._of_masks(values, rows)
+        else:
+            self._check_size(thing, tuple(thing.canvas_size))
+            further["canvas_size"] = size_after(self.ops, *self.size)
+            if isinstance(thing, self.kinds.KeyPoints):
+                found = self._of_points(values, rows)
+            else:
+                found = self._of_boxes(thing, values, rows)
+        return self.kinds.wrap(found[0] if is_one else found, like=thing, **further)
+
+    def _check_size(self, thing: Any, size: tuple[int, ...]) -> None:
+        if size != self.size:
+            raise AugmentError(
+                f"{type(thing).__name__} is of images of {size[0]} by {size[1]} pixels, which are of "
+                f"{self.size[0]} by {self.size[1]} here"
+            )
+
+    # ---- masks ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _mask_chain(self) -> tuple[list[BatchTransform], Float64Array]:
+        """What is done with masks, and what is applied."""
+        applied, begin = applied_table(self.ops, self.table, *self.size), 0
+        chain: list[BatchTransform] = []
+        parts = [applied[:, :0]]
+        for op in self.ops:
+            end = begin + len(op.names_applied)
+            twin = op.for_masks()
+            if twin is not None:
+                chain.append(twin)
+                parts.append(applied[:, begin:end])
+            begin = end
+        return chain, np.concatenate(parts, axis=1)
+
+    def _of_masks(self, masks: Tensor, rows: slice) -> Tensor:
+        chain, applied = self._mask_chain
+        height, width = self.size
+        # Numbers of classes and of objects are exact as floats, up to 2**24.
+        planes = masks.reshape(len(masks), -1, height, width).float()
+        if planes.device.type == "cpu":
+            found = on_processor(chain, planes, applied[rows])
+        else:
+            found = on_device(chain, planes, _uploaded(applied[rows], planes.device))
+        return found.to(masks.dtype).reshape(*masks.shape[:-2], *found.shape[-2:])
+
+    # ---- points and boxes ----------------------------------------------------------------------
+
+    def _of_points(self, points: Tensor, rows: slice) -> Tensor:
+        shape, dtype = points.shape, points.dtype
+        for moves, _ in self._moves(of_points=True):
+            moved = _mapped(points.float().reshape(len(points), -1, 2), moves.matrices[rows])
+            points = moved.to(dtype).reshape(shape)
+        return points
+
+    def _of_boxes(self, thing: Any, boxes: Tensor, rows: slice) -> Tensor:
+        formats, dtype = self.kinds.BoundingBoxFormat, boxes.dtype
+        if thing.format not in (formats.XYXY, formats.XYWH, formats.CXCYWH):
+            raise AugmentError(
+                f"boxes come as XYXY, XYWH or CXCYWH, got {thing.format.name}: "
+                "torchvision.transforms.v2.functional.convert_bounding_box_format converts them"
+            )
+        functional = require("torchvision.transforms.v2.functional", extra="image")
+        convert = functional.convert_bounding_box_format
+        for moves, (height, width) in self._moves(of_points=False):
+            corners = convert(boxes[0].float(), thing.format, formats.XYXY)[None]
+            four = corners[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(1, -1, 2)
+            four = _mapped(four, moves.matrices[rows]).reshape(1, -1, 4, 2)
+            found = torch.cat([four.amin(2), four.amax(2)], dim=2)
+            if thing.clamping_mode is not None and moves.clips[rows].all():
+                most = found.new_tensor([width, height, width, height])
+                found = torch.minimum(found.clamp(min=0), most)
+            boxes = convert(found[0], formats.XYXY, thing.format)[None].to(dtype)
+        return boxes
+
+    def _moves(self, of_points: bool) -> list[tuple[Moves, tuple[int, int]]]:
+        """What each operation of geometry does, and the size of images afterwards."""
+        found, begin, size = [], 0, self.size
+        for op in self.ops:
+            table = self.table[:, begin : begin + len(op.names)]
+            moves = op.moves(table, *size, of_points)
+            begin, size = begin + len(op.names), op.size_after(*size)
+            if moves is not None:
+                found.append((moves, size))
+        return found
+
+
+def _mapped(points: Tensor, matrices: Float64Array) -> Tensor:
+    """Points (N, K, 2) mapped by matrices (N, 6)."""
+    m = _uploaded(matrices, points.device).view(-1, 1, 2, 3)
+    found: Tensor = (m[..., :2] * points.unsqueeze(2)).sum(3) + m[..., 2]
+    return found
+
+
+def _uploaded(table: Float64Array, device: torch.device) -> Tensor:
+    found = torch.from_numpy(table.astype(np.float32))
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

@@ -1,0 +1,284 @@
+"""RandAugment: for each image some changes of a list, all of one magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from fastpipe.augment import kernels, policy_kernels
+from fastpipe.augment.affine import MATRIX, resampled, warp_canvas
+from fastpipe.augment.base import BatchTransform, Columns, Moves
+from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.colour import blended
+from fastpipe.augment.distributions import integers
+from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
+from fastpipe.augment.options import Fill, fill_of, filling_of, interpolation_of
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["RandAugment"]
+
+# torchvision's list, in its order; ``change`` is an index of it.
+_CHANGES = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
+_AT = {name: at for at, name in enumerate(_CHANGES)}
+_GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
+_BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``kernels.jitter``
+_SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
+
+
+class RandAugment(BatchTransform):
+    """Change each image in some ways, drawn from fourteen (E. D. Cubuk et al., 2019, arXiv:1909.13719).
+
+    Args:
+        num_ops: changes of each image.
+        magnitude: of all changes, from 0 to ``num_magnitude_bins`` - 1.
+        num_magnitude_bins: how many magnitudes there are.
+        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
+        fill: what is outside of the image, one number or one for each channel; None is 0.
+
+    Arguments and results are those of ``torchvision.transforms.v2.RandAugment``; masks, boxes and keypoints
+    go along, too.  Images have 3 channels or 1; floats are in [0, 1].
+
+    >>> RandAugment()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    channels: tuple[int, ...] = (3, 1)
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: Fill | Sequence[float] = None,
+    ) -> None:
+        if not isinstance(num_ops, int) or num_ops < 0:
+            raise AugmentError(f"num_ops= is a whole number of at least 0, got {num_ops!r}")
+        if not (isinstance(num_magnitude_bins, int) and num_magnitude_bins > 1):
+            raise AugmentError(f"num_magnitude_bins= is a whole number above 1, got {num_magnitude_bins!r}")
+        if not (isinstance(magnitude, int) and 0 <= magnitude < num_magnitude_bins):
+            raise AugmentError(f"magnitude= is from 0 to {num_magnitude_bins - 1}, got {magnitude!r}")
+        self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
+        self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
+        self.fill = filling_of(fill)
+        self.draws = 2 * num_ops
+        steps = range(num_ops)
+        self.names = tuple(f"{at}.{name}" for at in steps for name in ("change", "magnitude"))
+        self.applied_names = tuple(
+            f"{at}.{name}" for at in steps for name in ("change", "magnitude", *MATRIX)
+        )
+
+    def check(self, shape: Sequence[int]) -> None:
+        super().check(shape)
+        if isinstance(self.fill, tuple) and len(self.fill) not in (1, shape[1]):
+            raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        magnitudes = self._magnitudes(height, width)
+        found = np.empty((len(u), 2 * self.num_ops))
+        for at in range(self.num_ops):
+            change = integers(u[:, 2 * at], len(_CHANGES))
+            # Magnitudes that have a sign are below 0 in half of the images.
+            is_negative = (u[:, 2 * at + 1] <= 0.5) & np.isin(change, _SIGNED)
+            sizes = magnitudes[change.astype(np.int64)]
+            found[:, 2 * at], found[:, 2 * at + 1] = change, np.where(is_negative, -sizes, sizes)
+        return found
+
+    def _magnitudes(self, height: int, width: int) -> Float64Array:
+        """Of each change: factors are above or below 1 by it; shears are tangents, shifts pixels, angles
+        degrees, posterising keeps bits, and solarising has a threshold as a part of the range."""
+        count, at = self.num_magnitude_bins, self.magnitude
+        found = np.zeros(len(_CHANGES))
+        shift = 150.0 / 331.0
+        most = {
+            "ShearX": 0.3, "ShearY": 0.3, "TranslateX": shift * width, "TranslateY": shift * height,
+            "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
+        }  # fmt: skip
+        for name, greatest in most.items():
+            found[_AT[name]] = _spaced(0.0, greatest, count, at)
+        found[_AT["Posterize"]] = np.rint(np.float32(8) - np.float32(at) / np.float32((count - 1) / 4))
+        found[_AT["Solarize"]] = _spaced(1.0, 0.0, count, at)
+        return found
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        parts = []
+        for at in range(self.num_ops):
+            change, magnitude = table[:, 2 * at], table[:, 2 * at + 1]
+            parts += [table[:, 2 * at : 2 * at + 2], _inverse(change, magnitude, height, width)]
+        return np.concatenate(parts, axis=1) if parts else table
+
+    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+        found = identity(len(table))
+        for at in range(self.num_ops):
+            found = after(found, _forward(table[:, 2 * at], table[:, 2 * at + 1], height, width))
+        is_moved = np.isin(table[:, ::2], _GEOMETRY)
+        return Moves(found, np.any(is_moved, axis=1))
+
+    def for_masks(self) -> BatchTransform:
+        fill = self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0]
+        return _MaskPolicy(self.num_ops, interpolation="nearest", fill=fill)
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        for at in range(0, len(row), 8):
+            self._change(canvas, int(row[at]), float(row[at + 1]), row[at + 2 : at + 8])
+
+    def _change(self, canvas: Canvas, change: int, magnitude: float, matrix: Float64Array) -> None:
+        planes, of_bytes = canvas.planes, canvas.of_bytes
+        if change in _GEOMETRY:
+            fill = fill_of(self.fill, len(planes))
+            warp_canvas(canvas, matrix, self.interpolation == "nearest", fill)
+        elif change in _BLENDED:
+            kind = _BLENDED[change]
+            factors = np.full(4, 1.0 + magnitude)
+            kernels.jitter(
+                planes, canvas.memory("plane", planes.shape[1]), factors, np.array([float(kind)]), of_bytes
+            )
+        elif change == _AT["Sharpness"]:
+            scratch = canvas.memory("plane", planes.shape[1])
+            policy_kernels.sharpen(planes, canvas.height, canvas.width, 1.0 + magnitude, scratch, of_bytes)
+        elif change == _AT["Posterize"]:
+            policy_kernels.posterize(planes, int(magnitude), of_bytes)
+        elif change == _AT["Solarize"]:
+            policy_kernels.solarize(planes, magnitude * (255 if of_bytes else 1), of_bytes)
+        elif change == _AT["AutoContrast"]:
+            policy_kernels.autocontrast(planes, of_bytes)
+        elif change == _AT["Equalize"]:
+            policy_kernels.equalize(planes, of_bytes)
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        for at in range(self.num_ops):
+            own = {name: columns[f"{at}.{name}"] for name in ("change", "magnitude", *MATRIX)}
+            images = self._changed(images, own, of_bytes)
+        return images
+
+    def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        """All changes of all images, of which one is taken for each: which one is not known on the host."""
+        change, magnitude = (columns[name].view(-1, 1, 1, 1) for name in ("change", "magnitude"))
+        factor, bound = 1.0 + magnitude, 255.0 if of_bytes else 1.0
+        found = images
+        is_geometry = (change >= _GEOMETRY.start) & (change < _GEOMETRY.stop)
+        moved = resampled(images, columns, self.interpolation, self.fill, of_bytes)
+        found = torch.where(is_geometry, moved, found)
+        for name, changed in (
+            ("Sharpness", _sharpened(images, factor, of_bytes)),
+            ("Posterize", _posterized(images, magnitude, of_bytes)),
+            ("Solarize", torch.where(images >= magnitude * bound, bound - images, images)),
+            ("AutoContrast", _contrasted(images, of_bytes)),
+            ("Equalize", _equalized(images, of_bytes)),
+        ):
+            found = torch.where(change == _AT[name], changed, found)
+        kind = torch.full_like(change, -1.0)
+        for at, of_jitter in _BLENDED.items():
+            kind = torch.where(change == at, torch.full_like(kind, of_jitter), kind)
+        return torch.where(kind >= 0, blended(images, kind, [factor] * 3, of_bytes), found)
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_ops={self.num_ops}, magnitude={self.magnitude}, "
+            f"num_magnitude_bins={self.num_magnitude_bins}, interpolation={self.interpolation!r}, "
+            f"fill={self.fill}"
+        )
+
+
+class _MaskPolicy(RandAugment):
+    """Moves masks as images were."""
+
+    channels = ()
+
+    def _change(self, canvas: Canvas, change: int, magnitude: float, matrix: Float64Array) -> None:
+        if change in _GEOMETRY:
+            super()._change(canvas, change, magnitude, matrix)
+
+    def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        return resampled(images, columns, self.interpolation, self.fill, of_bytes)
+
+
+def _spaced(first: float, last: float, count: int, at: int) -> float:
+    """One of ``torch.linspace(first, last, count)``, of which translation takes the whole pixels."""
+    begin, end = np.float32(first), np.float32(last)
+    step = (end - begin) / np.float32(count - 1)
+    return float(
+        begin + step * np.float32(at) if at < count // 2 else end - step * np.float32(count - 1 - at)
+    )
+
+
+# ---- geometry ------------------------------------------------------------------------------------
+
+
+def _affine_of(
+    change: Float64Array, magnitude: Float64Array, height: int, width: int
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
+    """Arguments of ``matrices``, from the image's centre; for other changes those that move nothing."""
+    count, none = len(change), np.zeros(len(change))
+    of = {name: np.where(change == _AT[name], magnitude, none) for name in _CHANGES[1:6]}
+    shear = np.degrees(np.arctan(np.stack([of["ShearX"], of["ShearY"]], axis=1)))
+    is_sheared = np.isin(change, (_AT["ShearX"], _AT["ShearY"]))[:, None]  # from the upper left corner
+    centre = np.where(is_sheared, np.array([[-0.5 * width, -0.5 * height]]), 0.0)
+    translate = np.trunc(np.stack([of["TranslateX"], of["TranslateY"]], axis=1))
+    return -of["Rotate"], translate, np.ones(count), shear, centre
+
+
+def _inverse(change: Float64Array, magnitude: Float64Array, height: int, width: int) -> Float64Array:
+    return inverse_affine(*_affine_of(change, magnitude, height, width))
+
+
+def _forward(change: Float64Array, magnitude: Float64Array, height: int, width: int) -> Float64Array:
+    angle, translate, scale, shear, centre = _affine_of(change, magnitude, height, width)
+    return forward_affine(angle, translate, scale, shear, centre + np.array([0.5 * width, 0.5 * height]))
+
+
+# ---- colours, of whole batches -------------------------------------------------------------------
+
+
+def _sharpened(images: Tensor, factor: Tensor, of_bytes: bool) -> Tensor:
+    channels, bound = images.shape[1], 255.0 if of_bytes else 1.0
+    if min(images.shape[2:]) <= 2:
+        return images
+    weights = images.new_full((channels, 1, 3, 3), 1 / 13)
+    weights[:, :, 1, 1] = 5 / 13
+    mean = conv2d(images, weights, groups=channels)
+    inner = images[:, :, 1:-1, 1:-1]
+    inner = inner + ((mean.round() if of_bytes else mean) - inner) * (1.0 - factor)
+    found = images.clone()
+    found[:, :, 1:-1, 1:-1] = inner
+    found = found.clamp(0, bound)
+    return found.floor() if of_bytes else found
+
+
+def _posterized(images: Tensor, bits: Tensor, of_bytes: bool) -> Tensor:
+    levels = torch.exp2(bits)
+    step = 256 / levels if of_bytes else 1 / levels
+    top = 255 + 0 * levels if of_bytes else levels - 1
+    return torch.minimum((images / step).floor().clamp(min=0), top) * step
+
+
+def _contrasted(images: Tensor, of_bytes: bool) -> Tensor:
+    bound = 255.0 if of_bytes else 1.0
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    is_flat = low == high
+    unit = torch.where(is_flat, torch.ones_like(low), (high - low) * (1 / bound))
+    found = ((images - torch.where(is_flat, torch.zeros_like(low), low)) / unit).clamp(0, bound)
+    return found.floor() if of_bytes else found
+
+
+def _equalized(images: Tensor, of_bytes: bool) -> Tensor:
+    values = images if of_bytes else (images * 255.999).floor()
+    index = values.clamp(0, 255).nan_to_num().long().flatten(2)
+    counts = torch.zeros((*images.shape[:2], 256), dtype=torch.int64, device=images.device)
+    counts.scatter_add_(2, index, torch.ones_like(index))
+    places = torch.arange(256, device=images.device)
+    last = torch.where(counts > 0, places, torch.zeros_like(places)).amax(2, keepdim=True)
+    step = (index.shape[2] - counts.gather(2, last)) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
+    table = torch.where(step > 0, table, places).float()
+    return table.gather(2, index).view(images.shape) * (1.0 if of_bytes else 1 / 255)

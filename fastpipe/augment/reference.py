@@ -1,0 +1,210 @@
+"""What torchvision makes of the images, one by one, by its own functions and the same parameters.
+
+It is slow, and there to compare with: ``op.reference(images, parameters)`` beside ``op.apply``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastpipe._extras import require
+from fastpipe.augment.parameters import Parameters
+
+__all__ = ["chain_reference"]
+
+Row = dict[str, float]
+
+
+def chain_reference(ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters]) -> Tensor:
+    """The images as torchvision changes them, one operation after the other."""
+    for op, one in zip(ops, parameters, strict=True):
+        images = _reference(op, images, one)
+    return images
+
+
+def _reference(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
+    """The images as torchvision changes them.
+
+    Args:
+        op: the operation.
+        images: a batch; halves are worked on as float32, and rounded once.
+        parameters: of its samples.
+    """
+    values = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+    if op.mixes:
+        found = _MIXED[type(op).__name__](op, values, parameters)
+    else:
+        change = _of_one(op)
+        rows = zip(*(column.tolist() for column in parameters.values()), strict=True)
+        names = tuple(parameters)
+        given = (dict(zip(names, row, strict=True)) for row in rows) if names else ({} for _ in images)
+        found = torch.stack([change(op, image, row) for image, row in zip(values, given, strict=True)])
+    return found if found.dtype == torch.uint8 else found.to(op.dtype_after(images.dtype))
+
+
+def _of_one(op: Any) -> Callable[[Any, Tensor, Row], Tensor]:
+    """What changes one image."""
+    return next(_CHANGES[kind.__name__] for kind in type(op).__mro__ if kind.__name__ in _CHANGES)
+
+
+def _functional() -> Any:
+    return require("torchvision.transforms.v2.functional", extra="torch")
+
+
+def _horizontal_flip(op: Any, image: Tensor, p: Row) -> Any:
+    return _functional().horizontal_flip(image) if p["is_flipped"] else image
+
+
+def _vertical_flip(op: Any, image: Tensor, p: Row) -> Any:
+    return _functional().vertical_flip(image) if p["is_flipped"] else image
+
+
+def _crop(op: Any, image: Tensor, p: Row) -> Any:
+    box = [int(p[name]) for name in ("top", "left", "height", "width")]
+    functional = _functional()
+    mode = functional.InterpolationMode(op.interpolation)
+    return functional.resized_crop(image, *box, list(op.size), mode, antialias=True)
+
+
+def _affine(op: Any, image: Tensor, p: Row) -> Any:
+    functional = _functional()
+    shift, shear = [int(p["translate_x"]), int(p["translate_y"])], [p["shear_x"], p["shear_y"]]
+    mode = functional.InterpolationMode(op.interpolation)
+    return functional.affine(
+        image, p["angle"], shift, p["scale"], shear, mode, _fill(op), op.center and list(op.center)
+    )
+
+
+def _rotation(op: Any, image: Tensor, p: Row) -> Any:
+    functional = _functional()
+    mode = functional.InterpolationMode(op.interpolation)
+    return functional.rotate(image, p["angle"], mode, center=op.center and list(op.center), fill=_fill(op))
+
+
+def _fill(op: Any) -> Any:
+    return list(op.fill) if isinstance(op.fill, tuple) else op.fill
+
+
+def _jitter(op: Any, image: Tensor, p: Row) -> Any:
+    functional = _functional()
+    changes = (
+        lambda x: functional.adjust_brightness(x, p["brightness"]),
+        lambda x: functional.adjust_contrast(x, p["contrast"]),
+        lambda x: functional.adjust_saturation(x, p["saturation"]),
+        lambda x: functional.adjust_hue(x, p["hue"]),
+    )
+    for place in ("first", "second", "third", "fourth"):
+        image = changes[int(p[place])](image)
+    return image
+
+
+def _grey(op: Any, image: Tensor, p: Row) -> Any:
+    return _functional().rgb_to_grayscale(image, len(image)) if p["is_grey"] else image
+
+
+def _normalized(op: Any, image: Tensor, p: Row) -> Any:
+    mean, std = (list(numbers) * (len(image) if len(numbers) == 1 else 1) for numbers in (op.mean, op.std))
+    return _functional().normalize(image, mean, std)
+
+
+def _converted(op: Any, image: Tensor, p: Row) -> Any:
+    return _functional().to_dtype(image, op.dtype, scale=True)
+
+
+def _blurred(op: Any, image: Tensor, p: Row) -> Any:
+    return _functional().gaussian_blur(image, list(op.kernel_size), [p["sigma"]] * 2)
+
+
+def _erased(op: Any, image: Tensor, p: Row) -> Any:
+    top, left, height, width = (int(p[name]) for name in ("top", "left", "height", "width"))
+    if op.value is None:  # of which every pixel has its own: torchvision's is drawn anew
+        noise = op.noise(image[None], torch.tensor([p["noise"]]))[0]
+        value = noise[:, top : top + height, left : left + width]
+    else:
+        value = torch.tensor(op.value)[:, None, None]
+    return _functional().erase(image, top, left, height, width, value)
+
+
+def _policy(op: Any, image: Tensor, p: Row) -> Any:
+    policy = require("torchvision.transforms.v2", extra="torch").RandAugment(
+        interpolation=_functional().InterpolationMode(op.interpolation), fill=_fill(op)
+    )
+    names = list(policy._AUGMENTATION_SPACE)
+    for at in range(op.num_ops):
+        image = policy._apply_image_or_video_transform(
+            image, names[int(p[f"{at}.change"])], p[f"{at}.magnitude"], policy.interpolation, policy._fill
+        )
+    return image
+
+
+def _applied(op: Any, image: Tensor, p: Row) -> Any:
+    if not p["is_applied"]:
+        return image
+    for at, inner in enumerate(op.ops):
+        own = {name: p[f"{at}.{name}"] for name in inner.names}
+        image = _of_one(inner)(inner, image, own)
+    return image
+
+
+# ---- spectrograms: what torchaudio's do, of which the functions draw for themselves ----------------
+
+
+def _masked(op: Any, image: Tensor, p: Row) -> Any:
+    value = 0.0 if op.zero_masking else image.mean()
+    for begin, end in zip(op.names[::2], op.names[1::2], strict=True):
+        dim = -1 if begin.startswith("time") else -2
+        places = torch.arange(image.shape[dim]).view(-1 if dim == -1 else (-1, 1))
+        image = torch.where((places >= p[begin]) & (places < p[end]), value, image)
+    return image
+
+
+def _louder(op: Any, image: Tensor, p: Row) -> Any:
+    if op.scale == "decibel":
+        return image + p["gain_db"]
+    return image * 10 ** (p["gain_db"] / (20 if op.scale == "amplitude" else 10))
+
+
+def _shifted(op: Any, image: Tensor, p: Row) -> Any:
+    shift = int(p["shift"])
+    found = image.roll(shift, -1)
+    if not op.rolls and shift:
+        found[..., slice(None, shift) if shift > 0 else slice(shift, None)] = op.fill
+    return found
+
+
+# ---- mixing --------------------------------------------------------------------------------------
+
+
+def _mixed(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
+    mix = require("torchvision.transforms.v2", extra="torch").MixUp(num_classes=1)
+    mixed: dict[float, Tensor] = {}  # one for the batch, or many
+    rows = []
+    for at, lam in enumerate(parameters["kept"].tolist()):
+        if lam not in mixed:
+            mixed[lam] = mix.transform(images, {"labels": None, "batch_size": len(images), "lam": lam})
+        rows.append(mixed[lam][at])
+    return torch.stack(rows)
+
+
+def _cut(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
+    mix = require("torchvision.transforms.v2", extra="torch").CutMix(num_classes=1)
+    rows = []
+    for at in range(len(images)):
+        top, left, bottom, right = (int(parameters[name][at]) for name in op.names)
+        given = {"labels": None, "batch_size": len(images), "box": (left, top, right, bottom)}
+        rows.append(mix.transform(images, given)[at])
+    return torch.stack(rows)
+
+
+_CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
+    "ColorJitter": _jitter, "GaussianBlur": _blurred, "Normalize": _normalized, "RandAugment": _policy,
+    "RandomAffine": _affine, "RandomApply": _applied, "RandomErasing": _erased, "RandomGain": _louder,
+    "RandomGrayscale": _grey, "RandomHorizontalFlip": _horizontal_flip, "RandomResizedCrop": _crop,
+    "RandomRotation": _rotation, "RandomVerticalFlip": _vertical_flip, "SpecAugment": _masked,
+    "TimeShift": _shifted, "ToDtype": _converted,
+}  # fmt: skip
+_MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

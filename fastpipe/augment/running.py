@@ -1,0 +1,181 @@
+"""Runs chains of augmentations: image by image in threads on the processor, else as operations on batches.
+
+A chain's parameters are one table here, (N, columns), in which those of each operation come one after the
+other; so are the numbers that are computed from them once, on the host, and applied then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastpipe._intraop import do_without_helpers
+from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.engine.pool import ThreadPool
+
+if TYPE_CHECKING:
+    from fastpipe.augment.base import BatchTransform
+
+__all__ = [
+    "applied_table", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor", "size_after",
+]  # fmt: skip
+
+Ops = Sequence["BatchTransform"]
+
+
+def drawn_table(ops: Ops, u: Float64Array, height: int, width: int) -> Float64Array:
+    """The parameters of a chain: of each operation, by uniform numbers that no other has.
+
+    Args:
+        ops: the chain.
+        u: (N, the sum of ``draws``).
+        height, width: of the images.
+    """
+    tables, begin = [np.zeros((len(u), 0))], 0
+    for op in ops:
+        tables.append(op.table(u[:, begin : begin + op.draws], height, width))
+        begin += op.draws
+        height, width = op.size_after(height, width)
+    return np.concatenate(tables, axis=1)
+
+
+def applied_table(ops: Ops, table: Float64Array, height: int, width: int) -> Float64Array:
+    """What is applied for the parameters of a chain."""
+    tables, begin = [np.zeros((len(table), 0))], 0
+    for op in ops:
+        tables.append(op.applied(table[:, begin : begin + len(op.names)], height, width))
+        begin += len(op.names)
+        height, width = op.size_after(height, width)
+    return np.concatenate(tables, axis=1)
+
+
+def size_after(ops: Ops, height: int, width: int) -> tuple[int, int]:
+    """Height and width of images after a chain."""
+    for op in ops:
+        height, width = op.size_after(height, width)
+    return height, width
+
+
+def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of images after a chain."""
+    for op in ops:
+        dtype = op.dtype_after(dtype)
+    return dtype
+
+
+# ---- as operations on batches --------------------------------------------------------------------
+
+
+def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
+    """Changed images, by torch's operations, on whichever device they are; torch.compile traces it.
+
+    Args:
+        ops: the chain.
+        images: (N, C, H, W).
+        applied: float32, on the same device.
+    """
+    values, dtype, begin = images.float(), images.dtype, 0
+    for op in ops:
+        names = op.names_applied
+        columns = {name: applied[:, begin + at] for at, name in enumerate(names)}
+        values = op.on_tensors(values, columns, dtype == torch.uint8)
+        dtype, begin = op.dtype_after(dtype), begin + len(names)
+    return values.to(dtype)
+
+
+# ---- on the processor ----------------------------------------------------------------------------
+
+
+def on_processor(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
+    """Changed images, by the processor's kernels: each goes through the whole chain while it is in cache.
+
+    Args:
+        ops: the chain.
+        images: (N, C, H, W), of the processor.
+        applied: what is applied.
+    """
+    begin = 0
+    for mixes, group in groupby(ops, lambda op: op.mixes):
+        part = list(group)
+        end = begin + sum(len(op.names_applied) for op in part)
+        if mixes:
+            images = on_device(part, images, torch.from_numpy(applied[:, begin:end]).float())
+        else:
+            images = _image_by_image(part, images, applied[:, begin:end])
+        begin = end
+    return images
+
+
+def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
+    count, channels, height, width = images.shape
+    is_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    out = torch.empty(
+        (count, channels, *size_after(ops, height, width)),
+        dtype=dtype_after(ops, images.dtype),
+        memory_format=torch.channels_last if is_last else torch.contiguous_format,
+    )
+    steps = list(_parts(ops, applied))
+
+    def run(number: int) -> None:
+        canvas = _canvas()
+        _load(canvas, images[number])
+        for op, rows in steps:
+            op.on_canvas(canvas, rows[number])
+        out[number].copy_(torch.from_numpy(canvas.image()))
+
+    threads = torch.get_num_threads()
+    if threads == 1 or count == 1:  # also a worker process, which has a processor to itself
+        for number in range(count):
+            run(number)
+    else:
+        _pool(threads).submit(run, count).wait()
+    return out
+
+
+def _parts(ops: Ops, applied: Float64Array) -> Iterator[tuple[BatchTransform, Float64Array]]:
+    begin = 0
+    for op in ops:
+        end = begin + len(op.names_applied)
+        yield op, np.ascontiguousarray(applied[:, begin:end])
+        begin = end
+
+
+def _load(canvas: Canvas, image: Tensor) -> None:
+    channels, canvas.height, canvas.width = image.shape
+    canvas.of_bytes = image.dtype == torch.uint8
+    canvas.planes = canvas.memory("image", image.numel()).reshape(channels, -1)
+    torch.from_numpy(canvas.image()).copy_(image)
+
+
+_own = threading.local()
+
+
+def _canvas() -> Canvas:
+    """This thread's."""
+    found = getattr(_own, "canvas", None)
+    if found is None:
+        found = _own.canvas = Canvas()
+    return found
+
+
+_pools: dict[int, ThreadPool] = {}
+
+
+def _pool(count: int) -> ThreadPool:
+    """Threads, as many as torch takes for an operation; they begin with the first batch."""
+    if count not in _pools:
+        _pools[count] = ThreadPool(count, "fastpipe-augment", do_without_helpers)
+    return _pools[count]
+
+
+def close_threads() -> None:
+    """End the threads; they begin anew with the next batch."""
+    while _pools:
+        _pools.popitem()[1].close()

@@ -1,0 +1,227 @@
+"""Augmentations of spectrograms: (N, F, T) or (N, C, F, T), floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.distributions import between
+from fastpipe.augment.options import probability, range_about_zero
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["RandomGain", "SpecAugment", "TimeShift"]
+
+
+class _OfSpectrograms(BatchTransform):
+    ranks = (3, 4)
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype == torch.uint8:
+            raise AugmentError(
+                f"{type(self).__name__} takes floats, got uint8: spectrograms.float() makes them"
+            )
+        return dtype
+
+
+class SpecAugment(_OfSpectrograms):
+    """Mask bands of time and of frequency (D. S. Park et al., "SpecAugment", 2019, arXiv:1904.08779).
+
+    Args:
+        n_time_masks, n_freq_masks: masks of each sample.
+        time_mask_param, freq_mask_param: what a mask's frames, or bins, are fewer than.
+        p: greatest part of the frames, or bins, that one mask may take.
+        zero_masking: fill with 0 in the place of the sample's mean.
+
+    Arguments and results are those of ``torchaudio.transforms.SpecAugment`` for each sample: a mask's width
+    is uniform below ``mask_param``, then its begin in what is left.  All channels have the same masks.
+
+    >>> SpecAugment(2, 30, 2, 20, zero_masking=True)(torch.ones(8, 80, 400)).shape
+    torch.Size([8, 80, 400])
+    """
+
+    def __init__(
+        self,
+        n_time_masks: int,
+        time_mask_param: int,
+        n_freq_masks: int,
+        freq_mask_param: int,
+        p: float = 1.0,
+        zero_masking: bool = False,
+    ) -> None:
+        given = {
+            "n_time_masks": n_time_masks, "time_mask_param": time_mask_param,
+            "n_freq_masks": n_freq_masks, "freq_mask_param": freq_mask_param,
+        }  # fmt: skip
+        for name, value in given.items():
+            if not isinstance(value, int) or value < 0:
+                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
+        self.n_time_masks, self.time_mask_param = n_time_masks, time_mask_param
+        self.n_freq_masks, self.freq_mask_param = n_freq_masks, freq_mask_param
+        self.p, self.zero_masking = probability(p), zero_masking
+        count = n_time_masks + n_freq_masks
+        self.draws = 2 * count
+        kinds = ["time"] * n_time_masks + ["freq"] * n_freq_masks
+        self.names = tuple(f"{kind}{at}_{edge}" for at, kind in enumerate(kinds) for edge in ("begin", "end"))
+
+    def check(self, shape: Sequence[int]) -> None:
+        for name, most, size in (
+            ("time", self.time_mask_param, shape[3]),
+            ("freq", self.freq_mask_param, shape[2]),
+        ):
+            if self.p == 1.0 and most > size and getattr(self, f"n_{name}_masks"):
+                raise AugmentError(
+                    f"{name}_mask_param={most} is more than there is: {size} of spectrograms {tuple(shape)}. "
+                    f"At most {size}, or p= below 1, which limits it for each input"
+                )
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        table = np.empty((len(u), self.draws))
+        for at in range(self.draws // 2):
+            is_time = at < self.n_time_masks
+            size, most = (width, self.time_mask_param) if is_time else (height, self.freq_mask_param)
+            most = most if self.p == 1.0 else min(most, int(size * self.p))
+            extent = u[:, 2 * at] * most
+            begin = np.floor(u[:, 2 * at + 1] * (size - extent))
+            table[:, 2 * at], table[:, 2 * at + 1] = begin, begin + np.floor(extent)
+        return table
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        image = canvas.image()
+        value = np.float32(0) if self.zero_masking else image.mean()
+        edges = row.astype(np.int64).reshape(-1, 2).tolist()
+        for begin, end in edges[: self.n_time_masks]:
+            image[:, :, begin:end] = value
+        for begin, end in edges[self.n_time_masks :]:
+            image[:, begin:end] = value
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        value = images.new_zeros(()) if self.zero_masking else images.mean(dim=(1, 2, 3), keepdim=True)
+        time = torch.arange(images.shape[3], device=images.device)
+        bins = torch.arange(images.shape[2], device=images.device).view(-1, 1)
+        for begin, end in zip(self.names[::2], self.names[1::2], strict=True):
+            places = time if begin.startswith("time") else bins
+            first, last = (columns[name].view(-1, 1, 1, 1) for name in (begin, end))
+            images = torch.where((places >= first) & (places < last), value, images)
+        return images
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.n_time_masks}, {self.time_mask_param}, {self.n_freq_masks}, {self.freq_mask_param}, "
+            f"p={self.p}, zero_masking={self.zero_masking}"
+        )
+
+
+class RandomGain(_OfSpectrograms):
+    """Make each sample louder or quieter.
+
+    Args:
+        gain_db: decibels are drawn from [-gain_db, gain_db], or from the two numbers given.
+        scale: what the values are: ``"amplitude"``, ``"power"``, or ``"decibel"``, which gains are added to.
+
+    Amplitudes are multiplied by ``10 ** (dB / 20)``, as by ``torchaudio.functional.gain``.
+
+    >>> RandomGain((20.0, 20.0))(torch.ones(1, 2, 2)).unique()
+    tensor([10.])
+    """
+
+    draws = 1
+    names = ("gain_db",)
+    applied_names = ("change",)
+
+    def __init__(
+        self,
+        gain_db: float | Sequence[float] = 6.0,
+        scale: Literal["amplitude", "power", "decibel"] = "amplitude",
+    ) -> None:
+        if scale not in ("amplitude", "power", "decibel"):
+            raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
+        self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        return between(u, *self.gain_db)
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        if self.scale == "decibel":
+            return table
+        return np.asarray(10.0 ** (table / (20 if self.scale == "amplitude" else 10)))
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        change = np.float32(row[0])
+        if self.scale == "decibel":
+            np.add(canvas.planes, change, out=canvas.planes)
+        else:
+            np.multiply(canvas.planes, change, out=canvas.planes)
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        change = columns["change"].view(-1, 1, 1, 1)
+        return images + change if self.scale == "decibel" else images * change
+
+    def extra_repr(self) -> str:
+        return f"{self.gain_db}, scale={self.scale!r}"
+
+
+class TimeShift(_OfSpectrograms):
+    """Shift each sample in time.
+
+    Args:
+        most: greatest shift: frames, if it is a whole number, else a part of the sample's, at most 1.0.
+        rolls: what leaves at one end comes in at the other; else ``fill`` does.
+        fill: a number.
+
+    Shifts are whole frames, to later ones where positive, as those of ``torch.roll``.
+
+    >>> TimeShift(0.25)(torch.ones(8, 80, 400)).shape
+    torch.Size([8, 80, 400])
+    """
+
+    draws = 1
+    names = ("shift",)
+
+    def __init__(self, most: float, rolls: bool = True, fill: float = 0.0) -> None:
+        is_valid = most >= 0 if isinstance(most, int) else 0.0 <= most <= 1.0
+        if not is_valid:
+            raise AugmentError(f"most= is frames of at least 0, or a part of at most 1.0, got {most!r}")
+        self.most, self.rolls, self.fill = most, rolls, float(fill)
+
+    def check(self, shape: Sequence[int]) -> None:
+        if self._most(shape[3]) > shape[3]:
+            raise AugmentError(f"most={self.most} frames is more than there are: shape {tuple(shape)}")
+
+    def _most(self, width: int) -> int:
+        return self.most if isinstance(self.most, int) else int(self.most * width)
+
+    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+        most = self._most(width)
+        return np.floor(u * (2 * most + 1)) - most
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        shift, image = int(row[0]), canvas.image()
+        out = canvas.empty(canvas.height, canvas.width)
+        moved: Any = out.reshape(image.shape)
+        width = canvas.width
+        begin, cut = max(shift, 0), max(-shift, 0)
+        moved[:, :, begin : width - cut] = image[:, :, cut : width - begin]
+        if self.rolls:
+            moved[:, :, :begin], moved[:, :, width - cut :] = image[:, :, width - begin :], image[:, :, :cut]
+        else:
+            moved[:, :, :begin] = moved[:, :, width - cut :] = self.fill
+        canvas.replace(out, canvas.height, width)
+
+    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
+        width = images.shape[3]
+        source = torch.arange(width, device=images.device) - columns["shift"].view(-1, 1, 1, 1)
+        index = source.remainder(width).long().expand(-1, *images.shape[1:3], -1)
+        found = images.gather(3, index)
+        if self.rolls:
+            return found
+        return torch.where((source >= 0) & (source < width), found, found.new_full((), self.fill))
+
+    def extra_repr(self) -> str:
+        return f"{self.most}, rolls={self.rolls}, fill={self.fill}"

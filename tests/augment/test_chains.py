@@ -1,0 +1,237 @@
+"""Chains of augmentations: Compose, RandomApply, keys and generators, layouts, threads, the compiler."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastpipe import augment
+from fastpipe.augment import running
+from fastpipe.augment.running import applied_table, on_device
+from fastpipe.types import Key
+
+Make = Callable[..., Tensor]
+
+
+def recipe() -> augment.Compose:
+    return augment.Compose(
+        [
+            augment.RandomResizedCrop(32),
+            augment.RandomHorizontalFlip(),
+            augment.RandomApply([augment.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            augment.RandomGrayscale(0.2),
+            augment.RandomApply(augment.GaussianBlur(7)),
+            augment.RandAugment(),
+            augment.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5, "bilinear", 0.5),
+            augment.ToDtype(torch.float32),
+            augment.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
+            augment.RandomErasing(0.5, value="random"),
+        ]
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_chain_is_its_operations_one_after_the_other(make_images: Make) -> None:
+    chain, images = recipe(), make_images(torch.uint8)
+    parameters = chain.draw(images.shape, generator=seeded(2))
+    step = images
+    for op, one in zip(chain.ops, parameters, strict=True):
+        step = op.apply(step, one)
+    assert torch.equal(chain.apply(images, parameters), step)
+    assert torch.equal(chain(images, generator=seeded(2)), step)
+
+
+def test_a_chain_is_torchvisions(make_images: Make) -> None:
+    chain, images = recipe(), make_images(torch.float32)
+    parameters = chain.draw(images.shape, generator=seeded(3))
+    found, wanted = chain.apply(images, parameters), chain.reference(images, parameters)
+    # A policy has steps, beside which floats that differ by rounding fall on either side.
+    assert ((found - wanted).abs() > 1e-4).float().mean() < 0.002
+
+
+def test_a_step_that_is_one_operation_draws_what_it_draws_alone(make_images: Make) -> None:
+    jitter, images = augment.ColorJitter(0.4), make_images()
+    alone = jitter(images, generator=seeded(1))
+    assert torch.equal(augment.Compose([jitter])(images, generator=seeded(1)), alone)
+
+
+def test_parameters_are_those_of_each_sample_alone(make_images: Make) -> None:
+    chain, images = recipe(), make_images()
+    whole = chain(images, key=Key(3, 1, np.arange(10, 22)))
+    half = chain(images[6:], key=Key(3, 1, np.arange(16, 22)))
+    assert torch.equal(whole[6:], half)
+    assert not torch.equal(whole, chain(images, key=Key(3, 2, np.arange(10, 22))))
+    assert not torch.equal(whole, chain(images, key=Key(4, 1, np.arange(10, 22))))
+
+
+def test_without_a_key_each_call_is_another_and_the_global_seed_fixes_them(make_images: Make) -> None:
+    chain, images = recipe(), make_images()
+    torch.manual_seed(0)
+    first, second = chain(images), chain(images)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(chain(images), first) and torch.equal(chain(images), second)
+
+
+def test_a_batch_takes_one_number_of_the_generator(make_images: Make) -> None:
+    one, other = seeded(0), seeded(0)
+    recipe()(make_images(), generator=one)
+    torch.empty((), dtype=torch.int64).random_(generator=other)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_images_that_were_given_stay_as_they_are(make_images: Make) -> None:
+    for dtype in (torch.uint8, torch.float32):
+        images = make_images(dtype)
+        before = images.clone()
+        recipe()(images)
+        assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_layouts_are_kept_and_change_no_result(make_images: Make, dtype: torch.dtype) -> None:
+    chain, images = recipe(), make_images(dtype)
+    found = chain(images.contiguous(memory_format=torch.channels_last), generator=seeded(0))
+    assert found.is_contiguous(memory_format=torch.channels_last) and not found.is_contiguous()
+    assert torch.equal(found, chain(images, generator=seeded(0)))
+    assert torch.equal(found, chain(images.mT.contiguous().mT, generator=seeded(0)))  # of neither layout
+    assert torch.equal(found[::2], chain(images, generator=seeded(0))[::2])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_no_result(make_images: Make, threads: int) -> None:
+    images, before = make_images(), torch.get_num_threads()
+    wanted = recipe()(images, generator=seeded(0))
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(recipe()(images, generator=seeded(0)), wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_child_that_was_forked_goes_on(make_images: Make) -> None:
+    chain, images = recipe(), make_images()
+    wanted = chain(images, generator=seeded(0))
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        # Not torch.equal: OpenMP's threads, of which it has some, are not in a child.
+        same = np.array_equal(chain(images, generator=seeded(0)).numpy(), wanted.numpy())
+        os.write(write, b"1" if same else b"0")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        assert answer.read() == b"1"
+    os.waitpid(pid, 0)
+
+
+def test_copies_are_the_same_and_work_in_another_process(make_images: Make) -> None:
+    chain, images = recipe(), make_images()
+    wanted = chain(images, generator=seeded(0))
+    chain.ops[0](images)  # which makes a chain of its own
+    for other in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
+        assert torch.equal(other(images, generator=seeded(0)), wanted) and repr(other) == repr(chain)
+
+
+def test_gradients_flow_through_what_can_be_differentiated(make_images: Make) -> None:
+    chain = augment.Compose(
+        [
+            augment.RandomResizedCrop(32),
+            augment.RandomHorizontalFlip(),
+            augment.ColorJitter(0.4, 0.4, 0.4),
+            augment.GaussianBlur(5),
+            augment.RandomRotation(10, "bilinear"),
+            augment.Normalize([0.5], [0.2]),
+        ]
+    )
+    images = make_images()
+    plain = chain(images, generator=seeded(0))
+    images.requires_grad_()
+    found = chain(images, generator=seeded(0))
+    assert torch.allclose(found, plain, atol=1e-4)
+    found.sum().backward()
+    assert images.grad is not None and images.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert torch.equal(chain(images, generator=seeded(0)), plain)
+
+
+def test_random_apply_leaves_the_others_as_they_are(make_images: Make) -> None:
+    op, images = augment.RandomApply(augment.GaussianBlur(7, 2.0), 0.5), make_images()
+    parameters = op.draw(images.shape, generator=seeded(0))
+    applied = parameters["is_applied"] > 0
+    found = op.apply(images, parameters)
+    assert 0 < applied.sum() < len(images)
+    for at, is_applied in enumerate(applied.tolist()):
+        assert torch.equal(found[at], images[at]) != is_applied
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_the_compiler_finds_no_graph_break_and_the_same_images(make_images: Make, dtype: torch.dtype) -> None:
+    chain, images = recipe(), make_images(dtype)
+    compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
+    torch.manual_seed(5)
+    wanted = [chain(images), chain(images)]
+    torch.manual_seed(5)
+    assert torch.equal(compiled(images), wanted[0]) and torch.equal(compiled(images), wanted[1])
+
+
+def test_two_draws_of_one_graph_are_two(make_images: Make) -> None:
+    jitter, images = augment.RandomResizedCrop(16), make_images()
+
+    def both(images: Tensor) -> tuple[Tensor, Tensor]:
+        return jitter(images), jitter(images)
+
+    first, second = torch.compile(both, backend="aot_eager", fullgraph=True)(images)
+    assert not torch.equal(first, second)
+
+
+def test_what_other_devices_do_compiles_and_is_the_same(make_images: Make) -> None:
+    """Their operations, here: all that is drawn is an input, so that one graph serves every batch."""
+    chain, images = recipe(), make_images()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def run(images: Tensor, applied: Tensor) -> Tensor:
+        return on_device(chain.ops, images, applied)
+
+    for seed in range(3):
+        tables = [one.table for one in chain.draw(images.shape, generator=seeded(seed))]
+        applied = torch.from_numpy(applied_table(chain.ops, np.concatenate(tables, axis=1), 40, 52)).float()
+        assert torch.allclose(run(images, applied), on_device(chain.ops, images, applied), atol=1e-6)
+    assert len(graphs) == 1
+
+
+def test_compiled_with_gradients_is_the_same(make_images: Make) -> None:
+    chain = augment.Compose([augment.RandomResizedCrop(16), augment.ColorJitter(0.4)])
+    images = make_images().requires_grad_()
+    torch.manual_seed(5)
+    wanted = chain(images)
+    torch.manual_seed(5)
+    found = torch.compile(chain, backend="aot_eager", fullgraph=True)(images)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    found.sum().backward()
+    assert images.grad is not None
+
+
+def test_no_threads_are_left(make_images: Make) -> None:
+    recipe()(make_images())
+    running.close_threads()
+    recipe()(make_images())  # they begin anew
