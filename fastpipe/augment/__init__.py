@@ -14,7 +14,8 @@
     loader = FastLoader(dataset, batch_size=64, device="cuda", augment=views)
 
 Images are (N, C, H, W).  Parameters are drawn first, in NumPy, and applied then: ``op.draw(images.shape)``
-and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.
+and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.  What a chain does is seen by
+``preview(views, images, "views.png")``.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     from fastpipe.augment.mixing import CutMix, MixUp
     from fastpipe.augment.parameters import Parameters
     from fastpipe.augment.policy import RandAugment
+    from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
 
 __all__ = [
     "BatchTransform", "ColorJitter", "Compose", "CutMix", "GaussianBlur", "MixUp", "Normalize",
     "Parameters", "RandAugment", "RandomAffine", "RandomApply", "RandomErasing", "RandomGain",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
-    "SpecAugment", "TimeShift", "ToDtype",
+    "SpecAugment", "TimeShift", "ToDtype", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
@@ -65,6 +67,7 @@ _LAZY = {
     "SpecAugment": "spectrograms",
     "TimeShift": "spectrograms",
     "ToDtype": "colour",
+    "preview": "previewing",
 }
 
 

@@ -1,0 +1,315 @@
+"""The picture of what augmentations make of a batch: it shows what they give, and says what was drawn."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from fastpipe import augment
+from fastpipe.augment.captions import _CHANGES, caption, title
+from fastpipe.augment.grids import fitted, heat
+from fastpipe.errors import AugmentError, MissingDependencyError, OptionError
+from fastpipe.types import Key
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(count: int = 5, side: int = 48) -> Tensor:
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator())
+
+
+def pixels_of(images: Tensor) -> list[Any]:
+    """Pictures (H, W, 3) of bytes, or of floats in [0, 1]."""
+    if images.dtype != torch.uint8:
+        images = (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    return list(images.expand(-1, 3, -1, -1).movedim(1, -1).numpy())
+
+
+def places(page: Any, picture: Any, within: int = 0) -> list[tuple[int, int]]:
+    """Where a picture is on a page: rows and columns of its corners."""
+    height, width, _ = picture.shape
+    near = np.abs(page.astype(int) - picture[0, 0].astype(int)).max(2) <= within
+    found = []
+    for y, x in zip(*np.nonzero(near), strict=True):
+        part = page[y : y + height, x : x + width]
+        if part.shape == picture.shape and np.abs(part.astype(int) - picture).max() <= within:
+            found.append((int(y), int(x)))
+    return found
+
+
+def check_rows(page: Any, rows: list[list[Any]], within: int = 0) -> None:
+    """All pictures are there: rows from above, columns from the left."""
+    found = [[places(page, one, within) for one in row] for row in rows]
+    assert all(one for row in found for one in row)
+    # What an augmentation leaves as it is, is there several times.
+    tops = [set.intersection(*({y for y, _ in one} for one in row)) for row in found]
+    lefts = [[min(x for _, x in one) for one in row] for row in found]
+    assert all(left == sorted(left) and left == lefts[0] for left in lefts)
+    last = -1
+    for row in tops:
+        last = min(y for y in row if y > last)
+
+
+def test_each_row_is_what_the_chain_gives_so_far(tmp_path: Path) -> None:
+    ops = [
+        augment.RandomResizedCrop(48), augment.RandomHorizontalFlip(),
+        augment.RandomApply(augment.ColorJitter(0.4, 0.4, 0.4, 0.1), p=0.8), augment.RandomErasing(1.0),
+    ]  # fmt: skip
+    images = noise()
+    path = tmp_path / "new" / "views.png"
+    picture = augment.preview(augment.Compose(ops), images, path, count=4, generator=generator(3), tile=48)
+    with Image.open(path) as written:
+        page = np.asarray(written)
+    assert np.array_equal(page, np.asarray(picture)) and page.shape[2] == 3
+    assert os.listdir(path.parent) == ["views.png"]
+    rows = [images[:4]]
+    for count in range(1, 5):
+        part = augment.Compose(ops[:count])
+        parameters = augment.Compose(ops).draw(images.shape, generator=generator(3))[:count]
+        rows.append(part.apply(images, parameters)[:4])
+    assert torch.equal(rows[-1], augment.Compose(ops)(images, generator=generator(3))[:4])
+    check_rows(page, [pixels_of(row) for row in rows])
+    assert not places(page, pixels_of(images)[4])
+
+
+def test_draws_are_what_the_next_calls_give() -> None:
+    views = augment.Compose([augment.RandomAffine(30), augment.ColorJitter(0.5)])
+    images = noise()
+    page = np.asarray(augment.preview(views, images, draws=3, generator=generator(1), tile=48))
+    same = generator(1)
+    check_rows(page, [pixels_of(images), *(pixels_of(views(images, generator=same)) for _ in range(3))])
+
+    key = Key(7, 2, np.arange(5))
+    page = np.asarray(augment.preview(views, images, draws=2, key=key, tile=48))
+    epochs = [views(images, key=key._replace(epoch=epoch)) for epoch in (2, 3)]
+    check_rows(page, [pixels_of(one) for one in (images, *epochs)])
+
+
+def test_the_global_generator_is_left_as_it_was(same_generators: None) -> None:
+    flip, images = augment.RandomRotation(90), noise()
+    before = torch.random.get_rng_state()
+    page = np.asarray(augment.preview(flip, images, tile=48))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    check_rows(page, [pixels_of(images), pixels_of(flip(images))])
+
+
+def test_normalisation_is_undone() -> None:
+    images = noise()
+    ops = [augment.ToDtype(), augment.Normalize(MEAN, STD), augment.RandomVerticalFlip(1.0)]
+    page = np.asarray(augment.preview(ops, images, tile=48))
+    check_rows(page, [pixels_of(images), pixels_of(images.flip(2))], within=1)
+    given = augment.Compose(ops[:2])(images)
+    page = np.asarray(augment.preview(ops[2], given, mean=MEAN, std=STD, tile=48))
+    check_rows(page, [pixels_of(images), pixels_of(images.flip(2))], within=1)
+    grey = torch.rand(4, 1, 48, 48, generator=generator())
+    page = np.asarray(augment.preview(ops[2], (grey - 0.5) / 0.1, mean=[0.5], std=[0.1], tile=48))
+    check_rows(page, [pixels_of(grey), pixels_of(grey.flip(2))], within=1)
+
+
+def test_mixing_is_with_samples_that_are_not_shown() -> None:
+    images = noise(6) / 255
+    for mix in (augment.MixUp(num_classes=2), augment.CutMix(num_classes=2, per_sample=True)):
+        page = np.asarray(augment.preview(mix, images, count=2, generator=generator(), tile=48))
+        found, _ = mix(images, torch.zeros(6, dtype=torch.int64), generator=generator())
+        check_rows(page, [pixels_of(images[:2]), pixels_of(found[:2])])
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 60), (3, 2, 16, 60)])
+def test_spectrograms_are_heat_maps(shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape, generator=generator()) * 20 - 40
+    values[0].view(-1)[0] = -torch.inf
+    masks = augment.SpecAugment(1, 20, 1, 8, zero_masking=True)
+    ops = augment.Compose([augment.TimeShift(10), masks])
+    page = np.asarray(augment.preview(ops, values, generator=generator(), tile=40))
+    rows = []
+    for one in (values, ops.apply(values, ops.draw(shape, generator=generator()))):
+        row = []
+        for sample, original in zip(one, values, strict=True):
+            finite = original[original.isfinite()]
+            low, high = float(finite.min()), float(finite.max())
+            upright = sample.flip(-2).reshape(-1, sample.shape[-1]).numpy()  # low frequencies at the bottom
+            row.append(fitted(heat(upright, low, high), 60, 40, keeps_shape=False))
+        rows.append(row)
+    check_rows(page, rows)
+
+
+def test_pictures_are_as_large_as_tiles() -> None:
+    small = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    assert np.array_equal(fitted(small, 12, 12), small.repeat(3, 0).repeat(3, 1))
+    large = np.zeros((300, 150, 3), np.uint8)
+    assert fitted(large, 100, 100).shape == (100, 50, 3)
+    assert fitted(large, 100, 100, keeps_shape=False).shape == (100, 100, 3)
+    flip = augment.RandomHorizontalFlip()
+    few, many = (augment.preview(flip, noise(8), count=count, tile=160) for count in (2, 8))
+    assert many.width - few.width == 6 * 170 and many.height == few.height
+
+
+def test_names_are_shown_as_far_as_they_fit() -> None:
+    images = noise()
+    sizes = set()
+    for names in (
+        None,
+        list("abcde"),
+        torch.arange(5),
+        ["a very long name " * 20] * 5,
+        ["é", "日本", "", 1, 2.5],
+    ):
+        sizes.add(augment.preview(augment.RandomGrayscale(), images, names=names).size)
+    assert len(sizes) == 1
+
+
+class _Own(augment.BatchTransform):
+    draws = 1
+    names = ("strength",)
+
+    def table(self, u: Any, height: int, width: int) -> Any:
+        return u
+
+    def on_canvas(self, canvas: Any, row: Any) -> None:
+        canvas.planes[:] *= np.float32(row[0])
+
+    def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+        return images * columns["strength"].view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "row", "lines"),
+    [
+        (augment.RandomResizedCrop(8), {"top": 3, "left": 4, "height": 50, "width": 60}, ["60 x 50 at 4, 3"]),
+        (augment.RandomHorizontalFlip(), {"is_flipped": 1}, ["mirrored"]),
+        (augment.RandomVerticalFlip(), {"is_flipped": 0}, ["-"]),
+        (augment.RandomGrayscale(), {"is_grey": 1}, ["grey"]),
+        (augment.RandomRotation(9), {"angle": -0.04}, ["+0.0°"]),
+        (augment.GaussianBlur(5), {"sigma": 0.512}, ["sigma 0.51"]),
+        (
+            augment.ColorJitter(0.5, hue=0.2),
+            {"brightness": 1.2, "contrast": 1, "saturation": 1, "hue": 0.125,
+             "first": 3, "second": 1, "third": 0, "fourth": 2},
+            ["hue +0.12", "brightness x1.20"],
+        ),
+        (
+            augment.RandomAffine(9, (0.1, 0.1), (0.5, 2), 5),
+            {"angle": 3, "translate_x": 2, "translate_y": -1, "scale": 1.5, "shear_x": -4, "shear_y": 0},
+            ["+3.0°", "moved +2, -1", "x1.50", "shear -4.0°"],
+        ),
+        (
+            augment.RandomAffine(0, shear=(1, 2, 3, 4)),
+            {"angle": 0, "translate_x": 0, "translate_y": 0, "scale": 1, "shear_x": 1, "shear_y": 3},
+            ["shear +1.0°, +3.0°"],
+        ),
+        (augment.RandomErasing(), {"top": 1, "left": 2, "height": 3, "width": 4, "noise": 9}, ["4 x 3 at 2, 1"]),
+        (augment.RandomErasing(), {"top": 0, "left": 0, "height": 0, "width": 0, "noise": 9}, ["-"]),
+        (augment.MixUp(num_classes=2), {"kept": 0.7}, ["30% of sample 3"]),
+        (augment.CutMix(num_classes=2), {"top": 0, "left": 0, "bottom": 4, "right": 6}, ["6 x 4 of sample 3"]),
+        (augment.CutMix(num_classes=2), {"top": 0, "left": 5, "bottom": 4, "right": 5}, ["-"]),
+        (
+            augment.SpecAugment(1, 9, 1, 9),
+            {"time0_begin": 3, "time0_end": 8, "freq1_begin": 2, "freq1_end": 2},
+            ["time 3:8"],
+        ),
+        (augment.RandomGain(), {"gain_db": 2.34}, ["+2.3 dB"]),
+        (augment.TimeShift(9), {"shift": -7}, ["-7 frames"]),
+        (augment.RandomApply(augment.RandomGain()), {"is_applied": 0, "0.gain_db": 1}, ["not applied"]),
+        (augment.RandomApply(augment.RandomGain()), {"is_applied": 1, "0.gain_db": 1}, ["+1.0 dB"]),
+        (augment.RandAugment(1), {"0.change": 10, "0.magnitude": 6}, ["Posterize 6 bits"]),
+        (_Own(), {"strength": 0.25}, ["strength 0.25"]),
+    ],
+    ids=lambda value: str(value)[:20] if isinstance(value, augment.BatchTransform) else "",
+)  # fmt: skip
+def test_captions_say_what_was_drawn(
+    op: augment.BatchTransform, row: dict[str, float], lines: list[str]
+) -> None:
+    names = op.names if lines != ["time 3:8"] else tuple(row)
+    assert set(row) == set(names)
+    assert caption(op, row, "sample 3") == lines
+
+
+def test_policies_are_captioned_with_torchvisions_names() -> None:
+    words = [words(1.0).split()[0] for words in _CHANGES]
+    assert words == list(v2.RandAugment._AUGMENTATION_SPACE)
+
+
+def test_titles() -> None:
+    assert title(augment.RandAugment(2, 9)) == ["RandAugment", "2 of magnitude 9"]
+    assert title(augment.RandomErasing(0.25)) == ["RandomErasing", "p = 0.25"]
+    assert title(augment.SpecAugment(1, 5, 1, 5, p=0.5)) == ["SpecAugment"]
+    assert title(_Own()) == ["_Own"]
+    assert augment.preview(_Own(), noise() / 255).size[0] > 0
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    flip, images, path = augment.RandomHorizontalFlip(), noise(), tmp_path / "a.png"
+    for arguments, options, message in (
+        ((flip, images, tmp_path / "a.jpg"), {}, r"ends in \.png, got .*a\.jpg"),
+        ((images, flip, path), {}, "got Tensor: they are the first argument"),
+        (([], images, path), {}, "at least one augmentation"),
+        (([flip, abs], images, path), {}, "augmentations of batches"),
+        ((flip, images.numpy(), path), {}, "takes a tensor"),
+        ((flip, images[0], path), {}, r"image\[None\]"),
+        ((flip, images[:0], path), {}, "empty batch"),
+        ((flip, images.double(), path), {}, "divide them by their greatest value"),
+        ((flip, images.double() / 255, path), {}, "got torch.float64"),
+        ((flip, images / 255 * torch.nan, path), {}, "from nan to nan"),
+        ((flip, (images / 255 - 0.5) / 0.2, path), {}, "give mean= and std="),
+        ((flip, images, path), {"mean": MEAN}, "give both"),
+        ((flip, images, path), {"mean": MEAN, "std": STD}, "got uint8"),
+        ((flip, images / 255, path), {"mean": MEAN, "std": (0, 0, 0)}, "std above 0"),
+        ((flip, images[:, :1] / 255, path), {"mean": MEAN, "std": STD}, "images of 3 channels"),
+        ((flip, torch.rand(2, 4, 8, 8), path), {}, r"images\[:, :1\]"),
+        ((augment.MixUp(num_classes=2), images, path), {}, "got uint8"),
+        ((flip, images, path), {"count": 0}, "count="),
+        ((flip, images, path), {"draws": 0}, "draws="),
+        ((flip, images, path), {"tile": 5000}, "tile= is pixels, from 32 to 1024"),
+        ((flip, images, path), {"names": ["one"]}, "each of the 5 samples, got 1"),
+    ):
+        with pytest.raises(AugmentError, match=message):
+            augment.preview(*arguments, **options)
+    with pytest.raises(OptionError, match="key= has 3 samples"):
+        augment.preview(flip, images, path, key=Key(0, 0, np.arange(3)))
+    assert not os.listdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(AugmentError, match="got the folder"):
+        augment.preview(flip, images, tmp_path / "folder.png")
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "views.png"
+    path.write_bytes(b"before")
+
+    def save(self: Any, file: Any, **options: Any) -> None:
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", save)
+        with pytest.raises(OSError, match="no space"):
+            augment.preview(augment.RandomGrayscale(), noise(), path)
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["views.png"]
+    augment.preview(augment.RandomGrayscale(), noise(), path)
+    with Image.open(path) as written:
+        assert written.format == "PNG"
+
+
+def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(MissingDependencyError, match=r"fastpipe\[image\]"):
+        augment.preview(augment.RandomGrayscale(), noise())
+
+
+def test_the_module_does_not_hide_the_function() -> None:
+    importlib.import_module("fastpipe.augment.previewing")
+    assert callable(augment.preview) and "preview" in dir(augment)
