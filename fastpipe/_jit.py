@@ -16,9 +16,11 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 # Every module whose code may be part of a kernel.
 KERNEL_MODULES = (
     "_jit.py",
+    "augment/fused_kernels.py",
     "augment/kernels.py",
     "augment/noise_kernels.py",
     "augment/policy_kernels.py",
+    "augment/resize_kernels.py",
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",

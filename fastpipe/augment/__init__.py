@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastpipe.augment.affine import RandomAffine, RandomRotation
+    from fastpipe.augment.applying import RandomApply
     from fastpipe.augment.base import BatchTransform
     from fastpipe.augment.blur import GaussianBlur
     from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
-    from fastpipe.augment.compose import Compose, RandomApply
+    from fastpipe.augment.compose import Compose
     from fastpipe.augment.erasing import RandomErasing
     from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
     from fastpipe.augment.mixing import CutMix, MixUp
@@ -56,7 +57,7 @@ _LAZY = {
     "Parameters": "parameters",
     "RandAugment": "policy",
     "RandomAffine": "affine",
-    "RandomApply": "compose",
+    "RandomApply": "applying",
     "RandomErasing": "erasing",
     "RandomGain": "spectrograms",
     "RandomGrayscale": "colour",

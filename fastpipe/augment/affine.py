@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastpipe.augment import warp_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Moves
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.matrices import forward_affine, inverse_affine
@@ -27,7 +27,7 @@ from fastpipe.augment.options import (
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
-__all__ = ["MATRIX", "RandomAffine", "RandomRotation", "resampled", "warp_canvas"]
+__all__ = ["MATRIX", "RandomAffine", "RandomRotation", "filling", "resampled", "sampling_grid", "warp_canvas"]
 
 # What is applied: from pixels about the centre of the result to those about the image's.
 MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
@@ -212,27 +212,43 @@ def resampled(
 ) -> Tensor:
     """Images resampled by the matrices in ``columns``; quirks of the fill as in ``warp_kernels.warp``."""
     _, channels, height, width = images.shape
-    grid = _grid(columns, height, width)
+    grid = sampling_grid(columns, height, width, (height, width))
     if fill is not None:
         images = torch.cat([images, torch.ones_like(images[:, :1])], dim=1)
     found = grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
     if fill is not None:
-        numbers = [fill] if isinstance(fill, float) else fill
-        # Made there: an upload would wait for the device.
-        filling = torch.cat([found.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
+        outside = filling(found, fill)
         found, inside = found[:, :channels], found[:, channels:]
         if interpolation == "nearest":
-            found = torch.where(inside < 0.5, filling, found)
+            found = torch.where(inside < 0.5, outside, found)
         else:
-            found = (found - filling) * inside + filling
+            found = (found - outside) * inside + outside
     return found.round() if of_bytes else found
 
 
-def _grid(columns: Columns, height: int, width: int) -> Tensor:
-    """Where pixels come from, in [-1, 1]: (N, H, W, 2)."""
+def filling(images: Tensor, fill: float | tuple[float, ...]) -> Tensor:
+    """A fill, (1, 1, 1, 1) or (1, C, 1, 1); made there, as an upload would wait for the device."""
+    numbers = [fill] if isinstance(fill, float) else fill
+    return torch.cat([images.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
+
+
+def sampling_grid(
+    columns: Columns, height: int, width: int, wanted: Size, shift: tuple[float, float] = (0.0, 0.0)
+) -> Tensor:
+    """Where pixels come from, in [-1, 1].
+
+    Args:
+        columns: matrices.
+        height, width: of the images.
+        wanted: height and width of what is made of them.
+        shift: along y and x, from the middles of its pixels.
+
+    Returns:
+        (N, *wanted, 2), of x and y.
+    """
     first = columns["xx"]
-    x = torch.arange(width, device=first.device) + 0.5 * (1 - width)
-    y = (torch.arange(height, device=first.device) + 0.5 * (1 - height)).view(-1, 1)
+    x = torch.arange(wanted[1], device=first.device) + (0.5 * (1 - wanted[1]) + shift[1])
+    y = (torch.arange(wanted[0], device=first.device) + (0.5 * (1 - wanted[0]) + shift[0])).view(-1, 1)
     xx, xy, x1 = (columns[name].view(-1, 1, 1) / (0.5 * width) for name in MATRIX[:3])
     yx, yy, y1 = (columns[name].view(-1, 1, 1) / (0.5 * height) for name in MATRIX[3:])
     return torch.stack([(x * xx + y * xy) + x1, (x * yx + y * yy) + y1], dim=3)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.canvas import Box, Canvas
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
@@ -133,6 +133,13 @@ class BatchTransform(ABC):
             row: what is applied, (len(applied_names),).
         """
         raise NotImplementedError
+
+    def region(self, row: Float64Array, height: int, width: int) -> Box | None:
+        """What it needs of an image of this size, if it comes first; None for all.
+
+        Then the canvas has that.
+        """
+        return None
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:

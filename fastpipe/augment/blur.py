@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from fastpipe.augment import kernels
 from fastpipe.augment.base import BatchTransform, Columns
-from fastpipe.augment.canvas import Canvas, Float32Array
+from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
 __all__ = ["GaussianBlur"]
-
-_TOO_SMALL = 2.0**-30
 
 
 class GaussianBlur(BatchTransform):
@@ -58,7 +55,7 @@ class GaussianBlur(BatchTransform):
         return between(u, *self.sigma)
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        across, down = (_weights(size, row[0]) for size in self.kernel_size)
+        across, down = (kernels.gaussian(size, row[0]) for size in self.kernel_size)
         count = (canvas.height + len(down) - 1) * (canvas.width + len(across) - 1)
         first, second = canvas.memory("plane", count), canvas.memory("blurred", count)
         kernels.blur(canvas.planes, canvas.height, canvas.width, across, down, first, second, canvas.of_bytes)
@@ -75,16 +72,6 @@ class GaussianBlur(BatchTransform):
 
     def extra_repr(self) -> str:
         return f"{self.kernel_size}, sigma={self.sigma}"
-
-
-def _weights(size: int, sigma: float) -> Float32Array:
-    """Weights, without those at both ends that are too small to change a sum of float32."""
-    limit = (size - 1) / (2 * math.sqrt(2))
-    powers = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
-    weights = powers / powers.sum()
-    small = int(np.argmax(weights > _TOO_SMALL))
-    found: Float32Array = weights[small : size - small].astype(np.float32)
-    return found
 
 
 def _weights_of(size: int, sigma: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Canvas", "Float32Array"]
+__all__ = ["Box", "Canvas", "Float32Array"]
 
 Float32Array = npt.NDArray[np.float32]
+Box = tuple[int, int, int, int]  # top, left, height and width
 
 
 class Canvas:
@@ -16,12 +17,13 @@ class Canvas:
     Attributes:
         planes: float32 (C, H · W), C-contiguous; whole numbers of 0 … 255 while ``of_bytes``.
         height, width: in pixels.
+        top, left: where they begin in the image, of which they may be a part.
         of_bytes: whether the image is of bytes at this point of the chain.
     """
 
     def __init__(self) -> None:
         self.planes: Float32Array = np.zeros((0, 0), np.float32)
-        self.height = self.width = 0
+        self.height = self.width = self.top = self.left = 0
         self.of_bytes = False
         self._memory: dict[str, Float32Array] = {}
 
@@ -46,3 +48,4 @@ class Canvas:
     def replace(self, planes: Float32Array, height: int, width: int) -> None:
         """Go on with other planes, (C, height · width)."""
         self.planes, self.height, self.width = planes, height, width
+        self.top = self.left = 0

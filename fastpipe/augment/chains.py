@@ -22,6 +22,7 @@ from fastpipe.augment.running import (
     on_processor,
     size_after,
 )
+from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain"]
 
+_SLOTS = 2  # batches whose memory is kept, for the next ones
 _DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -39,14 +41,19 @@ class Chain:
     Args:
         ops: the augmentations.
         name: who is called, for messages.
+        steps: what is done in their place, with the same parameters in the same order; default: they are.
     """
 
-    def __init__(self, ops: Sequence[BatchTransform], name: str) -> None:
+    def __init__(
+        self, ops: Sequence[BatchTransform], name: str, steps: Sequence[BatchTransform] | None = None
+    ) -> None:
         self.ops, self.name = tuple(ops), name
+        self.steps = self.ops if steps is None else tuple(steps)
+        self.memory = SlotPool(_SLOTS)
         self.number = _register(self)
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return Chain, (self.ops, self.name)  # a copy has a number of its own
+        return Chain, (self.ops, self.name, self.steps)  # a copy has a number of its own
 
     @property
     def draws(self) -> int:
@@ -61,7 +68,7 @@ class Chain:
     @property
     def applied_columns(self) -> int:
         """Numbers that are applied to a sample."""
-        return sum(len(op.names_applied) for op in self.ops)
+        return sum(len(op.names_applied) for op in self.steps)
 
     def __call__(
         self, images: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
@@ -77,7 +84,7 @@ class Chain:
             others = [self._mixed_labels(others[0] if others else None, batch, table), *others[1:]]
         changed = self._applied(batch, table)
         changed = changed.squeeze(1) if images.ndim == 3 else changed
-        return (changed, *follow(self.ops, table, batch.shape, others)) if others else changed
+        return (changed, *follow(self.steps, table, batch.shape, others)) if others else changed
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
@@ -125,11 +132,11 @@ class Chain:
         return batch
 
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
-        next(op for op in self.ops if op.mixes).check_labels(labels, len(images))
+        next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
         _, _, height, width = images.shape
         applied = torch.ops.fastpipe.applied(table, self.number, height, width, labels.is_cuda)
         applied, begin = applied.to(labels.device, non_blocking=True), 0
-        for op in self.ops:
+        for op in self.steps:
             end = begin + len(op.names_applied)
             if op.mixes:
                 op.check_labels(labels, len(images))
@@ -146,9 +153,10 @@ class Chain:
             if torch.compiler.is_compiling():
                 found: Tensor = torch.ops.fastpipe.augmented(images, table, self.number)
                 return found
-            return on_processor(self.ops, images, applied_table(self.ops, table.numpy(), height, width))
-        applied: Tensor = torch.ops.fastpipe.applied(table, self.number, height, width, images.is_cuda)
-        return on_device(self.ops, images, applied.to(images.device, non_blocking=True))
+            applied = applied_table(self.steps, table.numpy(), height, width)
+            return on_processor(self.steps, images, applied, self.memory)
+        columns: Tensor = torch.ops.fastpipe.applied(table, self.number, height, width, images.is_cuda)
+        return on_device(self.steps, images, columns.to(images.device, non_blocking=True))
 
     # ---- checks --------------------------------------------------------------------------------
 
@@ -201,15 +209,15 @@ def _drawn(number: int, count: int, columns: int, height: int, width: int) -> Te
 
 
 def _applied(table: Tensor, number: int, height: int, width: int, is_pinned: bool) -> Tensor:
-    found = applied_table(_chains[number].ops, table.numpy(), height, width).astype(np.float32)
+    found = applied_table(_chains[number].steps, table.numpy(), height, width).astype(np.float32)
     # Nobody waits for pinned memory's way to the device.
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 
 
 def _augmented(images: Tensor, table: Tensor, number: int) -> Tensor:
-    ops = _chains[number].ops
-    height, width = images.shape[2:]
-    return on_processor(ops, images, applied_table(ops, table.numpy(), height, width))
+    chain = _chains[number]
+    applied = applied_table(chain.steps, table.numpy(), *images.shape[2:])
+    return on_processor(chain.steps, images, applied, chain.memory)
 
 
 def _define() -> None:
@@ -238,9 +246,9 @@ def _define() -> None:
 
     @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
     def augmented(images: Tensor, table: Tensor, number: int) -> Tensor:
-        ops = _chains[number].ops
-        size = size_after(ops, images.shape[2], images.shape[3])
-        return images.new_empty((*images.shape[:2], *size), dtype=dtype_after(ops, images.dtype))
+        steps = _chains[number].steps
+        size = size_after(steps, images.shape[2], images.shape[3])
+        return images.new_empty((*images.shape[:2], *size), dtype=dtype_after(steps, images.dtype))
 
 
 _define()

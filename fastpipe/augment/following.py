@@ -14,6 +14,7 @@ from torch import Tensor
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import applied_table, on_device, on_processor, size_after
+from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class _Follower:
         # Numbers of classes and of objects are exact as floats, up to 2**24.
         planes = masks.reshape(len(masks), -1, height, width).float()
         if planes.device.type == "cpu":
-            found = on_processor(chain, planes, applied[rows])
+            found = on_processor(chain, planes, applied[rows], SlotPool(0))
         else:
             found = on_device(chain, planes, _uploaded(applied[rows], planes.device))
         return found.to(masks.dtype).reshape(*masks.shape[:-2], *found.shape[-2:])

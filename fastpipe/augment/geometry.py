@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from fastpipe.augment import resize_kernels
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Size, chosen
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.canvas import Box, Canvas, Float32Array
 from fastpipe.augment.distributions import crop_boxes
 from fastpipe.augment.matrices import identity, of_crops
 from fastpipe.augment.options import increasing, interpolation_of, probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip"]
+__all__ = ["RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "axis_weights", "resized"]
 
 
 class _RandomFlip(BatchTransform):
@@ -124,51 +125,65 @@ class RandomResizedCrop(BatchTransform):
     def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
         return Moves(of_crops(table, *self.size), np.ones(len(table), np.bool_))
 
+    def region(self, row: Float64Array, height: int, width: int) -> Box:
+        top, left, box_height, box_width = map(int, row)
+        return top, left, box_height, box_width
+
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         top, left, height, width = map(int, row)
-        image = torch.from_numpy(canvas.image())[None, :, top : top + height, left : left + width]
-        # torch resizes bytes by whole numbers, which are not the rounded floats.
-        exact = image.to(torch.uint8) if canvas.of_bytes else image
+        top, left = top - canvas.top, left - canvas.left
+        box = canvas.image()[:, top : top + height, left : left + width]
+        if self.interpolation != "nearest" and not canvas.of_bytes:
+            planes = np.ascontiguousarray(box).reshape(len(box), -1)
+            resized(canvas, planes, (height, width), self.size, self.interpolation == "bicubic")
+            return
+        image = torch.from_numpy(box)[None]
         if self.interpolation == "nearest":
-            found = interpolate(exact, self.size, mode="nearest")
-        else:
+            found = interpolate(image, self.size, mode="nearest")
+        else:  # torch resizes bytes by whole numbers, which are not the rounded floats
             found = interpolate(
-                exact, self.size, mode=self.interpolation, align_corners=False, antialias=True
+                image.to(torch.uint8), self.size, mode=self.interpolation, align_corners=False, antialias=True
             )
-        planes = np.ascontiguousarray(found[0].float().numpy()).reshape(len(canvas.planes), -1)
+        planes = canvas.empty(*self.size)
+        torch.from_numpy(planes).view(found[0].shape).copy_(found[0])
         canvas.replace(planes, *self.size)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        across = self._weights(columns["left"], columns["width"], images.shape[3], self.size[1])
-        down = self._weights(columns["top"], columns["height"], images.shape[2], self.size[0])
+        across = axis_weights(
+            columns["left"], columns["width"], images.shape[3], self.size[1], self.interpolation
+        )
+        down = axis_weights(
+            columns["top"], columns["height"], images.shape[2], self.size[0], self.interpolation
+        )
         values = images @ across.transpose(1, 2).unsqueeze(1)
         values = down.unsqueeze(1) @ values
         return values.round().clamp(0, 255) if of_bytes else values
 
-    def _weights(self, begin: Tensor, extent: Tensor, size: int, wanted: int) -> Tensor:
-        """What each input pixel adds to each output pixel along an axis: (N, wanted, size).
-
-        As ``torch.nn.functional.interpolate`` has it with ``antialias=True``: a filter as wide as the input's
-        pixels are for one of the output, cut off at the box's borders, of which the sum is 1.
-        """
-        begin, extent = begin.view(-1, 1, 1), extent.view(-1, 1, 1)
-        step = extent / wanted
-        centre = step * (torch.arange(wanted, device=begin.device).view(1, -1, 1) + 0.5)
-        place = torch.arange(size, device=begin.device).view(1, 1, -1) - begin
-        if self.interpolation == "nearest":
-            index = (centre - 0.5 * step).floor().clamp(max=extent - 1)
-            return (place == index).float()
-        stretch = step.clamp(min=1.0)
-        reach = stretch * (1.0 if self.interpolation == "bilinear" else 2.0)
-        first = (centre - reach + 0.5).floor().clamp(min=0.0)
-        last = torch.minimum((centre + reach + 0.5).floor(), extent)
-        distance = ((place + 0.5 - centre) / stretch).abs()
-        weights = _linear(distance) if self.interpolation == "bilinear" else _cubic(distance)
-        weights = torch.where((place >= first) & (place < last), weights, torch.zeros_like(weights))
-        return weights / weights.sum(2, keepdim=True)
-
     def extra_repr(self) -> str:
         return f"{self.size}, scale={self.scale}, ratio={self.ratio}, interpolation={self.interpolation!r}"
+
+
+def axis_weights(begin: Tensor, extent: Tensor, size: int, wanted: int, interpolation: str) -> Tensor:
+    """What each input pixel adds to each output pixel along an axis: (N, wanted, size).
+
+    As ``torch.nn.functional.interpolate`` has it with ``antialias=True``: a filter as wide as the input's
+    pixels are for one of the output, cut off at the box's borders, of which the sum is 1.
+    """
+    begin, extent = begin.view(-1, 1, 1), extent.view(-1, 1, 1)
+    step = extent / wanted
+    centre = step * (torch.arange(wanted, device=begin.device).view(1, -1, 1) + 0.5)
+    place = torch.arange(size, device=begin.device).view(1, 1, -1) - begin
+    if interpolation == "nearest":
+        index = (centre - 0.5 * step).floor().clamp(max=extent - 1)
+        return (place == index).float()
+    stretch = step.clamp(min=1.0)
+    reach = stretch * (1.0 if interpolation == "bilinear" else 2.0)
+    first = (centre - reach + 0.5).floor().clamp(min=0.0)
+    last = torch.minimum((centre + reach + 0.5).floor(), extent)
+    distance = ((place + 0.5 - centre) / stretch).abs()
+    weights = _linear(distance) if interpolation == "bilinear" else _cubic(distance)
+    weights = torch.where((place >= first) & (place < last), weights, torch.zeros_like(weights))
+    return weights / weights.sum(2, keepdim=True)
 
 
 def _linear(distance: Tensor) -> Tensor:
@@ -180,3 +195,23 @@ def _cubic(distance: Tensor) -> Tensor:
     near = (1.5 * distance - 2.5) * distance * distance + 1
     far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
+
+
+def resized(
+    canvas: Canvas, planes: Float32Array, size: Size, wanted: Size, is_cubic: bool, box: Sequence[float] = ()
+) -> None:
+    """Go on with planes of another size.
+
+    Args:
+        canvas: the image.
+        planes: (C, height · width), float32.
+        size: their height and width.
+        wanted: those afterwards.
+        is_cubic: else linear.
+        box: as of ``resize_kernels.resize``; else all of them.
+    """
+    out = canvas.empty(*wanted)
+    scratch = canvas.memory("plane", max(size[0] * wanted[1], wanted[0] * size[1]))
+    whole = np.array(box or (0, size[0], 0, 0, size[1], 0), np.float64)
+    resize_kernels.resize(planes, *size, whole, is_cubic, out, *wanted, scratch)
+    canvas.replace(out, *wanted)

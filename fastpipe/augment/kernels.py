@@ -8,6 +8,7 @@ Every function releases the GIL.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,14 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["blur", "grey", "jitter", "to_bytes", "to_floats"]
+__all__ = ["blur", "gaussian", "grey", "jitter"]
 
 _t = require("numba.types", extra="image")
 _f32 = _t.Array(_t.float32, 1, "C")
 _planes = _t.Array(_t.float32, 2, "C")
-_bytes = _t.Array(_t.uint8, 2, "C", readonly=True)
-_out_bytes = _t.Array(_t.uint8, 2, "C")
 _f64s = _t.Array(_t.float64, 1, "C", readonly=True)
 _one = np.float32(1)
+_TOO_SMALL = 2.0**-30
 
 
 @require("numba.extending", extra="image").intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
@@ -34,22 +34,6 @@ def _fma(context: Any, a: Any, b: Any, c: Any) -> Any:
         return builder.fma(*values)
 
     return _t.float32(_t.float32, _t.float32, _t.float32), generate
-
-
-@compiled(_t.void(_bytes, _planes))
-def to_floats(source: Any, planes: Any) -> None:
-    """Bytes as floats."""
-    for c in range(source.shape[0]):
-        for i in range(source.shape[1]):
-            planes[c, i] = np.float32(source[c, i])
-
-
-@compiled(_t.void(_planes, _out_bytes))
-def to_bytes(planes: Any, out: Any) -> None:
-    """Whole numbers as bytes."""
-    for c in range(planes.shape[0]):
-        for i in range(planes.shape[1]):
-            out[c, i] = np.uint8(planes[c, i])
 
 
 @compiled(_t.void(_planes, _f32, _t.boolean), error_model="numpy")
@@ -208,6 +192,23 @@ def _weighted(source: Any, step: Any, weights: Any, out: Any) -> None:
             for i in range(count):
                 block[i] += first * (a[i] + b[i]) + second * (c[i] + d[i])
             j += 2
+
+
+@compiled(_f32(_t.int64, _t.float64), error_model="numpy")
+def gaussian(size: Any, sigma: Any) -> Any:
+    """A Gaussian's weights at so many places, but for those at both ends that are too small to count."""
+    half, total = size // 2, 0.0
+    powers = np.empty(size)
+    for at in range(size):
+        powers[at] = math.exp(-((at - half) ** 2) / (2 * sigma * sigma))
+        total += powers[at]
+    small = 0
+    while small < half and powers[small] < total * _TOO_SMALL:
+        small += 1
+    found = np.empty(size - 2 * small, np.float32)
+    for at in range(found.shape[0]):
+        found[at] = np.float32(powers[at + small] / total)
+    return found
 
 
 @compiled(_t.void(_planes, _t.int64, _t.int64, _f32, _f32, _f32, _f32, _t.boolean), error_model="numpy")

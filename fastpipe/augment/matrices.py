@@ -6,11 +6,13 @@ scale and translation make the forward map, around a centre; images are resample
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = ["after", "forward_affine", "identity", "inverse_affine", "of_crops"]
+__all__ = ["about_centres", "after", "forward_affine", "identity", "inverse_affine", "inverted", "of_crops"]
 
 
 def identity(count: int) -> Float64Array:
@@ -89,6 +91,26 @@ def after(first: Float64Array, second: Float64Array) -> Float64Array:
     array([[2., 0., 6., 0., 2., 0.]])
     """
     return (_square(second) @ _square(first))[:, :2].reshape(-1, 6)
+
+
+def inverted(matrices: Float64Array) -> Float64Array:
+    """The maps back."""
+    found: Float64Array = np.asarray(np.linalg.inv(_square(matrices))[:, :2].reshape(-1, 6), np.float64)
+    return found
+
+
+def about_centres(matrices: Float64Array, size: Sequence[int], wanted: Sequence[int]) -> Float64Array:
+    """Maps of coordinates from upper left corners, for coordinates from the centres of images.
+
+    Args:
+        matrices: (N, 6).
+        size: height and width of the images that they lead to.
+        wanted: those of the images that they come from.
+    """
+    found = matrices.copy()
+    for row, middle in ((0, size[1] / 2), (3, size[0] / 2)):
+        found[:, row + 2] += matrices[:, row] * wanted[1] / 2 + matrices[:, row + 1] * wanted[0] / 2 - middle
+    return found
 
 
 def _square(matrices: Float64Array) -> Float64Array:

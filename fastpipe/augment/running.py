@@ -6,6 +6,7 @@ other; so are the numbers that are computed from them once, on the host, and app
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fastpipe._intraop import do_without_helpers
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.canvas import Box, Canvas
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.slots import SlotPool
 
 if TYPE_CHECKING:
     from fastpipe.augment.base import BatchTransform
@@ -93,13 +95,14 @@ def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
 # ---- on the processor ----------------------------------------------------------------------------
 
 
-def on_processor(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
+def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
     """Changed images, by the processor's kernels: each goes through the whole chain while it is in cache.
 
     Args:
         ops: the chain.
         images: (N, C, H, W), of the processor.
         applied: what is applied.
+        memory: where the new images are: fresh memory costs more time than most augmentations.
     """
     begin = 0
     for mixes, group in groupby(ops, lambda op: op.mixes):
@@ -108,24 +111,22 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
         if mixes:
             images = on_device(part, images, torch.from_numpy(applied[:, begin:end]).float())
         else:
-            images = _image_by_image(part, images, applied[:, begin:end])
+            images = _image_by_image(part, images, applied[:, begin:end], memory)
         begin = end
     return images
 
 
-def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
+def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
     count, channels, height, width = images.shape
     is_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
-    out = torch.empty(
-        (count, channels, *size_after(ops, height, width)),
-        dtype=dtype_after(ops, images.dtype),
-        memory_format=torch.channels_last if is_last else torch.contiguous_format,
-    )
+    shape = (count, channels, *size_after(ops, height, width))
+    out = _empty(shape, dtype_after(ops, images.dtype), is_last, memory)
     steps = list(_parts(ops, applied))
 
     def run(number: int) -> None:
         canvas = _canvas()
-        _load(canvas, images[number])
+        box = steps[0][0].region(steps[0][1][number], height, width) if steps else None
+        _load(canvas, images[number], box or (0, 0, height, width))
         for op, rows in steps:
             op.on_canvas(canvas, rows[number])
         out[number].copy_(torch.from_numpy(canvas.image()))
@@ -139,6 +140,14 @@ def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:
     return out
 
 
+def _empty(shape: Sequence[int], dtype: torch.dtype, is_last: bool, memory: SlotPool) -> Tensor:
+    count, channels, height, width = shape
+    values = torch.from_numpy(memory.take((math.prod(shape) * dtype.itemsize,), np.uint8)).view(dtype)
+    if is_last:
+        return values.view(count, height, width, channels).permute(0, 3, 1, 2)
+    return values.view(count, channels, height, width)
+
+
 def _parts(ops: Ops, applied: Float64Array) -> Iterator[tuple[BatchTransform, Float64Array]]:
     begin = 0
     for op in ops:
@@ -147,11 +156,11 @@ def _parts(ops: Ops, applied: Float64Array) -> Iterator[tuple[BatchTransform, Fl
         begin = end
 
 
-def _load(canvas: Canvas, image: Tensor) -> None:
-    channels, canvas.height, canvas.width = image.shape
+def _load(canvas: Canvas, image: Tensor, box: Box) -> None:
+    top, left, height, width = canvas.top, canvas.left, canvas.height, canvas.width = box
     canvas.of_bytes = image.dtype == torch.uint8
-    canvas.planes = canvas.memory("image", image.numel()).reshape(channels, -1)
-    torch.from_numpy(canvas.image()).copy_(image)
+    canvas.planes = canvas.memory("image", len(image) * height * width).reshape(len(image), -1)
+    torch.from_numpy(canvas.image()).copy_(image[:, top : top + height, left : left + width])
 
 
 _own = threading.local()

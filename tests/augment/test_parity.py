@@ -85,7 +85,10 @@ def on_tensors(op: augment.BatchTransform, images: Tensor, parameters: augment.P
     return on_device([op], images, torch.from_numpy(applied).float())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("case", CASES)
