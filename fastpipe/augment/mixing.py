@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fastpipe.augment.base import BatchTransform, Columns
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
@@ -35,8 +34,8 @@ class _Mixing(BatchTransform):
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
         kept = columns["kept"].view(-1, 1)
-        if labels.ndim == 1:
-            labels = one_hot(labels, -1 if self.num_classes is None else self.num_classes)
+        if labels.ndim == 1:  # torch's one_hot would wait for the device, to look at them
+            labels = labels.unsqueeze(1) == torch.arange(self.num_classes or 0, device=labels.device)
         values = labels if labels.is_floating_point() else labels.float()
         found: Tensor = (values.roll(1, 0) * (1.0 - kept) + values * kept).to(values.dtype)
         return found
@@ -51,6 +50,10 @@ class _Mixing(BatchTransform):
             )
         if labels.ndim == 1 and (self.num_classes is None or labels.is_floating_point()):
             raise AugmentError(f"{name} needs num_classes= and whole numbers for labels (N,)")
+        if labels.ndim == 1 and not (labels.is_cuda or torch.compiler.is_compiling()):
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= (self.num_classes or 0):
+                raise AugmentError(f"{name} has num_classes={self.num_classes}, got labels of {low} … {high}")
         if labels.ndim == 2 and self.num_classes not in (None, labels.shape[1]):
             raise AugmentError(f"{name} has num_classes={self.num_classes}, got labels of {labels.shape[1]}")
 

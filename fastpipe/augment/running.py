@@ -83,13 +83,21 @@ def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
         images: (N, C, H, W).
         applied: float32, on the same device.
     """
-    values, dtype, begin = images.float(), images.dtype, 0
-    for op in ops:
-        names = op.names_applied
-        columns = {name: applied[:, begin + at] for at, name in enumerate(names)}
-        values = op.on_tensors(values, columns, dtype == torch.uint8)
-        dtype, begin = op.dtype_after(dtype), begin + len(names)
-    return values.to(dtype)
+    dtype, begin = images.dtype, 0
+    # Mixed precision is for the model: half a digit less of weights and coordinates would show.
+    with torch.autocast(images.device.type, enabled=False):
+        values = images.float()
+        for op in ops:
+            names = op.names_applied
+            columns = {name: applied[:, begin + at] for at, name in enumerate(names)}
+            values = op.on_tensors(values, columns, dtype == torch.uint8)
+            dtype, begin = op.dtype_after(dtype), begin + len(names)
+    return values.to(dtype, memory_format=_layout(images))
+
+
+def _layout(images: Tensor) -> torch.memory_format:
+    is_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
 
 
 # ---- on the processor ----------------------------------------------------------------------------
@@ -118,7 +126,7 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
 
 def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
     count, channels, height, width = images.shape
-    is_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    is_last = _layout(images) is torch.channels_last
     shape = (count, channels, *size_after(ops, height, width))
     out = _empty(shape, dtype_after(ops, images.dtype), is_last, memory)
     steps = list(_parts(ops, applied))

@@ -235,3 +235,20 @@ def test_no_threads_are_left(make_images: Make) -> None:
     recipe()(make_images())
     running.close_threads()
     recipe()(make_images())  # they begin anew
+
+
+def test_mixed_precision_does_not_touch_it(make_images: Make) -> None:
+    chain = augment.Compose([augment.RandomResizedCrop(32), augment.GaussianBlur(5)])
+    images = make_images().requires_grad_()
+    wanted = chain(images, generator=seeded(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = chain(images, generator=seeded(0))
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+
+
+def test_layouts_are_kept_on_other_devices_too(make_images: Make) -> None:
+    chain = recipe()
+    images = make_images().contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = chain(images)
+    assert found.is_contiguous(memory_format=torch.channels_last) and not found.is_contiguous()
+    assert chain(make_images().requires_grad_()).is_contiguous()

@@ -68,7 +68,8 @@ def test_wrong_labels_are_refused(kind: str, make_images: Make) -> None:
     images, op = make_images(), getattr(augment, kind)(num_classes=5)
     for labels, message in (
         (None, "got NoneType"), (torch.zeros(11, dtype=torch.int64), r"got \(11,\)"), ([0] * 12, "got list"),
-        (torch.zeros(12, 4), "num_classes=5, got labels of 4"), (torch.zeros(12), "whole numbers"),
+        (torch.zeros(12, 4), "num_classes=5, got labels of 4"), (torch.arange(12), "got labels of 0 … 11"),
+        (torch.arange(12) % 3 - 1, "got labels of -1 … 1"), (torch.zeros(12), "whole numbers"),
     ):  # fmt: skip
         with pytest.raises(AugmentError, match=message):
             op(images, labels)
@@ -83,3 +84,13 @@ def test_wrong_labels_are_refused(kind: str, make_images: Make) -> None:
 def test_mixing_inside_of_random_apply_is_refused() -> None:
     with pytest.raises(AugmentError, match="mixes all"):
         augment.RandomApply(augment.MixUp(num_classes=3))
+
+
+@pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
+def test_the_compiler_finds_no_graph_break(kind: str, make_images: Make) -> None:
+    op, images, labels = getattr(augment, kind)(num_classes=5), make_images(), torch.arange(12) % 5
+    torch.manual_seed(0)
+    wanted = op(images, labels)
+    torch.manual_seed(0)
+    found = torch.compile(op, backend="aot_eager", fullgraph=True)(images, labels)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
