@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from fastpipe.augment.policy import RandAugment
     from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
+    from fastpipe.augment.translating import from_torchvision
 
 __all__ = [
     "BatchTransform", "ColorJitter", "Compose", "CutMix", "GaussianBlur", "MixUp", "Normalize",
     "Parameters", "RandAugment", "RandomAffine", "RandomApply", "RandomErasing", "RandomGain",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
-    "SpecAugment", "TimeShift", "ToDtype", "preview",
+    "SpecAugment", "TimeShift", "ToDtype", "from_torchvision", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
@@ -68,6 +69,7 @@ _LAZY = {
     "SpecAugment": "spectrograms",
     "TimeShift": "spectrograms",
     "ToDtype": "colour",
+    "from_torchvision": "translating",
     "preview": "previewing",
 }
 
