@@ -108,7 +108,7 @@ class _Pictures:
     ) -> None:
         # Of ops that mix, the first sample is mixed with the batch's last.
         is_whole = any(op.mixes for op in chain.ops)
-        self.total = len(images)
+        self.total, self.fuse = len(images), chain.fuse
         self.images = images if is_whole else images[:count]
         self.count, self.given = count, given
         self.is_heat = images.ndim == 3 or any(3 in op.ranks for op in chain.ops)
@@ -125,7 +125,7 @@ class _Pictures:
     def after(self, ops: Sequence[BatchTransform], parameters: Sequence[Parameters]) -> list[Pixels]:
         """What some augmentations make of the samples."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
-        return self._shown(Compose(ops).apply(self.images, rows), ops)
+        return self._shown(Compose(ops, fuse=self.fuse).apply(self.images, rows), ops)
 
     def _shown(self, images: Tensor, ops: Sequence[BatchTransform]) -> list[Pixels]:
         values = self._values(images, ops)

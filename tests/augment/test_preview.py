@@ -86,6 +86,16 @@ def test_each_row_is_what_the_chain_gives_so_far(tmp_path: Path) -> None:
     assert not places(page, pixels_of(images)[4])
 
 
+def test_chains_are_fused_as_they_are_used() -> None:
+    ops = [augment.RandomAffine(30), augment.ColorJitter(0.4, 0.4, 0.4, 0.1), augment.RandomHorizontalFlip()]
+    views, images = augment.Compose(ops, fuse=True), noise()
+    found = views(images, generator=generator())
+    assert not torch.equal(found, augment.Compose(ops)(images, generator=generator()))
+    for draws in (None, 1):
+        page = np.asarray(augment.preview(views, images, draws=draws, generator=generator(), tile=48))
+        check_rows(page, [pixels_of(images), pixels_of(found)])
+
+
 def test_draws_are_what_the_next_calls_give() -> None:
     views = augment.Compose([augment.RandomAffine(30), augment.ColorJitter(0.5)])
     images = noise()
