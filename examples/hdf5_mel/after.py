@@ -1,9 +1,11 @@
 """Train a small net on mel segments of HDF5 files and judge it by file: the script with fastpipe.
 
     python examples/hdf5_mel/make_data.py FOLDER
-    python examples/hdf5_mel/after.py FOLDER [EPOCHS]
+    python examples/hdf5_mel/after.py FOLDER [EPOCHS] [plain]
 
-FOLDER has train.h5 and test.h5.  `diff before.py after.py` shows the whole swap; both learn the same.
+FOLDER has train.h5 and test.h5.  `diff before.py after.py` shows the whole swap.  Bands of time and
+of frequency are masked while it trains; with `plain` nothing is random but the order, and the losses of both
+scripts are the same.
 """
 
 import sys
@@ -12,7 +14,7 @@ import time
 import torch
 from torch import nn
 
-from fastpipe import FastHDF5Dataset, FastLoader, group_batches, segment_reduce
+from fastpipe import FastHDF5Dataset, FastLoader, augment, group_batches, segment_reduce
 
 
 def small_net() -> nn.Sequential:
@@ -24,9 +26,10 @@ def small_net() -> nn.Sequential:
     )  # fmt: skip
 
 
-def train(model: nn.Module, path: str, epochs: int) -> list[float]:
+def train(model: nn.Module, path: str, epochs: int, plain: bool = False) -> list[float]:
     dataset = FastHDF5Dataset(path, ["segments", "labels"], sample_dims=3)
-    loader = FastLoader(dataset, batch_size=256, shuffle=True)
+    masked = None if plain else augment.SpecAugment(1, 4, 1, 8)
+    loader = FastLoader(dataset, batch_size=256, shuffle=True, augment=masked)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses = []
     for epoch in range(epochs):
@@ -55,10 +58,10 @@ def evaluate(model: nn.Module, path: str) -> tuple[list[int], list[int]]:
     return votes, words
 
 
-def main(folder: str, epochs: int = 2) -> tuple[list[float], float]:
+def main(folder: str, epochs: int = 2, plain: bool = False) -> tuple[list[float], float]:
     torch.manual_seed(0)
     model = small_net()
-    losses = train(model, f"{folder}/train.h5", epochs)
+    losses = train(model, f"{folder}/train.h5", epochs, plain)
     start = time.perf_counter()
     votes, words = evaluate(model, f"{folder}/test.h5")
     right = sum(vote == word for vote, word in zip(votes, words, strict=True)) / len(words)
@@ -67,6 +70,6 @@ def main(folder: str, epochs: int = 2) -> tuple[list[float], float]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4) or sys.argv[3:] not in ([], ["plain"]):
         sys.exit(__doc__)
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:3]), plain=len(sys.argv) == 4)

@@ -1,9 +1,11 @@
 """Train a small net on mel segments of HDF5 files and judge it by file: the script as it was.
 
     python examples/hdf5_mel/make_data.py FOLDER
-    python examples/hdf5_mel/before.py FOLDER [EPOCHS]
+    python examples/hdf5_mel/before.py FOLDER [EPOCHS] [plain]
 
-FOLDER has train.h5 and test.h5.  `diff before.py after.py` shows the whole swap; both learn the same.
+FOLDER has train.h5 and test.h5.  `diff before.py after.py` shows the whole swap.  Bands of time and
+of frequency are masked while it trains; with `plain` nothing is random but the order, and the losses of both
+scripts are the same.
 """
 
 import sys
@@ -16,9 +18,18 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
+def masked(mels: torch.Tensor) -> torch.Tensor:
+    mean = mels.mean()
+    for dim, most in ((1, 4), (0, 8)):  # fewer than 4 frames, and than 8 bands
+        width = torch.rand(()) * most
+        begin = torch.rand(()) * (mels.shape[dim] - width)
+        mels.narrow(dim, int(begin), int(width)).fill_(mean)
+    return mels
+
+
 class Segments(Dataset):
-    def __init__(self, path: str) -> None:
-        self.path, self.file = path, None
+    def __init__(self, path: str, plain: bool) -> None:
+        self.path, self.plain, self.file = path, plain, None
         with h5py.File(path) as file:
             self.shape = file["segments"].shape
 
@@ -29,7 +40,8 @@ class Segments(Dataset):
         if self.file is None:  # each worker has its own
             self.file = h5py.File(self.path)
         place = np.unravel_index(index, self.shape[:3])
-        return torch.from_numpy(self.file["segments"][place]), int(self.file["labels"][place])
+        mels = torch.from_numpy(self.file["segments"][place])
+        return mels if self.plain else masked(mels), int(self.file["labels"][place])
 
 
 def small_net() -> nn.Sequential:
@@ -41,8 +53,8 @@ def small_net() -> nn.Sequential:
     )  # fmt: skip
 
 
-def train(model: nn.Module, path: str, epochs: int) -> list[float]:
-    dataset = Segments(path)
+def train(model: nn.Module, path: str, epochs: int, plain: bool = False) -> list[float]:
+    dataset = Segments(path, plain)
     loader = DataLoader(dataset, batch_size=256, shuffle=True, num_workers=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses = []
@@ -73,10 +85,10 @@ def evaluate(model: nn.Module, path: str) -> tuple[list[int], list[int]]:
     return votes, words
 
 
-def main(folder: str, epochs: int = 2) -> tuple[list[float], float]:
+def main(folder: str, epochs: int = 2, plain: bool = False) -> tuple[list[float], float]:
     torch.manual_seed(0)
     model = small_net()
-    losses = train(model, f"{folder}/train.h5", epochs)
+    losses = train(model, f"{folder}/train.h5", epochs, plain)
     start = time.perf_counter()
     votes, words = evaluate(model, f"{folder}/test.h5")
     right = sum(vote == word for vote, word in zip(votes, words, strict=True)) / len(words)
@@ -85,6 +97,6 @@ def main(folder: str, epochs: int = 2) -> tuple[list[float], float]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4) or sys.argv[3:] not in ([], ["plain"]):
         sys.exit(__doc__)
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:3]), plain=len(sys.argv) == 4)
