@@ -42,7 +42,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
     "torch": _BASE | _MIDDLE | {"_intraop", "sampling", "device", "torch"},
     "testing": _BASE | {"testing"},
-    "bench": {"errors", "_extras", "testing", "bench", ""},
+    "bench": {"errors", "_extras", "testing", "augment", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "cli": {"errors", "bench", "verify", "files", ""},
@@ -153,7 +153,7 @@ def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
 )
 def test_bench_and_verify_use_public_names(path: Path) -> None:
     public = {
-        "fastpipe": {*fastpipe.__all__, "__version__", "bench", "testing"},
+        "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench", "testing"},
         "fastpipe.testing": {*testing.__all__},
     }
     for node in ast.walk(ast.parse(path.read_text())):

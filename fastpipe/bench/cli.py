@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fastpipe.bench import images
+from fastpipe.bench.augment import case as augment
 from fastpipe.bench.command import Command
 from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
@@ -42,6 +43,11 @@ CASES = {
         "images of a bucket: ImageFolder over a mount + DataLoader against FastImageFolder + FastLoader",
         s3.add_arguments,
         s3.run,
+    ),
+    "augment": Command(
+        "augmentation of batches: torchvision sample by sample, and kornia, against fastpipe.augment",
+        augment.add_arguments,
+        augment.run,
     ),
 }
 

@@ -115,7 +115,6 @@ class Driver:
             contenders: the rows.
             when_warm: called before the first round.
         """
-        plan = self.plan()
         counts: dict[str, int] = {}
         alive = []
         # Forking first and starting threads later is what every loader copes with.
@@ -123,7 +122,7 @@ class Driver:
             label = self.label_of(contender.key)
             self.progress.step(f"warming up: {label}")
             try:
-                counts[contender.key] = calibrate(contender, plan.seconds)
+                counts[contender.key] = calibrate(contender, self.seconds_of(contender))
                 alive.append(contender)
             except ContenderError as error:
                 self.miss(contender.key, label, str(error))
@@ -138,12 +137,16 @@ class Driver:
         gc.collect()
         gc.freeze()
         try:
-            session = interleave(ordered, counts, plan, on_sample=on_sample)
+            session = interleave(ordered, counts, self.plan(), on_sample=on_sample)
         finally:
             gc.unfreeze()
         for key, why in session.failures.items():
             self.miss(key, self.label_of(key), why)
         return session
+
+    def seconds_of(self, contender: Contender) -> float:
+        """About how long a measurement of a row takes."""
+        return self.plan().seconds
 
     def label_of(self, key: str) -> str:
         """What a row is called, also among those of other sections."""

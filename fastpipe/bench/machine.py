@@ -42,6 +42,10 @@ PACKAGES = (
     "zarr",
     "zarrs",
     "monai",
+    "kornia",
+    "albumentations",
+    "opencv-python-headless",
+    "torchaudio",
 )
 
 

@@ -45,6 +45,7 @@ class Peer:
         output: what its batches hold.
         note: in what its output is not that of the replaced loader.
         options: what tells rows of the same library apart.
+        is_on_gpu: whether it may see the GPUs.
     """
 
     key: str
@@ -56,6 +57,7 @@ class Peer:
     output: Literal["float32", "uint8"] = "float32"
     note: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_on_gpu: bool = False
 
     @property
     def variable(self) -> str:
@@ -323,8 +325,9 @@ def _job(peer: Peer, photos: Photos, batch_size: int, threads: int) -> dict[str,
 
 def _environment(peer: Peer, scratch: str) -> dict[str, str]:
     """The child's environment variables; its temporary files go where the parent removes them."""
-    # No GPU: the rows compare processors.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "TMPDIR": scratch}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TMPDIR": scratch}
+    if not peer.is_on_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # the rows compare processors
     if peer.environment:
         # Packages of this environment must not hide those of the peer's.
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times_digits
+from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 
 __all__ = ["draw"]
 
@@ -56,7 +56,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     unit = "" if "sections" in result else f"{UNIT} per second: "
     all_axes[-1].set_xlabel(
         f"{unit}median and range of {result['method']['rounds']} interleaved rounds;\n"
-        "× is relative to the best replaced loader",
+        f"× is relative to the best replaced {replaced_thing(result)}",
         fontsize=8.5,
         color=MUTED,
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe.bench.results import UNIT, rate_of, reference_of, shown, times_digits
+from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "memory_lines",
     "print_result",
     "short_markdown",
+    "single_lines",
     "stage_line",
     "target_lines",
 ]
@@ -35,6 +36,7 @@ _PACKAGES = {
     "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),
+    "augment": ("fastpipe", "torch", "torchvision", "numba"),
 }
 
 # In a narrower terminal the notes would be columns of single words.
@@ -82,7 +84,7 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     """The table and what goes with it."""
     sections = result.get("sections", {})
     table = Table(title=result["job"]["text"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("loader", min_width=28)
+    table.add_column(replaced_thing(result), min_width=28)
     rate = "per second" if sections else "images/s"
     for name in (rate, "range", "ratio", "range", "first batch, s"):
         if name != "first batch, s" or not sections:
@@ -114,8 +116,9 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         *memory_lines(result),
         *amplification_lines(result),
         *bucket_lines(result),
+        *single_lines(result),
         _floor_sentence(result),
-        f"FastLoader's stages, {stage_line(result)} {meaning}",
+        f"FastLoader's stages, {stage_line(result)} {meaning}" if result["stages"]["images"] else "",
         data_line(result),
         machine_line(result),
         _peers_sentence(result),
@@ -196,6 +199,20 @@ def bucket_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def single_lines(result: Mapping[str, Any]) -> list[str]:
+    """What single operations take, and how many times as fast as others that is."""
+    found = result.get("single") or {"rows": ()}
+    return [
+        f"{one['label']}: {found['batch_size']} {one['unit']} in {one['ms']['median']:.2f} ms; "
+        + ", ".join(
+            f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
+            f" {other['label']}"
+            for other in one["against"]
+        )
+        for one in found["rows"]
+    ]
+
+
 def _topology(entry: Mapping[str, Any]) -> str:
     """Threads, where the case tells them, and workers."""
     workers = f"{entry['workers']} workers"
@@ -209,12 +226,12 @@ def markdown(result: Mapping[str, Any]) -> str:
         result: the content of a result file.
     """
     sections = result.get("sections", {})
-    lines = [] if sections else list(_head("loader", UNIT, ", s"))
-    section = None
+    lines = [] if sections else list(_head("loader", UNIT, "loader", ", s"))
+    section, replaced = None, replaced_thing(result)
     for entry in shown(result):
         if sections and entry["section"] != section:
             section = entry["section"]
-            lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"])]
+            lines += [*([""] if lines else []), *_head(sections[section]["label"], entry["unit"], replaced)]
         lines.append(_markdown_row(entry, with_first=not sections))
     if result.get("targets"):
         lines += ["", *_markdown_targets(result)]
@@ -226,7 +243,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
     more = [
         *first_batch_lines(result), *memory_lines(result), *amplification_lines(result),
-        *bucket_lines(result),
+        *bucket_lines(result), *single_lines(result),
     ]  # fmt: skip
     lines += [
         *([""] if more else []),
@@ -277,11 +294,11 @@ def short_markdown(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", conditions]) + "\n"
 
 
-def _head(name: str, unit: str, first: str = "") -> tuple[str, str]:
+def _head(name: str, unit: str, replaced: str, first: str = "") -> tuple[str, str]:
     """The head of a Markdown table; with a column for the first batch where its unit is given."""
     last = f" first batch{first} |" if first else ""
     return (
-        f"| {name} | {unit}/s, median (range) | × best replaced loader, median (range) |{last}",
+        f"| {name} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
         "|---|--:|--:|--:|" if first else "|---|--:|--:|",
     )
 

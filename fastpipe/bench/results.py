@@ -22,6 +22,7 @@ __all__ = [
     "main_row",
     "rate_of",
     "reference_of",
+    "replaced_thing",
     "row",
     "save",
     "shown",
@@ -67,6 +68,7 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "stall": dict,
     "refetch": dict,
     "cpu": dict,
+    "single": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,
@@ -181,6 +183,11 @@ def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return str(result["best"][entry.get("section", "replaced")])
 
 
+def replaced_thing(result: Mapping[str, Any]) -> str:
+    """What is replaced, in words."""
+    return str(result["job"].get("replaces", "loader"))
+
+
 def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The row of that key.
 
@@ -207,10 +214,10 @@ def verdict(result: Mapping[str, Any]) -> str:
     main = main_row(result)
     reference = row(result, reference_of(result, main))
     label, ratio = main["label"], main["ratio"]
+    workers = "" if reference["num_workers"] is None else f" (num_workers={reference['num_workers']})"
     figures = (
         f"{rate_of(main)['median']:,.0f} {main.get('unit', UNIT)}/s against"
-        f" {rate_of(reference)['median']:,.0f} of the best replaced loader"
-        f" (num_workers={reference['num_workers']})"
+        f" {rate_of(reference)['median']:,.0f} of the best replaced {replaced_thing(result)}{workers}"
     )
     span = f"between {ratio['low']:.2f}× and {ratio['high']:.2f}× in {result['method']['rounds']} rounds"
     if ratio["low"] > 1:

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from fastpipe.bench import peers
+from fastpipe.bench.augment.peers import AUGMENT_PEERS
 from fastpipe.bench.boxes import crop_box
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.hdf5.peers import TABLE_PEERS
@@ -59,9 +60,8 @@ def batch(shape: tuple[int, ...]) -> np.ndarray:
 
 def test_every_peer_has_its_own_key_and_a_source() -> None:
     assert len({peer.key for peer in PEERS}) == len(PEERS)
-    assert {peer.source for peer in (*PEERS, *TABLE_PEERS, *VOLUME_PEERS, *BUCKET_PEERS)} == set(
-        serve.SOURCES
-    )
+    others = (*TABLE_PEERS, *VOLUME_PEERS, *BUCKET_PEERS, *(one.peer for one in AUGMENT_PEERS))
+    assert {peer.source for peer in (*PEERS, *others)} == set(serve.SOURCES)
     assert all(bool(peer.module) != bool(peer.environment) for peer in PEERS)
 
 

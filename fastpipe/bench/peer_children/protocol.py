@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "AnyJob",
+    "AugmentJob",
     "Batches",
     "Job",
     "PeerError",
     "Stream",
     "TableJob",
     "VolumeJob",
+    "augment_problem",
     "batch_problem",
     "endless_order",
     "folder_bytes",
@@ -132,8 +135,45 @@ class VolumeJob:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def job_of(content: Mapping[str, Any]) -> Job | TableJob | VolumeJob:
+@dataclass(frozen=True)
+class AugmentJob:
+    """What to augment.
+
+    Attributes:
+        photos: a NumPy file, uint8 (N, 3, H, W).
+        spectrograms: a NumPy file, float32 (N, F, T).
+        tasks: what will be asked for: a recipe's name and the dtype before it, ``"simclr-uint8"``.
+        batch_size: N.
+        side: height and width of images afterwards.
+        mean, std: for values of 0 to 1, one for each channel.
+        classes: labels are below this number.
+        threads: how many threads the peer may use.
+        device: ``"cpu"`` or ``"cuda"``.
+        scratch: an empty folder; the parent removes it.
+        options: what tells rows of the same peer apart.
+    """
+
+    photos: str
+    spectrograms: str
+    tasks: Sequence[str]
+    batch_size: int
+    side: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    classes: int
+    threads: int
+    device: str
+    scratch: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+AnyJob = Job | TableJob | VolumeJob | AugmentJob
+
+
+def job_of(content: Mapping[str, Any]) -> AnyJob:
     """The job of a line of JSON."""
+    if "tasks" in content:
+        return AugmentJob(**{one.name: content[one.name] for one in fields(AugmentJob)})
     if "patch" in content:
         return VolumeJob(**{one.name: content[one.name] for one in fields(VolumeJob)})
     if "dataset" in content:
@@ -155,6 +195,10 @@ class Stream:
         note: what a reader should know and is known only now.
         prepared_s: seconds that a conversion of the photos took, which is not part of the rate.
         prepared_bytes: what it made.
+        choose: makes another task what is done from the next batch on, of a peer that has several; raises
+            `PeerError` where it cannot do that one, and stays with the one before.
+        wait: waits until a device has done what it was asked, of batches that are there; the clock is read
+            after that, and no batch looked at.
         renewed: makes ``batches`` anew, of one that has remembered nothing, before each measurement; None
             where nothing is remembered, or all.  Nothing of the ones before is at work once they are closed.
     """
@@ -167,6 +211,8 @@ class Stream:
     prepared_s: float | None = None
     prepared_bytes: int | None = None
     renewed: Callable[[], Batches] | None = None
+    choose: Callable[[str], None] | None = None
+    wait: Callable[[], None] | None = None
 
 
 def is_jpeg(file: str) -> bool:
@@ -222,6 +268,17 @@ def volume_problem(job: VolumeJob, values: npt.NDArray[Any], labels: npt.NDArray
         if found.shape != shape:
             return f"the first batch has {name} of {found.shape}, expected {shape}"
     return None
+
+
+def augment_problem(job: AugmentJob, task: str, values: npt.NDArray[Any]) -> str | None:
+    """What is wrong with the form of an augmented batch, images or spectrograms, or ``None``."""
+    if len(values) != job.batch_size or values.dtype != np.float32 or values.ndim not in (3, 4):
+        seen = f"{values.dtype} {values.shape}"
+        return f"{task}: a batch is {seen}, expected float32 of {job.batch_size} samples"
+    size = (job.side, job.side)
+    if values.ndim == 4 and size not in (values.shape[2:], values.shape[1:3]):
+        return f"{task}: images are {values.shape}, expected {size[0]}×{size[1]} pixels"
+    return None if np.isfinite(values).all() else f"{task}: a batch holds values that are not finite"
 
 
 def batch_problem(job: Job, layout: str, images: npt.NDArray[Any], labels: Any) -> str | None:

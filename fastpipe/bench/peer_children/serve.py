@@ -22,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.bench.peer_children import (
+    albumentations,
     dali,
     ffcv,
     hidefix,
+    kornia,
     litdata,
     monai,
     objects,
@@ -33,14 +35,17 @@ from fastpipe.bench.peer_children import (
     spdl,
     tensorstore,
     tfdata,
+    torchaudio,
     zarr,
 )
 from fastpipe.bench.peer_children.protocol import (
-    Job,
+    AnyJob,
+    AugmentJob,
     PeerError,
     Stream,
     TableJob,
     VolumeJob,
+    augment_problem,
     batch_problem,
     job_of,
     table_problem,
@@ -50,9 +55,11 @@ from fastpipe.bench.peer_children.protocol import (
 __all__ = ["SOURCES", "main", "serve"]
 
 SOURCES: dict[str, Callable[[Any], Stream]] = {
+    "albumentations": albumentations.stream,
     "dali": dali.stream,
     "ffcv": ffcv.stream,
     "hidefix": hidefix.stream,
+    "kornia": kornia.stream,
     "litdata": litdata.stream,
     "monai": monai.stream,
     "objects": objects.stream,
@@ -61,6 +68,7 @@ SOURCES: dict[str, Callable[[Any], Stream]] = {
     "spdl": spdl.stream,
     "tensorstore": tensorstore.stream,
     "tfdata": tfdata.stream,
+    "torchaudio": torchaudio.stream,
     "zarr": zarr.stream,
 }
 
@@ -94,23 +102,42 @@ def serve(
     _end_remembering(stream)
     answer(first)
     for line in questions:
+        question = json.loads(line)
+        try:
+            if stream.choose is not None:
+                stream.choose(question["task"])
+        except PeerError as error:
+            answer({"error": str(error)})
+            continue
         if stream.renewed is not None:
             stream = replace(stream, batches=stream.renewed())
         # What was made ready during the pause, and a little more, is not part of the measurement.
         for _ in range(2 * stream.ahead):
             _next(stream)
-        wanted = json.loads(line)["batches"]
-        start = time.perf_counter()
-        for _ in range(wanted):
-            images, _ = _next(stream)
-            if images.flat[0] != images.flat[0]:
-                raise ValueError("a batch holds a value that is not a number")
-        seconds = time.perf_counter() - start
+        wanted = question["batches"]
+        seconds = _seconds_of(stream, wanted)
         # Until the next batches are ready and it sleeps, so that whoever is next is alone.
         pause(1.2 * stream.ahead * seconds / wanted)
         _end_remembering(stream)
         answer({"seconds": seconds})
     stream.batches.close()
+
+
+def _seconds_of(stream: Stream, wanted: int) -> float:
+    """How long so many batches take."""
+    if stream.wait is not None:
+        stream.wait()
+    start = time.perf_counter()
+    for _ in range(wanted):
+        if stream.wait is not None:  # to look at a number is to wait for the device
+            next(stream.batches)
+            continue
+        images, _ = _next(stream)
+        if images.flat[0] != images.flat[0]:
+            raise ValueError("a batch holds a value that is not a number")
+    if stream.wait is not None:
+        stream.wait()
+    return time.perf_counter() - start
 
 
 def _end_remembering(stream: Stream) -> None:
@@ -119,26 +146,26 @@ def _end_remembering(stream: Stream) -> None:
         stream.batches.close()
 
 
-def _problem(
-    job: Job | TableJob | VolumeJob, stream: Stream, values: npt.NDArray[Any], labels: Any
-) -> str | None:
+def _problem(job: AnyJob, stream: Stream, values: npt.NDArray[Any], labels: Any) -> str | None:
     """What is wrong with the first batch, or ``None``."""
     if isinstance(job, TableJob):
         return table_problem(job, values)
     if isinstance(job, VolumeJob):
         return volume_problem(job, values, np.asarray(labels[0]))
+    if isinstance(job, AugmentJob):
+        return augment_problem(job, job.tasks[0], values)
     return batch_problem(job, stream.layout, values, labels)
 
 
 def _next(stream: Stream) -> tuple[npt.NDArray[Any], Any]:
     """The next batch, its images seen as an array."""
     images, labels = next(stream.batches)
-    return np.asarray(images), labels
+    if isinstance(images, (list, tuple)):  # with labels of a task's own
+        images, labels = images
+    return np.asarray(images if stream.wait is None else images.cpu()), labels
 
 
-def _first_answer(
-    job: Job | TableJob | VolumeJob, stream: Stream, images: npt.NDArray[Any], labels: Any
-) -> dict[str, Any]:
+def _first_answer(job: AnyJob, stream: Stream, images: npt.NDArray[Any], labels: Any) -> dict[str, Any]:
     """What the parent puts into the row; of patches also what it can compare."""
     return {
         "patches": _some_patches(stream, images, labels) if isinstance(job, VolumeJob) else None,

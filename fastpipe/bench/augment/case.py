@@ -1,0 +1,201 @@
+"""The case ``augment``: its options, its rows, its result."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastpipe._extras import require
+from fastpipe.bench import machine
+from fastpipe.bench.augment.check import calls_that_wait, check_chains
+from fastpipe.bench.augment.data import Batches, made_batches
+from fastpipe.bench.augment.peers import AUGMENT_PEERS, AugmentChild, AugmentPeer, TaskRow, wanted_of
+from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of
+from fastpipe.bench.augment.rows import Place, own_rows
+from fastpipe.bench.augment.single import single_of
+from fastpipe.bench.augment.targets import targets
+from fastpipe.bench.command import positive
+from fastpipe.bench.data import folder_to_use
+from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.peers import interpreter
+from fastpipe.bench.progress import Progress
+from fastpipe.bench.results import entries, rate_of, verdict
+from fastpipe.bench.runner import Contender, ContenderError
+
+__all__ = ["add_arguments", "run"]
+
+BATCH, QUICK_BATCH = 64, 4
+# Of a measurement of a single operation, of which there are many.
+SINGLE_S = 0.15
+_MAIN = "simclr-float32-batch"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the case."""
+    add = parser.add_argument
+    add("--data", metavar="FOLDER", help="image folder whose photos are augmented (default: "
+        "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
+    add("--batch-size", type=positive(int), metavar="N",
+        help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
+    add("--no-single", action="store_true", help="leave single operations out, which are most of the rows")
+    add_run_arguments(parser, "kornia, albumentations and torchaudio")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Measure, report, and write what was asked for.
+
+    Returns:
+        0, or 1 when images are not those of torchvision's functions.
+
+    Raises:
+        OptionError: the photos cannot be used.
+    """
+    folder, name, _ = folder_to_use(args.data, progress.done)
+    size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
+    batches = made_batches(folder, name, size)
+    devices = ["cpu"]
+    if require("torch", extra="torch").cuda.is_available():
+        devices.append("cuda")
+    result = _Bench(args, machine.cores_allowed(), progress, batches=batches, devices=devices).result()
+    if result is None:
+        return 1
+    finish(result, args, console, progress)
+    return 0
+
+
+@dataclass
+class _Bench(Driver):
+    """One run of the case."""
+
+    batches: Batches = field(kw_only=True)
+    devices: Sequence[str] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.places, self.single = (
+            [Place(one, dtype, device) for device in self.devices for one in kind for dtype in one.dtypes]
+            for kind in (RECIPES, () if self.args.no_single else SINGLE)
+        )
+
+    def result(self) -> dict[str, Any] | None:
+        """Check, measure, and put the file's content together; ``None`` if the check fails."""
+        busy, every = self.begin(), [*self.places, *self.single]
+        check = check_chains(every, self.batches, self.progress.now)
+        self.progress.done(f"check: {check.sentence()}")
+        if not check.ok:
+            return None
+        waiting = self._waiting(every)
+        with ExitStack() as stack:
+            children = self._children(stack, every)
+            contenders = [row for place in every for row in self._rows(place, children, stack)]
+            session = self.measure(contenders)
+        sections = {place.key for place in self.places}
+        rows = entries([info for info in self.infos.values() if info.section in sections], session)
+        result = self._facts(busy) | {
+            "method": {**self.method(session.rounds), "single_s": SINGLE_S},
+            "check": {**check.as_json(), "waiting": waiting},
+            "main": _MAIN,
+            "rows": rows,
+            "best": _best(rows),
+            "missing": self.missing,
+            "stages": {"seconds": {}, "images": 0},
+            "floor_share": None,
+            "plan": str(chain_of(RECIPES[0], "float32")),
+            "single": single_of(self.single, self.infos, session.samples, len(self.batches)),
+            "targets": targets(session.samples, waiting),
+        }
+        result["verdict"] = verdict(result)
+        return result
+
+    def seconds_of(self, contender: Contender) -> float:
+        """Single operations are measured for less long."""
+        seconds = super().seconds_of(contender)
+        return min(seconds, SINGLE_S) if contender.key.startswith("op-") else seconds
+
+    def _waiting(self, places: Sequence[Place]) -> list[str] | None:
+        """Calls on CUDA that keep the host waiting; None where there is no CUDA."""
+        if "cuda" not in self.devices:
+            self.miss("cuda", "on CUDA", "torch finds no CUDA device")
+            return None
+        found = calls_that_wait(places, self.batches, self.progress.now)
+        for text in found:
+            self.warnings.append(f"a call waits for the device: {text}")
+        self.progress.done(f"check: {len(found)} chains on CUDA keep the host waiting")
+        return found
+
+    def _rows(
+        self, place: Place, children: Sequence[tuple[AugmentPeer, AugmentChild]], stack: ExitStack
+    ) -> list[Contender]:
+        """All rows of a recipe."""
+        found: list[Contender] = []
+        for info, row in own_rows(place, self.batches):
+            stack.callback(row.close)
+            self.infos[info.key] = info
+            found.append(row)
+        for peer, child in children:
+            if peer.does(place):
+                info = child.told(peer.info(place))
+                self.infos[info.key] = info
+                found.append(TaskRow(info.key, child, place.task))
+        return found
+
+    def _children(self, stack: ExitStack, places: list[Place]) -> list[tuple[AugmentPeer, AugmentChild]]:
+        """Start the peers; one that is not there is noted, and what one lacks."""
+        if not self.args.peers:
+            return []
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-bench-")))
+        files, found = self.batches.save(folder), []
+        for peer in AUGMENT_PEERS:
+            if (child := self._child(peer, files, wanted_of(peer, places))) is not None:
+                stack.callback(child.close)
+                found.append((peer, child))
+                for recipe, why in (peer.lacks or {}).items():
+                    self.miss(f"{recipe}-{peer.peer.key}", f"{recipe}: {peer.peer.label}", why)
+        return found
+
+    def _child(self, peer: AugmentPeer, files: tuple[str, str], places: list[Place]) -> AugmentChild | None:
+        """The process of a peer, or ``None``."""
+        one, python = peer.peer, interpreter(peer.peer)
+        if not places:
+            return None
+        if python is None:
+            self.miss(one.key, one.label, f"not installed: {one.install}")
+            return None
+        self.progress.now(f"starting {one.label}")
+        try:
+            return AugmentChild(peer, python, files, places, len(self.batches), self.cores)
+        except ContenderError as error:
+            self.miss(one.key, one.label, str(error))
+            return None
+
+    def _facts(self, busy: float | None) -> dict[str, Any]:
+        """What was run, when, on what."""
+        args, size = self.args, len(self.batches)
+        words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
+        words += [f"--batch-size {size}"] if args.batch_size else []
+        words += ["--no-single"] if args.no_single else []
+        return self.facts("augment", words, busy) | {
+            "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
+            "sections": {place.key: {"label": place.label} for place in self.places},
+            "job": {
+                "text": f"augmentation of batches of {size}: recipes, from decoded images to a model's input",
+                "short": f"augmentation of batches of {size}",
+                "batch_size": size,
+                "replaces": "transform",
+            },
+        }
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Section → the faster of the rows that are replaced."""
+    best: dict[str, str] = {}
+    replaced = [entry for entry in rows if entry["group"] == "replaced"]
+    for entry in sorted(replaced, key=lambda entry: rate_of(entry)["median"]):
+        best[entry["section"]] = entry["key"]
+    return best

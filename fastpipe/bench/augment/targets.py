@@ -1,0 +1,45 @@
+"""What was asked of augmentation, as figures, and whether it is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastpipe.bench.runner import Sample
+from fastpipe.bench.targets import Asked, judged, judged_rates
+
+__all__ = ["ASKED", "targets"]
+
+
+def _simclr(dtype: str) -> tuple[Asked, ...]:
+    section = f"simclr-{dtype}"
+    stock = (f"{section}-replaced", f"{section}-worker")
+    return (
+        Asked(f"SimCLR, {dtype}, × kornia", f"{section}-batch", f"{section}-kornia", 3),
+        Asked(f"SimCLR, {dtype}, × torchvision sample by sample", f"{section}-batch", stock, 1.5),
+    )
+
+
+ASKED = (
+    *_simclr("float32"),
+    *_simclr("uint8"),
+    Asked(
+        "SpecAugment, × torchaudio sample by sample",
+        "specaugment-float32-batch",
+        "specaugment-float32-torchaudio",
+        5,
+    ),
+    Asked("SimCLR, float32, on CUDA, × kornia", "simclr-float32-cuda-batch", "simclr-float32-cuda-kornia", 5),
+)
+
+
+def targets(samples: Mapping[str, Sequence[Sample]], waiting: Sequence[str] | None) -> list[dict[str, Any]]:
+    """What came of all figures.
+
+    Args:
+        samples: of a finished run, by row.
+        waiting: calls that keep the host waiting, from `check.calls_that_wait`; None without CUDA.
+    """
+    counts = [] if waiting is None else [len(waiting)]
+    text = "chains on CUDA whose call keeps the host waiting"
+    return [*judged_rates(samples, ASKED), judged(text, 0, "chains", counts, is_most=True)]
