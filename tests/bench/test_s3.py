@@ -207,11 +207,18 @@ def test_stalls_are_measured_in_turns(bucket: Bucket) -> None:
         assert all(0 < share < 1 for share in (*row["raw"], row["median"]))
 
 
-def test_a_stage_of_half_the_size_keeps_what_it_can(bucket: Bucket) -> None:
-    told = refetched(bucket, _BATCH, 2)
-    assert told["part"] == 0.5 and len(told["raw"]) == 2
-    assert all(0 < share < 1 for share in told["raw"])  # sixteen objects of several sizes: a wide range
-    assert told["median"] < told["lru"]
+def test_a_stage_of_half_the_size_keeps_what_it_can(
+    s3: Any, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_server(s3, monkeypatch)
+    # Of so many, what is under way as an epoch ends is a small part.
+    with Bucket(photos, 128, delay_ms=1, jitter_ms=0.5) as bucket:
+        told = refetched(bucket, 8, 5)
+    assert told["part"] == 0.5 and len(told["raw"]) == 5
+    # Half is there as the epoch begins, and stays until it is used.  By what is under way just then, a single
+    # run may be far off.  Where the stage removes any object but the one that is needed last, 0.62 and more
+    # were seen.
+    assert 0.42 <= told["median"] <= 0.58 < told["lru"]
 
 
 def test_least_recently_used_goes_by_bytes() -> None:
