@@ -230,9 +230,9 @@ class ChildRow:
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Send one line of JSON, read one."""
-        if self._child is None or self._child.stdin is None or self._child.stdout is None:
-            raise ContenderError(f"{self.peer.label} is not running")
         child, is_late = self._child, threading.Event()
+        if child is None or child.stdin is None or child.stdout is None:
+            raise ContenderError(f"{self.peer.label} is not running")
 
         def end() -> None:
             is_late.set()
@@ -241,9 +241,9 @@ class ChildRow:
         limit = threading.Timer(_PATIENCE_S, end)
         limit.start()
         try:
-            self._child.stdin.write(json.dumps(question) + "\n")
-            self._child.stdin.flush()
-            answer = self._child.stdout.readline()
+            child.stdin.write(json.dumps(question) + "\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
         except OSError:
             answer = ""
         finally:

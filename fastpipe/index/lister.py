@@ -19,7 +19,6 @@ from fastpipe.types import StoredObject
 
 __all__ = ["Lister"]
 
-
 _TELL_EVERY_S = 0.25
 _SPLIT_FROM = 3  # the page of a folder from which on it may be worth more requests to have it sooner
 _PACK_FROM = 1000  # objects of one folder: fewer cost more to pack than to leave as Python's objects
