@@ -21,6 +21,7 @@ KERNEL_MODULES = (
     "augment/noise_kernels.py",
     "augment/policy_kernels.py",
     "augment/resize_kernels.py",
+    "augment/spectrogram_kernels.py",
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",

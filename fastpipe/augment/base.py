@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.canvas import Box, Canvas
+from fastpipe.augment.canvas import Box, Canvas, Float32Array
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
@@ -47,6 +47,7 @@ class BatchTransform(ABC):
         channels: numbers of channels that it takes; empty for any.
         ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T).
         mixes: whether samples depend on each other.
+        does_batches: whether there is ``on_batch``, where calls for each image would take too long.
     """
 
     draws: int = 0
@@ -55,6 +56,7 @@ class BatchTransform(ABC):
     channels: tuple[int, ...] = ()
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
+    does_batches: bool = False
     _chain: Chain
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
@@ -140,6 +142,15 @@ class BatchTransform(ABC):
         Then the canvas has that.
         """
         return None
+
+    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
+        """Change some images at once, on the processor, where ``does_batches``.
+
+        Args:
+            batch: (N, C, H, W), float32, C-contiguous.
+            rows: what is applied, (N, len(applied_names)).
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:

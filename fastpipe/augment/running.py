@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 Ops = Sequence["BatchTransform"]
+Steps = Sequence[tuple["BatchTransform", Float64Array]]
+_PART = 1 << 19  # bytes of small images that are worked on together
 
 
 def drawn_table(ops: Ops, u: Float64Array, height: int, width: int) -> Float64Array:
@@ -130,6 +132,9 @@ def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: Slo
     shape = (count, channels, *size_after(ops, height, width))
     out = _empty(shape, dtype_after(ops, images.dtype), is_last, memory)
     steps = list(_parts(ops, applied))
+    if all(op.does_batches for op in ops) and images.dtype == out.dtype == torch.float32 and not is_last:
+        _in_parts(steps, images, out)
+        return out
 
     def run(number: int) -> None:
         canvas = _canvas()
@@ -139,13 +144,32 @@ def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: Slo
             op.on_canvas(canvas, rows[number])
         out[number].copy_(torch.from_numpy(canvas.image()))
 
+    _run_all(run, count)
+    return out
+
+
+def _in_parts(steps: Steps, images: Tensor, out: Tensor) -> None:
+    """Some images at a time, which are in cache together, through operations that take several."""
+    count, nbytes = len(images), images[0].numel() * images.element_size()
+    size = max(1, _PART // nbytes)
+    source, values = images.detach().numpy(), out.numpy()
+
+    def run(number: int) -> None:
+        part = slice(number * size, min((number + 1) * size, count))
+        values[part] = source[part]
+        for op, rows in steps:
+            op.on_batch(values[part], rows[part])
+
+    _run_all(run, -(-count // size))
+
+
+def _run_all(run: Callable[[int], None], count: int) -> None:
     threads = torch.get_num_threads()
     if threads == 1 or count == 1:  # also a worker process, which has a processor to itself
         for number in range(count):
             run(number)
     else:
         _pool(threads).submit(run, count).wait()
-    return out
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype, is_last: bool, memory: SlotPool) -> Tensor:

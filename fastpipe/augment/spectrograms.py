@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment import spectrogram_kernels
 from fastpipe.augment.base import BatchTransform, Columns
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
@@ -21,6 +23,13 @@ __all__ = ["RandomGain", "SpecAugment", "TimeShift"]
 
 class _OfSpectrograms(BatchTransform):
     ranks = (3, 4)
+    does_batches = True
+
+    @abstractmethod
+    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None: ...
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+        self.on_batch(canvas.image()[None], row[None])
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         if dtype == torch.uint8:
@@ -92,14 +101,8 @@ class SpecAugment(_OfSpectrograms):
             table[:, 2 * at], table[:, 2 * at + 1] = begin, begin + np.floor(extent)
         return table
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        image = canvas.image()
-        value = np.float32(0) if self.zero_masking else image.mean()
-        edges = row.astype(np.int64).reshape(-1, 2).tolist()
-        for begin, end in edges[: self.n_time_masks]:
-            image[:, :, begin:end] = value
-        for begin, end in edges[self.n_time_masks :]:
-            image[:, begin:end] = value
+    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
+        spectrogram_kernels.mask(batch, rows, self.n_time_masks, self.zero_masking)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         value = images.new_zeros(()) if self.zero_masking else images.mean(dim=(1, 2, 3), keepdim=True)
@@ -152,12 +155,9 @@ class RandomGain(_OfSpectrograms):
             return table
         return np.asarray(10.0 ** (table / (20 if self.scale == "amplitude" else 10)))
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        change = np.float32(row[0])
-        if self.scale == "decibel":
-            np.add(canvas.planes, change, out=canvas.planes)
-        else:
-            np.multiply(canvas.planes, change, out=canvas.planes)
+    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
+        change = rows.astype(np.float32)[:, :, None, None]
+        (np.add if self.scale == "decibel" else np.multiply)(batch, change, out=batch)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         change = columns["change"].view(-1, 1, 1, 1)
@@ -201,18 +201,8 @@ class TimeShift(_OfSpectrograms):
         most = self._most(width)
         return np.floor(u * (2 * most + 1)) - most
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        shift, image = int(row[0]), canvas.image()
-        out = canvas.empty(canvas.height, canvas.width)
-        moved: Any = out.reshape(image.shape)
-        width = canvas.width
-        begin, cut = max(shift, 0), max(-shift, 0)
-        moved[:, :, begin : width - cut] = image[:, :, cut : width - begin]
-        if self.rolls:
-            moved[:, :, :begin], moved[:, :, width - cut :] = image[:, :, width - begin :], image[:, :, :cut]
-        else:
-            moved[:, :, :begin] = moved[:, :, width - cut :] = self.fill
-        canvas.replace(out, canvas.height, width)
+    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
+        spectrogram_kernels.shift(batch, rows, self.rolls, self.fill)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         width = images.shape[3]
