@@ -17,6 +17,7 @@ def _simclr(dtype: str) -> tuple[Asked, ...]:
     return (
         Asked(f"SimCLR, {dtype}, × kornia", f"{section}-batch", f"{section}-kornia", 3),
         Asked(f"SimCLR, {dtype}, × torchvision sample by sample", f"{section}-batch", stock, 1.5),
+        Asked(f"SimCLR, {dtype}, fused, × unfused", f"{section}-fused", f"{section}-batch", 1.5),
     )
 
 
