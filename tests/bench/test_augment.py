@@ -337,10 +337,9 @@ def test_a_peer_does_all_it_has_where_it_is_installed(number: int, batches: Batc
         row = TaskRow(info.key, child, place.task)
         assert row.chunk == _COUNT and row.measure(_COUNT) > 0
         row.close()
-    with pytest.raises(ContenderError, match="strange-uint8"):
-        if one.peer.source == "kornia":
+    if one.peer.source == "kornia":
+        with pytest.raises(ContenderError, match="strange-uint8: KeyError"):
             child.measure_task("strange-uint8", _COUNT)
-        raise ContenderError("strange-uint8")
     child.close()
 
 
