@@ -128,7 +128,7 @@ class BatchTransform(ABC):
         return table
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        """Change one image, on the processor.  Not called where ``mixes``.
+        """Change one image, on the processor; not called where ``mixes``.
 
         Args:
             canvas: the image.
@@ -142,6 +142,16 @@ class BatchTransform(ABC):
         Then the canvas has that.
         """
         return None
+
+    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
+        """Mix two images, on the processor, where ``mixes``.
+
+        Args:
+            image, other: (C, H, W).
+            row: what is applied, (len(applied_names),).
+            out: becomes the mixed image.
+        """
+        raise NotImplementedError
 
     def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
         """Change some images at once, on the processor, where ``does_batches``.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain"]
 
-_SLOTS = 2  # batches whose memory is kept, for the next ones
+_SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
 _DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -88,6 +88,14 @@ class MixUp(_Mixing):
             raise AugmentError("MixUp takes floats, got uint8: put ToDtype(torch.float32) before it")
         return dtype
 
+    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
+        kept = float(row[0])
+        if out.dtype == torch.float32:
+            torch.mul(other, 1.0 - kept, out=out)
+            out.add_(image, alpha=kept)
+        else:  # rounded once
+            out.copy_(other.float().mul_(1.0 - kept).add_(image, alpha=kept))
+
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         kept = columns["kept"].view(-1, 1, 1, 1)
         return images.roll(1, 0) * (1.0 - kept) + images * kept
@@ -125,6 +133,11 @@ class CutMix(_Mixing):
         top, left, bottom, right = table.T
         kept = 1.0 - (right - left) * (bottom - top) / (width * height)
         return np.concatenate([table, kept[:, None]], axis=1)
+
+    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
+        top, left, bottom, right = map(int, row[:4])
+        out.copy_(image)
+        out[:, top:bottom, left:right] = other[:, top:bottom, left:right]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         top, left, bottom, right = (columns[name].view(-1, 1, 1, 1) for name in self.names)

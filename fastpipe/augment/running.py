@@ -119,10 +119,27 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
         part = list(group)
         end = begin + sum(len(op.names_applied) for op in part)
         if mixes:
-            images = on_device(part, images, torch.from_numpy(applied[:, begin:end]).float())
+            images = _mixed(part, images, applied[:, begin:end], memory)
         else:
             images = _image_by_image(part, images, applied[:, begin:end], memory)
         begin = end
+    return images
+
+
+def _mixed(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
+    """Each image mixed with the one before it."""
+    for op, rows in _parts(ops, applied):
+        given = images
+        out = _empty(given.shape, given.dtype, _layout(given) is torch.channels_last, memory)
+
+        def run(
+            number: int, op: BatchTransform = op, rows: Float64Array = rows, given: Tensor = given,
+            out: Tensor = out,
+        ) -> None:  # fmt: skip
+            op.on_pair(given[number], given[number - 1], rows[number], out[number])
+
+        _run_all(run, len(given))
+        images = out
     return images
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastpipe import augment
+from fastpipe.augment.running import applied_table, on_device
 from fastpipe.errors import AugmentError
 
 Make = Callable[..., Tensor]
@@ -35,6 +36,20 @@ def test_images_and_labels_are_torchvisions(kind: str, per_sample: bool, make_im
         wanted = torch.stack([theirs._mixup_label(labels, lam=lam)[at] for at, lam in enumerate(kept)])
         assert mixed.dtype == torch.float32 and torch.allclose(mixed, wanted, atol=1e-6)
         assert (len(set(kept.tolist())) == 1) != per_sample
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
+def test_both_ways_are_the_same(kind: str, dtype: torch.dtype, make_images: Make) -> None:
+    op = getattr(augment, kind)(num_classes=5, per_sample=True)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        images = make_images(dtype).contiguous(memory_format=layout)
+        parameters = op.draw(images.shape, generator=torch.Generator().manual_seed(0))
+        found = op.apply(images, parameters)
+        applied = torch.from_numpy(applied_table([op], parameters.table, 40, 52)).float()
+        other = on_device([op], images, applied)
+        assert found.dtype == dtype and found.is_contiguous(memory_format=layout)
+        assert torch.allclose(found.float(), other.float(), atol=4e-3 if dtype == torch.bfloat16 else 5e-4)
 
 
 def test_labels_that_are_probabilities_are_mixed(make_images: Make) -> None:
