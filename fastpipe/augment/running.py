@@ -114,15 +114,17 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
         applied: what is applied.
         memory: where the new images are: fresh memory costs more time than most augmentations.
     """
-    begin = 0
-    for mixes, group in groupby(ops, lambda op: op.mixes):
-        part = list(group)
-        end = begin + sum(len(op.names_applied) for op in part)
-        if mixes:
-            images = _mixed(part, images, applied[:, begin:end], memory)
-        else:
-            images = _image_by_image(part, images, applied[:, begin:end], memory)
-        begin = end
+    # The threads write to tensors that are made here: they are in neither mode of the caller's.
+    with torch.inference_mode(False), torch.no_grad():
+        images, begin = images.detach(), 0
+        for mixes, group in groupby(ops, lambda op: op.mixes):
+            part = list(group)
+            end = begin + sum(len(op.names_applied) for op in part)
+            if mixes:
+                images = _mixed(part, images, applied[:, begin:end], memory)
+            else:
+                images = _image_by_image(part, images, applied[:, begin:end], memory)
+            begin = end
     return images
 
 
@@ -169,7 +171,7 @@ def _in_parts(steps: Steps, images: Tensor, out: Tensor) -> None:
     """Some images at a time, which are in cache together, through operations that take several."""
     count, nbytes = len(images), images[0].numel() * images.element_size()
     size = max(1, _PART // nbytes)
-    source, values = images.detach().numpy(), out.numpy()
+    source, values = images.numpy(), out.numpy()
 
     def run(number: int) -> None:
         part = slice(number * size, min((number + 1) * size, count))

@@ -252,3 +252,17 @@ def test_layouts_are_kept_on_other_devices_too(make_images: Make) -> None:
     found = chain(images)
     assert found.is_contiguous(memory_format=torch.channels_last) and not found.is_contiguous()
     assert chain(make_images().requires_grad_()).is_contiguous()
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_caller_without_gradients_gets_the_same(make_images: Make, mode: Any) -> None:
+    chain = augment.Compose([*recipe().ops, augment.MixUp(num_classes=12)])
+    images, labels = make_images(), torch.arange(12)
+    wanted = chain(images, labels, generator=seeded(0))
+    with mode():
+        for given in (images, images.clone(), images.clone().requires_grad_()):
+            found = chain(given, labels.clone(), generator=seeded(0))
+            assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+            assert not found[0].requires_grad
+        masked = augment.SpecAugment(1, 5, 1, 5)(images[:, 0].clone())
+    assert masked.shape == images[:, 0].shape
