@@ -22,6 +22,7 @@ KERNEL_MODULES = (
     "augment/policy_kernels.py",
     "augment/resize_kernels.py",
     "augment/spectrogram_kernels.py",
+    "augment/sum_kernels.py",
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",

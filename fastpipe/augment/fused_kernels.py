@@ -12,6 +12,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.augment.sum_kernels import mean
 
 __all__ = ["colour", "round_all", "sample"]
 
@@ -98,23 +99,6 @@ def sample(
 # ---- colours -------------------------------------------------------------------------------------
 
 
-@compiled(_t.float32(_f32), fastmath={"reassoc"})
-def _block_sum(values: Any) -> Any:
-    total = np.float32(0)
-    for i in range(values.shape[0]):
-        total += values[i]
-    return total
-
-
-@compiled(_t.float64(_f32))
-def _mean(plane: Any) -> Any:
-    """In blocks, so that no sum is much larger than what is added to it."""
-    total = 0.0
-    for begin in range(0, plane.shape[0], 512):
-        total += _block_sum(plane[begin : begin + 512])
-    return total / plane.shape[0]
-
-
 @compiled(_t.void(_f32, _f32, _f32, _planes, _f32, _f32))
 def _three(red: Any, green: Any, blue: Any, linear: Any, low: Any, high: Any) -> None:
     rr, rg, rb, r1 = linear[0, 0], linear[0, 1], linear[0, 2], linear[0, 3]
@@ -140,16 +124,19 @@ def colour(planes: Any, maps: Any, unit: Any, new_unit: Any, low: Any, high: Any
         low, high: (3,), bounds, in units.
     """
     linear, bounds = np.empty((3, 4), np.float32), np.empty((2, 3), np.float32)
-    mean = np.zeros(3)
+    means = np.zeros(3)
+    needs_means = False
     for at in range(3):
-        needs_means = maps[7 * at + 3] != 0 or maps[7 * at + 4] != 0 or maps[7 * at + 5] != 0
-        if needs_means and mean[0] == 0:
-            for c in range(3):
-                mean[c] = _mean(planes[min(c, planes.shape[0] - 1)])
+        for c in range(3):
+            needs_means = needs_means or maps[7 * at + 3 + c] != 0
+    if needs_means:
+        for c in range(3):
+            means[c] = mean(planes[min(c, planes.shape[0] - 1)])
+    for at in range(3):
         added = maps[7 * at + 6] * new_unit
         for c in range(3):
             linear[at, c] = np.float32(maps[7 * at + c] * (new_unit / unit))
-            added += maps[7 * at + 3 + c] * mean[c] * (new_unit / unit)
+            added += maps[7 * at + 3 + c] * means[c] * (new_unit / unit)
         linear[at, 3] = np.float32(added)
         bounds[0, at], bounds[1, at] = np.float32(low[at] * new_unit), np.float32(high[at] * new_unit)
     if planes.shape[0] == 3:

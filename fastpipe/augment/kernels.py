@@ -15,6 +15,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.augment.sum_kernels import mean
 
 __all__ = ["blur", "gaussian", "grey", "jitter"]
 
@@ -44,23 +45,6 @@ def _luminance(planes: Any, out: Any, of_bytes: Any) -> None:
         value = _fma(green[i], np.float32(0.587), red[i] * np.float32(0.2989))
         value = _fma(blue[i], np.float32(0.114), value)
         out[i] = np.floor(value) if of_bytes else value
-
-
-@compiled(_t.float32(_f32), fastmath={"reassoc"})
-def _block_sum(values: Any) -> Any:
-    total = np.float32(0)
-    for i in range(values.shape[0]):
-        total += values[i]
-    return total
-
-
-@compiled(_t.float32(_f32), error_model="numpy")
-def _mean(values: Any) -> Any:
-    """In blocks, so that no sum is much larger than what is added to it."""
-    total = 0.0
-    for begin in range(0, values.shape[0], 512):
-        total += _block_sum(values[begin : begin + 512])
-    return np.float32(total / values.shape[0])
 
 
 @compiled(_t.void(_f32, _t.float32, _t.float32, _t.float32, _t.float32, _t.boolean), error_model="numpy")
@@ -149,11 +133,11 @@ def jitter(planes: Any, scratch: Any, factors: Any, order: Any, of_bytes: Any) -
         elif kind == 1 and factor != _one:
             if is_colour:
                 _luminance(planes, scratch, of_bytes)
-                mean = _mean(scratch)
+                middle = mean(scratch)
             else:
-                mean = _mean(planes[0])
+                middle = mean(planes[0])
             for c in range(planes.shape[0]):
-                _blend_with(planes[c], mean, factor, rest, bound, of_bytes)
+                _blend_with(planes[c], middle, factor, rest, bound, of_bytes)
         elif kind == 2 and factor != _one and is_colour:
             _luminance(planes, scratch, of_bytes)
             for c in range(3):

@@ -13,6 +13,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.augment.sum_kernels import mean
 
 __all__ = ["mask", "shift"]
 
@@ -20,23 +21,6 @@ _t = require("numba.types", extra="image")
 _f32 = _t.Array(_t.float32, 1, "C")
 _batch = _t.Array(_t.float32, 4, "C")
 _table = _t.Array(_t.float64, 2, "C", readonly=True)
-
-
-@compiled(_t.float32(_f32), fastmath={"reassoc"})
-def _block_sum(values: Any) -> Any:
-    total = np.float32(0)
-    for i in range(values.shape[0]):
-        total += values[i]
-    return total
-
-
-@compiled(_t.float32(_f32))
-def _mean(values: Any) -> Any:
-    """In blocks, so that no sum is much larger than what is added to it."""
-    total = 0.0
-    for begin in range(0, values.shape[0], 512):
-        total += _block_sum(values[begin : begin + 512])
-    return np.float32(total / values.shape[0])
 
 
 @compiled(_t.void(_batch, _table, _t.int64, _t.boolean))
@@ -50,7 +34,7 @@ def mask(batch: Any, edges: Any, time_masks: Any, with_zero: Any) -> None:
     """
     count, channels, bins, frames = batch.shape
     for n in range(count):
-        value = np.float32(0) if with_zero else _mean(batch[n].reshape(channels * bins * frames))
+        value = np.float32(0) if with_zero else mean(batch[n].reshape(channels * bins * frames))
         for at in range(edges.shape[1] // 2):
             begin, end = int(edges[n, 2 * at]), int(edges[n, 2 * at + 1])
             for c in range(channels):
