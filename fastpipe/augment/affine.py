@@ -186,9 +186,6 @@ class _MaskWarp(_Affine):
     def __init__(self, fill: float | None) -> None:
         self.interpolation, self.fill, self.center = "nearest", fill, None
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        raise NotImplementedError  # what is applied comes from the images' own
-
 
 # ---- resampling ----------------------------------------------------------------------------------
 

@@ -111,9 +111,8 @@ class BatchTransform(ABC):
         """``applied_names``, or the parameters' own."""
         return self.names if self.applied_names is None else self.applied_names
 
-    @abstractmethod
     def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        """Parameters for uniform numbers.
+        """Parameters for uniform numbers.  Default: none are drawn.
 
         Args:
             u: (N, draws), in [0, 1).
@@ -122,19 +121,22 @@ class BatchTransform(ABC):
         Returns:
             (N, len(names)).
         """
+        return np.zeros((len(u), len(self.names)))
 
     def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
         """What is applied for parameters: (N, len(applied_names))."""
         return table
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        """Change one image, on the processor; not called where ``mixes``.
+        """Change one image, on the processor; not called where ``mixes``.  Default: by ``on_tensors``.
 
         Args:
             canvas: the image.
             row: what is applied, (len(applied_names),).
         """
-        raise NotImplementedError
+        image = torch.from_numpy(canvas.image())[None]
+        found = self.on_tensors(image, self.columns(row[None]), canvas.of_bytes)[0].contiguous()
+        canvas.replace(found.flatten(1).numpy(), found.shape[1], found.shape[2])
 
     def region(self, row: Float64Array, height: int, width: int) -> Box | None:
         """What it needs of an image of this size, if it comes first; None for all.
@@ -144,23 +146,25 @@ class BatchTransform(ABC):
         return None
 
     def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
-        """Mix two images, on the processor, where ``mixes``.
+        """Mix two images, on the processor, where ``mixes``.  Default: by ``on_tensors``.
 
         Args:
             image, other: (C, H, W).
             row: what is applied, (len(applied_names),).
             out: becomes the mixed image.
         """
-        raise NotImplementedError
+        pair = torch.stack([other, image]).float()  # of which the second is mixed with the first
+        found = self.on_tensors(pair, self.columns(row[None].repeat(2, axis=0)), out.dtype == torch.uint8)
+        out.copy_(found[1])
 
     def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
-        """Change some images at once, on the processor, where ``does_batches``.
+        """Change some images at once, on the processor, where ``does_batches``.  Default: by ``on_tensors``.
 
         Args:
             batch: (N, C, H, W), float32, C-contiguous.
             rows: what is applied, (N, len(applied_names)).
         """
-        raise NotImplementedError
+        torch.from_numpy(batch).copy_(self.on_tensors(torch.from_numpy(batch), self.columns(rows), False))
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
@@ -171,6 +175,11 @@ class BatchTransform(ABC):
             columns: what is applied, on the same device.
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
+
+    def columns(self, rows: Float64Array) -> Columns:
+        """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
+        values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
+        return dict(zip(self.names_applied, values, strict=True))
 
     def size_after(self, height: int, width: int) -> Size:
         """Height and width of images of this size afterwards."""
@@ -248,9 +257,6 @@ class Untouched(BatchTransform):
 
     def __init__(self, applied_names: tuple[str, ...]) -> None:
         self.names = applied_names
-
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        return np.zeros((len(u), len(self.names)))
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         pass

@@ -204,9 +204,6 @@ class Normalize(BatchTransform):
             raise AugmentError(f"mean= is finite, got {mean}")
         self.channels = (len(self.mean),) if len(self.mean) > 1 else ()
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        return np.zeros((len(u), 0))
-
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         if dtype == torch.uint8:
             raise AugmentError("Normalize takes floats, got uint8: put ToDtype(torch.float32) before it")
@@ -240,9 +237,6 @@ class ToDtype(BatchTransform):
         if dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.uint8):
             raise AugmentError(f"dtype= is float32, float16, bfloat16 or uint8, got {dtype}")
         self.dtype = dtype
-
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        return np.zeros((len(u), 0))
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype

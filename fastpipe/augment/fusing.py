@@ -279,9 +279,6 @@ class _FusedMask(BatchTransform):
         self.run = FusedRun(ops)
         self.names = self.applied_names = applied_names
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        raise NotImplementedError  # what is applied comes from the images' own
-
     def size_after(self, height: int, width: int) -> Size:
         return self.run.size_after(height, width)
 

@@ -266,3 +266,53 @@ def test_a_caller_without_gradients_gets_the_same(make_images: Make, mode: Any) 
             assert not found[0].requires_grad
         masked = augment.SpecAugment(1, 5, 1, 5)(images[:, 0].clone())
     assert masked.shape == images[:, 0].shape
+
+
+class Halved(augment.BatchTransform):
+    """Somebody's own, which knows nothing but torch's operations: some images are half as large and dark."""
+
+    draws = 1
+    names = ("factor",)
+
+    def table(self, u: Any, height: int, width: int) -> Any:
+        return 0.5 + 0.5 * (u < 0.5)
+
+    def size_after(self, height: int, width: int) -> tuple[int, int]:
+        return height // 2, width // 2
+
+    def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+        return images[:, :, ::2, ::2] * columns["factor"].view(-1, 1, 1, 1)
+
+
+class Swapped(augment.BatchTransform):
+    """Somebody's own, which mixes."""
+
+    mixes = True
+
+    def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+        return images.roll(1, 0)
+
+
+class Louder(augment.BatchTransform):
+    """Somebody's own, of spectrograms."""
+
+    ranks = (3, 4)
+    does_batches = True
+
+    def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+        return images * 2
+
+
+def test_an_operation_of_ones_own_needs_torchs_operations_only(make_images: Make) -> None:
+    images = make_images()
+    op = Halved()
+    parameters = op.draw(images.shape, generator=seeded(0))
+    factors = torch.from_numpy(parameters["factor"]).float()
+    assert torch.equal(op.apply(images, parameters), op.on_tensors(images, {"factor": factors}, False))
+    labels = torch.rand(12, 3)
+    changed, _ = augment.Compose([op, Swapped(), augment.RandomHorizontalFlip(1.0)])(
+        images, labels, generator=seeded(0)
+    )
+    wanted = op.apply(images, augment.Compose([op]).draw(images.shape, generator=seeded(0))[0])
+    assert torch.equal(changed[1:].flip(-1), wanted[:-1]) and torch.equal(changed[0].flip(-1), wanted[-1])
+    assert torch.equal(Louder()(images[:, 0]), images[:, 0] * 2)
