@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,16 +34,16 @@ __all__ = ["MATRIX", "RandomAffine", "RandomRotation", "filling", "resampled", "
 MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
 
 
-class _Affine(BatchTransform):
-    """Resamples images by affine maps."""
+# Angles, translations, scales and shears.
+Maps = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
+
+
+class _Warped(BatchTransform):
+    """Resamples images by matrices."""
 
     applied_names = MATRIX
     interpolation: str
     fill: Fill
-    center: tuple[float, float] | None
-
-    def for_masks(self) -> BatchTransform:
-        return _MaskWarp(self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0])
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         warp_canvas(canvas, row, self.interpolation == "nearest", fill_of(self.fill, len(canvas.planes)))
@@ -53,6 +54,26 @@ class _Affine(BatchTransform):
     def check(self, shape: Sequence[int]) -> None:
         if isinstance(self.fill, tuple) and len(self.fill) not in (1, shape[1]):
             raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
+
+
+class _Affine(_Warped):
+    """Resamples images by affine maps about a centre."""
+
+    center: tuple[float, float] | None
+
+    @abstractmethod
+    def _maps(self, table: Float64Array) -> Maps:
+        """What ``matrices`` makes maps of."""
+
+    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+        return inverse_affine(*self._maps(table), self._about_centre(height, width))
+
+    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
+        found = forward_affine(*self._maps(table), self._centre(height, width))
+        return Moves(found, np.ones(len(table), np.bool_))
+
+    def for_masks(self) -> BatchTransform:
+        return _MaskWarp(self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0])
 
     def _about_centre(self, height: int, width: int) -> Float64Array:
         """The centre of the map, from the image's."""
@@ -118,14 +139,8 @@ class RandomAffine(_Affine):
         ]
         return np.stack(columns, axis=1)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        centre = self._about_centre(height, width)
-        return inverse_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], centre)
-
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
-        centre = self._centre(height, width)
-        found = forward_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], centre)
-        return Moves(found, np.ones(len(table), np.bool_))
+    def _maps(self, table: Float64Array) -> Maps:
+        return table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6]
 
     def extra_repr(self) -> str:
         return (
@@ -162,14 +177,9 @@ class RandomRotation(_Affine):
     def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
         return between(u, *self.degrees)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        centre, none = self._about_centre(height, width), np.zeros((len(table), 2))
-        return inverse_affine(-table[:, 0], none, np.ones(len(table)), none, centre)
-
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
-        centre, none = self._centre(height, width), np.zeros((len(table), 2))
-        found = forward_affine(-table[:, 0], none, np.ones(len(table)), none, centre)
-        return Moves(found, np.ones(len(table), np.bool_))
+    def _maps(self, table: Float64Array) -> Maps:
+        none = np.zeros((len(table), 2))
+        return -table[:, 0], none, np.ones(len(table)), none
 
     def extra_repr(self) -> str:
         return (
@@ -178,13 +188,13 @@ class RandomRotation(_Affine):
         )
 
 
-class _MaskWarp(_Affine):
+class _MaskWarp(_Warped):
     """Moves masks as images were."""
 
     names = MATRIX
 
     def __init__(self, fill: float | None) -> None:
-        self.interpolation, self.fill, self.center = "nearest", fill, None
+        self.interpolation, self.fill = "nearest", fill
 
 
 # ---- resampling ----------------------------------------------------------------------------------
