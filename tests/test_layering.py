@@ -40,7 +40,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "device": _BASE | {"device"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
-    "torch": _BASE | _MIDDLE | {"_intraop", "sampling", "device", "torch"},
+    "torch": _BASE | _MIDDLE | {"_intraop", "sampling", "device", "augment", "torch"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "augment", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},

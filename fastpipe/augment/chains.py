@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.running import (
     applied_table,
+    by_image,
     drawn_table,
     dtype_after,
     on_device,
@@ -94,6 +95,12 @@ class Chain:
         """Parameters for a batch of this shape, (N, columns)."""
         u = uniform_rows(shape[0], self.draws, generator, key)
         return drawn_table(self.ops, u, shape[-2], shape[-1])
+
+    def by_image(self, shape: Sequence[int], key: Key) -> Callable[[int, Tensor, Tensor], None]:
+        """What changes the images of a batch of this shape one by one, on the processor, in any thread;
+        see ``running.by_image``.  Each is what it would be in the whole batch."""
+        table = self.table(shape, None, key)
+        return by_image(self.steps, applied_table(self.steps, table, shape[-2], shape[-1]))
 
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None

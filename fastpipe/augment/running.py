@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from fastpipe.augment.base import BatchTransform
 
 __all__ = [
-    "applied_table", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor", "size_after",
+    "applied_table", "by_image", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor",
+    "size_after",
 ]  # fmt: skip
 
 Ops = Sequence["BatchTransform"]
@@ -150,21 +151,35 @@ def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: Slo
     is_last = _layout(images) is torch.channels_last
     shape = (count, channels, *size_after(ops, height, width))
     out = _empty(shape, dtype_after(ops, images.dtype), is_last, memory)
-    steps = list(_parts(ops, applied))
     if all(op.does_batches for op in ops) and images.dtype == out.dtype == torch.float32 and not is_last:
-        _in_parts(steps, images, out)
+        _in_parts(list(_parts(ops, applied)), images, out)
         return out
+    change = by_image(ops, applied)
+    _run_all(lambda number: change(number, images[number], out[number]), count)
+    return out
 
-    def run(number: int) -> None:
-        canvas = _canvas()
+
+def by_image(ops: Ops, applied: Float64Array) -> Callable[[int, Tensor, Tensor], None]:
+    """What changes the images of a batch one by one, in any thread.
+
+    Args:
+        ops: the chain, in which nothing is mixed.
+        applied: what is applied, a row for each image.
+
+    Returns:
+        A function of an image's number, the image, (C, H, W), and where it goes when it is changed.
+    """
+    steps = list(_parts(ops, applied))
+
+    def change(number: int, image: Tensor, out: Tensor) -> None:
+        canvas, (height, width) = _canvas(), image.shape[1:]
         box = steps[0][0].region(steps[0][1][number], height, width) if steps else None
-        _load(canvas, images[number], box or (0, 0, height, width))
+        _load(canvas, image, box or (0, 0, height, width))
         for op, rows in steps:
             op.on_canvas(canvas, rows[number])
-        out[number].copy_(torch.from_numpy(canvas.image()))
+        out.copy_(torch.from_numpy(canvas.image()))
 
-    _run_all(run, count)
-    return out
+    return change
 
 
 def _in_parts(steps: Steps, images: Tensor, out: Tensor) -> None:

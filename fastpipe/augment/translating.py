@@ -18,6 +18,7 @@ from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, R
 from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.policy import RandAugment
 from fastpipe.errors import AugmentError
+from fastpipe.transform.containers import is_pristine, is_torchvision
 
 __all__ = ["from_torchvision", "translated"]
 
@@ -53,11 +54,11 @@ def translated(transform: Any) -> list[BatchTransform]:
     if isinstance(transform, (list, tuple)) or kind is torch.nn.Sequential:
         return _all_of(transform)
     name = kind.__name__
-    # A class of its own may do anything, whatever it is derived from.
-    if not kind.__module__.startswith("torchvision.transforms.") or name not in _TRANSLATIONS:
+    # A class of its own may do anything, whatever it is derived from; so may a function in a method's place.
+    if not (is_torchvision(transform) and name in _TRANSLATIONS and is_pristine(transform)):
         raise AugmentError(
-            f"there is no augmentation of batches for {kind.__module__}.{name}: leave it to the dataset's "
-            "transform, before the batch is made"
+            f"there is no augmentation of batches for {kind.__module__}.{name}: it belongs in the "
+            "dataset's transform, before batches are made"
         )
     return _TRANSLATIONS[name](transform)
 

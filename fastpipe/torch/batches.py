@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,21 @@ from fastpipe.engine.slots import SlotPool
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.noting import note
+from fastpipe.torch.split import Split
 from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.transform.keys import sample_seed
-from fastpipe.transform.plan import Plan
+from fastpipe.transform.plan import Layout, Plan
 from fastpipe.types import Key
 
-__all__ = ["Batch", "InThread", "batch_memory", "batch_memory_like"]
+__all__ = [
+    "LAYOUTS", "AugmentInThread", "Batch", "InThread", "Place", "augmented_place", "batch_memory",
+    "batch_memory_like", "stock_place", "written_place",
+]  # fmt: skip
+
+LAYOUTS: dict[Any, Layout] = {
+    torch.contiguous_format: "contiguous",
+    torch.channels_last: "channels_last",
+}
 
 
 class InThread:
@@ -51,7 +60,67 @@ class InThread:
         return PLACED
 
 
+class AugmentInThread:
+    """What is left to do in a decoding thread where a transform was split, and the whole of it is done there.
+
+    Args:
+        split: the transform.
+        key: the key of the batch's random parameters.
+        rows: where each sample goes.
+    """
+
+    def __init__(self, split: Split, key: Key, rows: Sequence[torch.Tensor]) -> None:
+        self._change = split.chain.by_image((len(rows), *split.shape), key)
+        self._rows = rows
+
+    def __call__(self, value: Any, number: int) -> Any:
+        """Put the sample into the batch's memory."""
+        self._change(number, value.as_subclass(torch.Tensor), self._rows[number])
+        return PLACED
+
+
 PLACED = object()
+
+
+class Place(NamedTuple):
+    """Where the samples of a batch go.
+
+    Attributes:
+        memory: of the batch, which the plan writes; or a row of a larger one for each sample.
+        tensor: (N, …) over the batch's memory; None where samples are separate values, or in a larger one.
+        like: what samples must have been for ``tensor`` to hold them; None where the plan writes all of them
+            there.
+        finish: what is left to do in the thread that made a sample.
+    """
+
+    memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
+    tensor: torch.Tensor | None = None
+    like: Like | None = None
+    finish: Callable[[Any, int], Any] | None = None
+
+
+def written_place(
+    plan: Plan, count: int, slots: SlotPool, is_batch: bool, rows: Sequence[npt.NDArray[Any]] | None
+) -> Place:
+    """The place of samples that the plan writes: these rows, if they are given."""
+    return Place(*batch_memory(plan, count, slots, is_batch)) if rows is None else Place(rows)
+
+
+def stock_place(plan: Plan, key: Key, like: Like | None, count: int, slots: SlotPool) -> Place:
+    """The place of samples that end in torchvision's or user code, run in threads: of what is known to be
+    alike, together."""
+    tensor = batch_memory_like(like, count, slots) if like is not None and count else None
+    return Place(tensor=tensor, like=like, finish=InThread(plan, key, like, tensor))
+
+
+def augmented_place(
+    split: Split, key: Key, count: int, slots: SlotPool, rows: Sequence[torch.Tensor] | None
+) -> Place:
+    """The place of samples that are augmented by the threads that decode them: these rows, if given."""
+    if rows is not None:
+        return Place(finish=AugmentInThread(split, key, rows))
+    tensor = batch_memory_like(split.like, count, slots)
+    return Place(tensor=tensor, like=split.like, finish=AugmentInThread(split, key, tensor.unbind()))
 
 
 class Batch:
@@ -63,10 +132,9 @@ class Batch:
         plan: the plan it is made by.
         key: the key of its random parameters.
         is_keyed: whether a loader set the key.
-        tensor: (N, …) over the batch's memory; None where samples are separate values.
-        like: what samples must have been for ``tensor`` to hold them; None where the plan
-            writes all of them there.
+        place: where its samples go.
         stock_here: whether the plan's stock part is left to the consuming thread.
+        augment_there: whether augmentations of the samples are left to the device.
     """
 
     def __init__(
@@ -76,9 +144,9 @@ class Batch:
         plan: Plan,
         key: Key,
         is_keyed: bool,
-        tensor: torch.Tensor | None,
-        like: Like | None,
+        place: Place,
         stock_here: bool,
+        augment_there: bool = False,
     ) -> None:
         self.pending, self.plan = pending, plan
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
@@ -86,7 +154,8 @@ class Batch:
         self.stock_here = stock_here
         self.kept: Sequence[int] = ()  # numbers of the samples that are there, once it is finished
         self._key, self._is_keyed = key, is_keyed
-        self._tensor, self._like = tensor, like
+        self._tensor, self._like = place.tensor, place.like
+        self._augment_there = augment_there
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +172,10 @@ class Batch:
         tensor = self._tensor if len(kept) == len(self._tensor) else self._tensor[kept]
         rows = self.plan.rows(tensor) if self._like is None else self._like.rows(tensor)
         return tensor, rows
+
+    def key_of_rest(self, kept: Sequence[int]) -> Key | None:
+        """The key of augmentations that are still to be done to these samples; None for none."""
+        return self._key._replace(draws=self._key.draws[list(kept)]) if self._augment_there else None
 
     def values(self, kept: Sequence[int]) -> list[Any]:
         """These samples as separate values."""
@@ -147,8 +220,9 @@ def batch_memory(
 
 def batch_memory_like(like: Like, count: int, slots: SlotPool) -> torch.Tensor:
     """Memory for a batch of such samples."""
-    flat = _flat(count * like.nbytes, slots, is_batch=True)
-    return flat.view(like.dtype).view(count, *like.shape)
+    with torch.inference_mode(False):  # threads write to it, which are in no mode of the caller's
+        flat = _flat(count * like.nbytes, slots, is_batch=True)
+        return flat.view(like.dtype).view(count, *like.shape)
 
 
 def _flat(size: int, slots: SlotPool, is_batch: bool) -> torch.Tensor:

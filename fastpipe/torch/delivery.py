@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 from fastpipe.device.transfer import Transfer
 from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.transform.keys import sample_seed
+
+if TYPE_CHECKING:
+    from fastpipe.augment.chains import Chain
 
 __all__ = ["Delivery"]
 
@@ -25,6 +29,9 @@ class Delivery:
     Args:
         transfer: to the device; None leaves batches where they are.
         finishes: whether batches come as ``Unfinished``, to be finished on the device.
+        rest: the augmentations that finish them there, where the transform was split.
+        on_epoch: called at the end of an epoch with the seconds from batch to batch, and those of them that
+            were waited.
         augment: the user's augmentation of batches, or None.
         seed: makes its draws a function of epoch and batch.
         rank: this rank and the number of ranks.
@@ -37,8 +44,11 @@ class Delivery:
         augment: Callable[..., Any] | None,
         seed: int | None,
         rank: tuple[int, int],
+        rest: Chain | None = None,
+        on_epoch: Callable[[float, float], None] | None = None,
     ) -> None:
-        self.finishes = finishes
+        self.finishes, self._rest, self._on_epoch = finishes, rest, on_epoch
+        self._pace = _Pace()
         self._transfer, self._augment = transfer, augment
         self._seed, self._rank = seed, rank
         self._ahead: _Moving | None = None
@@ -46,13 +56,19 @@ class Delivery:
 
     def reset(self) -> None:
         """Forget the batch that is on its way: another epoch begins."""
-        self._ahead, self._pulled = None, 0
+        self._ahead, self._pulled, self._pace = None, 0, _Pace()
 
     def next(self, iterator: Any) -> Any:
         """The iterator's next batch."""
+        asked = perf_counter()
         moving = self._ahead or self._pull(iterator)
         self._ahead = None
-        batch = moving.given()
+        try:
+            batch = moving.given()
+        except StopIteration:
+            self._pace.tell(self._on_epoch)
+            raise
+        self._pace.given(asked)
         iterator.how_far = moving.how_far
         if self._transfer is not None and self._transfer.is_asynchronous and iterator.is_ready():
             self._ahead = self._pull(iterator)
@@ -69,7 +85,7 @@ class Delivery:
 
         def finish(moved: Any) -> Any:
             if isinstance(moved, Unfinished):
-                moved = _finished(moved)
+                moved = self._finished(moved)
             return moved if self._augment is None else self._augmented(moved, progress.point.epoch, number)
 
         if self._transfer is None:
@@ -92,13 +108,36 @@ class Delivery:
         assert self._augment is not None
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
 
+    def _finished(self, unfinished: Unfinished) -> Any:
+        batch, end, key = unfinished
+        if end is None and key is None:
+            return batch
+        images, *others = batch
+        if end is not None:
+            return [end.of_tensor(images), *others]
+        assert self._rest is not None
+        return [self._rest(images, (), None, key), *others]
 
-def _finished(unfinished: Unfinished) -> Any:
-    batch, end = unfinished
-    if end is None:
-        return batch
-    images, *rest = batch
-    return [end.of_tensor(images), *rest]
+
+class _Pace:
+    """How fast an epoch goes."""
+
+    def __init__(self) -> None:
+        self._count, self._first, self._last, self._waited = 0, 0.0, 0.0, 0.0
+
+    def given(self, asked: float) -> None:
+        """A batch that was asked for then is given now; the first one's way shows nothing of the others'."""
+        self._last = perf_counter()
+        if self._count == 0:
+            self._first = self._last
+        else:
+            self._waited += self._last - asked
+        self._count += 1
+
+    def tell(self, listener: Callable[[float, float], None] | None) -> None:
+        steps = self._count - 1
+        if listener is not None and steps > 0:
+            listener((self._last - self._first) / steps, self._waited / steps)
 
 
 class _Moving:

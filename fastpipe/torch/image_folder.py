@@ -25,23 +25,19 @@ from fastpipe.index import folder, tables
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.index.progress import ScanProgress
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
-from fastpipe.torch.batches import Batch, InThread, batch_memory, batch_memory_like
+from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_checks import check_loader
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
 from fastpipe.torch.samples import samples_of
+from fastpipe.torch.split import Split
 from fastpipe.torch.staging import remote_images, staged_images
 from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.substitutes import item_of, substitute_of
-from fastpipe.transform.plan import Layout, Plan, compile_plan, plan_state
+from fastpipe.transform.plan import Plan, compile_plan, plan_state
 from fastpipe.types import Key
 
 __all__ = ["FastImageFolder"]
-
-_LAYOUTS: dict[Any, Layout] = {
-    torch.contiguous_format: "contiguous",
-    torch.channels_last: "channels_last",
-}
 
 
 class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships no types
@@ -107,7 +103,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     ) -> None:
         if threads != "auto" and (not isinstance(threads, int) or threads < 1):
             raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
-        if memory_format not in _LAYOUTS:
+        if memory_format not in LAYOUTS:
             raise OptionError(
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}"
             )
@@ -152,7 +148,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         )  # fmt: skip
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
-                self.transform, layout=_LAYOUTS[self.memory_format], stock_note=self._stock_note,
+                self.transform, layout=LAYOUTS[self.memory_format], stock_note=self._stock_note,
                 decode_note=self._running().decoders,
             )  # fmt: skip
             self._compiled = (state, plan)
@@ -253,39 +249,41 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         key: Key | None = None,
         *,
         threaded: bool = True,
-        rows: Sequence[npt.NDArray[Any]] | None = None,
+        rows: Sequence[Any] | None = None,
         sends_bytes: bool = False,
+        split: Split | None = None,
     ) -> Batch:
-        """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
+        """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
+        transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [item_of(samples, p) for p in positions]
         plan, runtime = self.plan, self._running()
-        if sends_bytes:
+        if split is not None:
+            plan = split.head
+        elif sends_bytes:
             plan = plan.as_bytes()
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = rows
-        tensor: torch.Tensor | None = None
-        if rows is None:
-            memory, tensor = batch_memory(plan, len(items), runtime.slots, threaded)
-        finish, like, stock_here = None, None, bool(plan.stock)
-        if plan.output is None and self._stock_threads(plan):
+        count, slots, stock_here = len(items), runtime.slots, bool(plan.stock)
+        if split is not None and not sends_bytes:
+            place = augmented_place(split, key, count, slots, rows)
+        elif plan.output is None and self._stock_threads(plan):
             like, stock_here = runtime.likeness.of(plan) if threaded else None, False
-            if like is not None and items:
-                tensor = batch_memory_like(like, len(items), runtime.slots)
-            finish = InThread(plan, key, like, tensor)
+            place = stock_place(plan, key, like, count, slots)
+        else:
+            place = written_place(plan, count, slots, threaded, rows)
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(substitute_of, samples, items, key)
         parameters = plan.draw(key)
         if self._remote is not None and threaded:  # last, as many threads are awake then
             self._remote.reader().need(self._rows(np.array(positions, np.int64)))
-        pending = runtime.maker.start(
-            runtime.pool if threaded else None, items, plan, parameters, memory, finish, substitute
-        )
-        return Batch(pending, runtime, plan, key, is_keyed, tensor, like, stock_here)
+        pool = runtime.pool if threaded else None
+        pending = runtime.maker.start(pool, items, plan, parameters, place.memory, place.finish, substitute)
+        there = split is not None and sends_bytes
+        return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there)
 
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
@@ -293,7 +291,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         targets = [self._target_of(batch.pending.items[n]) for n in kept]
         whole = batch.whole(kept)
         if whole is not None:
-            return samples_of(*whole, targets, batch.plan.end)
+            return samples_of(*whole, targets, batch.plan.end, batch.key_of_rest(kept))
         values = batch.values(kept)
         if values and not batch.stock_here:
             self._running().likeness.learn(batch.plan, values)

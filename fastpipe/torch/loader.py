@@ -34,6 +34,8 @@ from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import source_of
+from fastpipe.torch.split import Split
+from fastpipe.torch.splitting import Splitting
 from fastpipe.torch.state import (
     check_stateful,
     is_unsaved,
@@ -71,7 +73,11 @@ class FastLoader(DataLoader[_T_co]):
             ``ToTensor`` and ``Normalize``, bytes are sent and normalised there, to the same values.
         augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
             what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
-            seed its draws depend on epoch and batch alone.
+            seed its draws depend on epoch and batch alone.  Or ``"split"``: what of the dataset's
+            transform follows the resizing to one size is done by ``fastpipe.augment``, on the device, or
+            without one in the decoding threads; of the same distribution, but other draws, and as
+            torchvision does it with tensors, which is not in all bits what it does with PIL images.  Or
+            ``"auto"``, which measures for about half a second whether that is faster; ``plan`` says so.
         cache: where the decoded images of torchvision's ``ImageFolder`` are kept, a
             :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
@@ -112,7 +118,7 @@ class FastLoader(DataLoader[_T_co]):
         seed: int | None = None,
         shard: Shard | None = None,
         device: Any = None,
-        augment: Callable[..., Any] | None = None,
+        augment: Callable[..., Any] | Literal["auto", "split"] | None = None,
         cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
@@ -126,12 +132,15 @@ class FastLoader(DataLoader[_T_co]):
         self.device = device
         self._device = None if device is None else checked_device(device)
         self.augment = augment
+        self._splitting = Splitting(augment, self._device)
         self.cache, self._cache = cache, Cache.of(cache)
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
         self._why_workers = ""
         if num_workers == "auto":
             source = self._source_of(dataset)
+            if source is not None and collate_fn is None and batch_size is not None:
+                self._splitting.use(source, batch_size, True)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
@@ -157,6 +166,8 @@ class FastLoader(DataLoader[_T_co]):
         if sampler is None and batch_sampler is None:
             mark_default(self.sampler)
         self._check_cache()
+        if augment == "split":  # which is possible, or an error now
+            self._split(self._source())
         self._order = EpochOrder(self, shard, SeedOf(self.seed, dataset))
         self._kept_batches: IndexBatches | None = None
         # What ``reference`` says of worker processes.
@@ -183,10 +194,11 @@ class FastLoader(DataLoader[_T_co]):
         """What is done where, and why; ``print`` it."""
         source = self._source()
         self._order.look_at(self)
+        self._split(source)
         depth = 0 if source is None else self._depth(source)
         return LoaderPlan(
             self, source, order_note(self._order, self._effective_seed(), self.shard),
-            work_note(self, source, depth, self._why_workers),
+            work_note(self, source, depth, self._why_workers), *self._splitting.note(),
         )  # fmt: skip
 
     def reference(self) -> DataLoader[Any]:
@@ -312,16 +324,27 @@ class FastLoader(DataLoader[_T_co]):
 
     def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
         """What is done to batches on their way to the user; None for nothing."""
+        split, is_there = self._split(source)
         if self._device is None and self.augment is None:
             return None
         transfer, finishes = None, False
         if self._device is not None:
             transfer = Transfer(self._device)
-            is_plain = self._auto_collation and self.collate_fn is default_collate
-            if source is not None and is_plain and self._device.type != "cpu":
+            if source is not None and self._is_plain and (is_there or self._device.type != "cpu"):
                 finishes = True
                 source.send_bytes()
-        return Delivery(transfer, finishes, self.augment, seed, self._order.shard())
+        rest = split.chain if split is not None and is_there else None
+        augment = None if isinstance(self.augment, str) else self.augment
+        # Workers that persist go on as they began.
+        on_epoch = None if self.persistent_workers else self._splitting.seen
+        return Delivery(transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._auto_collation and self.collate_fn is default_collate
+
+    def _split(self, source: Source | None) -> tuple[Split | None, bool]:
+        return self._splitting.use(source, self.batch_size or 1, self._is_plain)
 
     def _source(self) -> Source | None:
         return self._source_of(self.dataset)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
 from fastpipe.transform.pixels import Conversion
+from fastpipe.types import Key
 
 __all__ = ["BatchSample", "Unfinished", "Whole", "collate_unfinished", "samples_of"]
 
@@ -20,14 +22,15 @@ class Whole:
     Attributes:
         tensor: (N, C, H, W).
         end: what is still to be done to it, where the plan left its end out.
+        key: of the random numbers of augmentations that are still to be done to it, if any are.
         is_taken: whether the tensor was handed out as a collated batch; a second collation
             of the same samples makes a copy, as any collation of torch's does.
     """
 
-    __slots__ = ("end", "is_taken", "tensor")
+    __slots__ = ("end", "is_taken", "key", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, end: Conversion | None = None) -> None:
-        self.tensor, self.end = tensor, end
+    def __init__(self, tensor: torch.Tensor, end: Conversion | None = None, key: Key | None = None) -> None:
+        self.tensor, self.end, self.key = tensor, end, key
         self.is_taken = False
 
 
@@ -43,7 +46,11 @@ class BatchSample(tuple[Any, ...]):
 
 
 def samples_of(
-    tensor: torch.Tensor, rows: Sequence[Any], targets: Sequence[Any], end: Conversion | None = None
+    tensor: torch.Tensor,
+    rows: Sequence[Any],
+    targets: Sequence[Any],
+    end: Conversion | None = None,
+    key: Key | None = None,
 ) -> list[Any]:
     """The samples of a batch, in order.
 
@@ -51,9 +58,9 @@ def samples_of(
         tensor: (N, C, H, W).
         rows: N views of it, of the type that the transform gives.
         targets: N targets.
-        end: what is still to be done to the tensor.
+        end, key: as of ``Whole``.
     """
-    whole, samples = Whole(tensor, end), []
+    whole, samples = Whole(tensor, end, key), []
     for position, pair in enumerate(zip(rows, targets, strict=True)):
         sample = BatchSample(pair)
         sample.whole, sample.position = whole, position
@@ -66,12 +73,24 @@ class Unfinished(NamedTuple):
 
     batch: Any
     end: Conversion | None
+    key: Key | None
 
 
 def collate_unfinished(samples: list[Any]) -> Unfinished:
     """``default_collate`` of samples whose plan may have left its end out."""
-    end = samples[0].whole.end if samples and type(samples[0]) is BatchSample else None
-    return Unfinished(default_collate(samples), end)
+    end, key = None, None
+    if samples and type(samples[0]) is BatchSample:
+        end, key = samples[0].whole.end, _key_of(samples)
+    return Unfinished(default_collate(samples), end, key)
+
+
+def _key_of(samples: Sequence[BatchSample]) -> Key | None:
+    """Of samples that were made together or, where others were left out, in several batches of an epoch."""
+    first = samples[0].whole.key
+    if first is None:
+        return None
+    draws = [sample.whole.key.draws[sample.position] for sample in samples if sample.whole.key is not None]
+    return Key(first.seed, first.epoch, np.array(draws, np.int64))
 
 
 def _collate_samples(

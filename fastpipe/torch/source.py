@@ -14,6 +14,7 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.ahead import Lookout
+from fastpipe.torch.split import Split, SplitError
 from fastpipe.types import Key
 
 __all__ = ["MOST_SPARE", "MixedBatch", "Source", "StartedBatch"]
@@ -87,6 +88,22 @@ class Source(ABC):
     def send_bytes(self) -> None:
         """Leave out the end of a transform that can be made up for on the device, where there is one."""
         return
+
+    def split(self) -> Split:
+        """The transform in two: what decoding does, and the rest for augmentation.
+
+        Raises:
+            SplitError: there is none, or it is not to be split.
+        """
+        raise SplitError("its samples have no transform of torchvision's")
+
+    def transform_state(self) -> object:
+        """What differs when the transform, or what it would make, does."""
+        return None
+
+    def use(self, split: Split) -> None:
+        """Make batches by a split of the transform; with ``send_bytes`` by the first part of it."""
+        raise NotImplementedError
 
     def finish(self, batch: StartedBatch) -> Sequence[Any]:
         """Wait for a batch and return its samples."""

@@ -16,15 +16,18 @@ from fastpipe.errors import BadSampleError
 from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
-from fastpipe.torch.batches import batch_memory
+from fastpipe.torch.batches import LAYOUTS, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.rows.dataset import RowsDataset, is_fast_rows
 from fastpipe.torch.rows.source import RowsSource
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
+from fastpipe.torch.split import Split, SplitError, split_of
 from fastpipe.torch.staging import RowsAhead
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import ends_of, integers, located
+from fastpipe.transform.plan import plan_state
+from fastpipe.transform.ramp import rows_of
 from fastpipe.types import Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]
@@ -46,6 +49,8 @@ class FolderSource(Source):
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._sends_bytes = False
+        self._split: Split | None = None
+        self._split_at: object = None  # the state of the transform, in this process
 
     @cached_property
     def _folders(self) -> dict[int, FastImageFolder]:
@@ -53,12 +58,40 @@ class FolderSource(Source):
         return {id(end): folder for end, folder in self._pairs}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_folders"}
+        state = {name: value for name, value in self.__dict__.items() if name != "_folders"}
+        return {**state, "_split_at": None}
 
     def send_bytes(self) -> None:
         """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
         what is still to be done to such a batch."""
         self._sends_bytes = True
+
+    def split(self) -> Split:
+        """The transform of all folders in two."""
+        first = self.bases[0]
+        if len(set(self._states())) > 1:
+            raise SplitError(f"its {len(self.bases)} datasets have transforms of their own: give them one")
+        return split_of(first.transform, LAYOUTS[first.memory_format], first._running().decoders)
+
+    def transform_state(self) -> object:
+        """What differs when the transform, or what it would make, does."""
+        return (*self._states(), torch.get_default_dtype())
+
+    def _states(self) -> list[object]:
+        return [(plan_state(base.transform), base.memory_format) for base in self.bases]
+
+    def use(self, split: Split) -> None:
+        """Make batches by a split of the transform."""
+        self._split, self._split_at = split, None
+
+    def _split_now(self) -> Split | None:
+        """The split, until the transform changes."""
+        if self._split is not None:
+            state = self.transform_state()
+            self._split_at = self._split_at or state
+            if self._split_at != state:
+                self._split = None
+        return self._split
 
     def lookout(self, *, is_here: bool) -> Lookout | None:
         """Who has remote images fetched before they are asked for."""
@@ -74,9 +107,9 @@ class FolderSource(Source):
             for end, rows, local in located(self._dataset, integers(indices))
         ]
         if len(parts) > 1:
-            return _Mixed(parts, key, self._sends_bytes)
+            return _Mixed(parts, key, self._sends_bytes, self._split_now())
         base, local = (parts[0][0], parts[0][2].tolist()) if parts else (self.bases[0], [])
-        return _Simple(base, local, key, self._sends_bytes)
+        return _Simple(base, local, key, self._sends_bytes, self._split_now())
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
@@ -91,6 +124,8 @@ class FolderSource(Source):
 
     def describe(self) -> list[str]:
         """The folders' plans."""
+        if self._split is not None:
+            return self._split.describe("on the device" if self._sends_bytes else "in the decoding threads")
         plans = dict.fromkeys(repr(base.plan) for base in self.bases)
         return [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
 
@@ -128,8 +163,11 @@ class _FolderLookout:
 class _Simple:
     """A batch of one folder."""
 
-    def __init__(self, base: FastImageFolder, indices: Sequence[int], key: Key, sends_bytes: bool) -> None:
-        self._base, self._batch = base, base._start_batch(indices, key, sends_bytes=sends_bytes)
+    def __init__(
+        self, base: FastImageFolder, indices: Sequence[int], key: Key, sends_bytes: bool, split: Split | None
+    ) -> None:
+        self._base = base
+        self._batch = base._start_batch(indices, key, sends_bytes=sends_bytes, split=split)
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
 
@@ -151,25 +189,29 @@ class _Simple:
 class _Mixed(MixedBatch):
     """A batch of several folders; in one memory, where they make the same tensors."""
 
-    def __init__(self, parts: Sequence[_Part], key: Key, sends_bytes: bool) -> None:
+    def __init__(self, parts: Sequence[_Part], key: Key, sends_bytes: bool, split: Split | None) -> None:
         super().__init__()
         self._count = sum(len(rows) for _, rows, _ in parts)
         self._tensor: torch.Tensor | None = None
-        memory = None
-        plans = [base.plan for base, _, _ in parts]
+        self._key = key if sends_bytes and split is not None else None
+        memory: Any = None
+        plans = [base.plan if split is None else split.head for base, _, _ in parts]
         ends = {None if plan.end is None else plan.end.affine for plan in (plan.as_bytes() for plan in plans)}
         sends_bytes = sends_bytes and len(ends) == 1
         if sends_bytes:
             plans = [plan.as_bytes() for plan in plans]
-        if all(plan.output == plans[0].output and plan.kind is plans[0].kind for plan in plans):
-            slots = parts[0][0]._running().slots
+        slots, kind = parts[0][0]._running().slots, plans[0].kind
+        if split is not None and not sends_bytes:
+            memory = self._tensor = batch_memory_like(split.like, self._count, slots)
+            kind = split.like.kind
+        elif all(plan.output == plans[0].output and plan.kind is kind for plan in plans):
             memory, self._tensor = batch_memory(plans[0], self._count, slots, True)
         self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
-        self._plan = plans[0]
+        self._end, self._kind = plans[0].end, kind
         for base, numbers, local in parts:
             part = Key(key.seed, key.epoch, key.draws[numbers])
             rows = None if memory is None else [memory[number] for number in numbers]
-            batch = base._start_batch(local.tolist(), part, rows=rows, sends_bytes=sends_bytes)
+            batch = base._start_batch(local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split)
             self.parts.append((base, numbers, batch))
 
     def finish(self) -> list[Any]:
@@ -182,7 +224,10 @@ class _Mixed(MixedBatch):
         if self._tensor is None:
             return samples
         tensor = self._tensor if len(samples) == self._count else self._tensor[self.kept]
-        return samples_of(tensor, self._plan.rows(tensor), [target for _, target in samples], self._plan.end)
+        targets, key = [target for _, target in samples], self._key
+        if key is not None:
+            key = key._replace(draws=key.draws[self.kept])
+        return samples_of(tensor, rows_of(tensor, self._kind), targets, self._end, key)
 
 
 def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> Source | None:

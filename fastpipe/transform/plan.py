@@ -41,7 +41,7 @@ from fastpipe.transform.ramp import (
 from fastpipe.transform.steps import Domain, Step, recognise, resized_size, state_of
 from fastpipe.types import FloatArray, Key, Size
 
-__all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state"]
+__all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
 
 _PROBE = Size(4096, 4096)  # a size at which every usual crop fits, to ask a step what it does
 
@@ -346,13 +346,14 @@ def _describe(
         else:
             reason = f": {why}" if number == fused else ""
             where = f"torchvision with drawn parameters, in threads{reason}"
-        notes.append(f"{_shorten(step.transform)}  →  {where}")
+        notes.append(f"{shortened(step.transform)}  →  {where}")
     note = stock_note(stock) if stock_note else "as it is"
-    notes += [f"{_shorten(item)}  →  {note}" for item in stock]
+    notes += [f"{shortened(item)}  →  {note}" for item in stock]
     return notes or ["nothing to do  →  PIL images as Pillow decodes them"]
 
 
-def _shorten(transform: Any) -> str:
+def shortened(transform: Any) -> str:
+    """What a transform shows of itself, on one line."""
     text = " ".join(repr(transform).split())
     return text if len(text) <= 72 else text[:71] + "…"
 

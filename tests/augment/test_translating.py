@@ -86,14 +86,14 @@ class Flip(v2.RandomHorizontalFlip):
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (Flip(), "Flip: leave it to the dataset's transform"),
-        (lambda image: image, "function: leave it"),
+        (Flip(), "Flip: it belongs in the dataset's transform"),
+        (lambda image: image, "function: it belongs"),
         (v2.Compose([v2.RandomHorizontalFlip(), v2.RandomPerspective()]), "RandomPerspective"),
         (v2.RandomResizedCrop(8, antialias=False), "antialias=False"),
         (v2.RandomRotation(8, expand=True), "expand=True"),
         (v2.RandomAffine(8, fill={Tensor: 1}), "one fill"),
         (v2.ToDtype(torch.float32), "scale=True"),
-        (nn.Identity(), "Identity: leave it"),
+        (nn.Identity(), "Identity: it belongs"),
     ],
 )
 def test_what_has_no_augmentation_is_named(transform: Any, message: str) -> None:

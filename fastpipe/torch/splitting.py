@@ -1,0 +1,247 @@
+"""``augment="auto"`` and ``"split"``: whether a transform is split, and where the rest of it is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fastpipe._cpus import default_threads
+from fastpipe.engine.pool import ThreadPool
+from fastpipe.errors import OptionError
+from fastpipe.torch.source import Source
+from fastpipe.torch.split import Split, SplitError
+from fastpipe.torch.stock import run_keyed
+from fastpipe.types import Key
+
+__all__ = ["Costs", "Placing", "Splitting"]
+
+Place = Literal["whole", "threads", "device"]
+
+_MEASURE_S = 0.5
+_ROUND_S = 0.01
+_ROUNDS = 3
+# What is not that much faster is not worth other draws, nor the risk that it is slower.
+_WORTH = 0.97
+# What takes so little of the device's time slows no training step by more than that.
+_UNSEEN = 0.03
+
+_log = logging.getLogger("fastpipe")
+
+
+class Costs(NamedTuple):
+    """Seconds for what follows the split, for a batch.
+
+    Attributes:
+        whole: by torchvision, in the decoding threads.
+        threads: by fastpipe.augment, there.
+        device: by it, on the device; None where there is no other than the processor.
+    """
+
+    whole: float
+    threads: float
+    device: float | None = None
+
+    def describe(self) -> str:
+        """In words."""
+        there = "" if self.device is None else f", {_ms(self.device)} on the device"
+        return (
+            f"what follows the split takes {_ms(self.threads)} a batch by fastpipe.augment{there}, "
+            f"{_ms(self.whole)} by torchvision"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+class Placing:
+    """Where the rest of a transform is done: by its costs and, beside a training step that needs the same
+    device, by what epochs have shown.
+
+    Attributes:
+        place: in the next epoch.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._periods: dict[Place, float] = {}
+        is_faster = costs.threads < _WORTH * costs.whole
+        self._here: Place = "threads" if is_faster else "whole"
+        least = min(costs.threads, costs.whole)
+        is_unseen = costs.device is not None and costs.device < _UNSEEN * least
+        self.place: Place = "device" if is_unseen else self._here
+
+    def seen(self, period: float, waited: float) -> None:
+        """Learn from an epoch.
+
+        Args:
+            period: seconds from batch to batch.
+            waited: seconds of that in which the training step waited for the batch.
+        """
+        if self.costs.device is None or len(self._periods) == 2:
+            return
+        self._periods[self.place] = period
+        if len(self._periods) == 2:  # both are known: the faster one stays
+            self.place = "device" if self._periods["device"] < self._periods[self._here] else self._here
+        elif self.place != "device" and waited > self.costs.device:  # the device has that much time to spare
+            self.place = "device"
+
+
+class Splitting:
+    """A loader's choice, made when batches are first made, and anew when the transform has changed.
+
+    Args:
+        wanted: the loader's ``augment``.
+        device: its device, or None.
+
+    Raises:
+        OptionError: there is no such way to augment.
+    """
+
+    def __init__(self, wanted: Any, device: Any) -> None:
+        if wanted is not None and wanted not in ("auto", "split") and not callable(wanted):
+            raise OptionError(f"augment= must be 'auto', 'split' or a function of batches, got {wanted!r}")
+        self._wanted = wanted if isinstance(wanted, str) else None
+        self._device = device
+        self._known: tuple[object, Split | SplitError, Placing | None] | None = None
+
+    def use(self, source: Source | None, batch_size: int, is_plain: bool) -> tuple[Split | None, bool]:
+        """Have a source make its batches by the choice.
+
+        Args:
+            source: what makes the batches, if fastpipe does.
+            batch_size: samples in one.
+            is_plain: whether they are collated by ``default_collate``.
+
+        Returns:
+            The split transform, or None, and whether its rest is left to the device.
+
+        Raises:
+            OptionError: it is to be split, and cannot be.
+        """
+        if self._wanted is None:
+            return None, False
+        split, placing = self._choice(source, batch_size, is_plain)
+        if isinstance(split, SplitError):
+            if self._wanted == "split":
+                raise OptionError(f"augment='split': {split}. augment='auto' splits where it can")
+            return None, False
+        place = self._place(placing)
+        if place == "whole":
+            return None, False
+        assert source is not None
+        source.use(split)
+        return split, place == "device"
+
+    def note(self) -> list[str]:
+        """What was chosen and why, in lines."""
+        if self._wanted is None or self._known is None:
+            return []
+        _, split, placing = self._known
+        if isinstance(split, SplitError):
+            return [f"augment={self._wanted!r}: the transform is not split: {split}"]
+        is_split = "is not split" if self._place(placing) == "whole" else "is split"
+        costs = "" if placing is None else f": {placing.costs.describe()}"
+        return [f"augment={self._wanted!r}: the transform {is_split}{costs}"]
+
+    def seen(self, period: float, waited: float) -> None:
+        """Learn from an epoch; see ``Placing``."""
+        if self._known is not None and self._known[2] is not None:
+            self._known[2].seen(period, waited)
+
+    def _place(self, placing: Placing | None) -> Place:
+        if placing is not None:
+            return placing.place
+        return "threads" if self._device is None or self._device.type == "cpu" else "device"
+
+    def _choice(
+        self, source: Source | None, batch_size: int, is_plain: bool
+    ) -> tuple[Split | SplitError, Placing | None]:
+        state = None if source is None else source.transform_state()
+        if self._known is None or self._known[0] != state:
+            split = _split(source, is_plain)
+            placing = None
+            if self._wanted == "auto" and not isinstance(split, SplitError):
+                placing = Placing(measured(split, batch_size, self._device))
+            self._known = state, split, placing
+            for line in self.note():
+                _log.info("%s", line)
+        return self._known[1:]
+
+
+def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
+    if source is None:
+        return SplitError("fastpipe does not make the batches of this dataset")
+    if not is_plain:
+        return SplitError("samples are not collated by torch's default_collate")
+    try:
+        return source.split()
+    except SplitError as error:
+        return error
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def measured(split: Split, batch_size: int, device: Any) -> Costs:
+    """What the rest of a transform costs, measured on an image of noise for about half a second."""
+    threads = default_threads()
+    change = split.chain.by_image((threads, *split.shape), Key(0, 0, np.arange(threads)))
+    rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype).unbind()
+
+    def whole(number: int) -> None:
+        run_keyed(split.rest, split.example, number)
+
+    def augmented(number: int) -> None:
+        change(number % threads, split.values, rows[number % threads])
+
+    pool = ThreadPool(threads, "fastpipe-measure")
+    try:
+        each = _seconds([whole, augmented], pool, threads)
+    finally:
+        pool.close()
+    there = None if device is None or device.type == "cpu" else _seconds_there(split, batch_size, device)
+    return Costs(batch_size * each[0], batch_size * each[1], there)
+
+
+def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
+    """Seconds that each task takes, with all threads at it: medians of rounds that take turns."""
+
+    def timed(task: Callable[[int], None], count: int) -> float:
+        start = perf_counter()
+        pool.submit(task, count).wait()
+        return (perf_counter() - start) / count
+
+    # The first call of a kernel compiles it, or loads what was compiled.
+    firsts = [(timed(task, threads), timed(task, threads))[1] for task in tasks]
+    counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
+    rounds: list[list[float]] = [[] for _ in tasks]
+    start = perf_counter()
+    while len(rounds[0]) < _ROUNDS or (len(rounds[0]) < 20 and perf_counter() - start < _MEASURE_S):
+        for found, task, count in zip(rounds, tasks, counts, strict=True):
+            found.append(timed(task, count))
+    return [median(found) for found in rounds]
+
+
+def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float:
+    """Seconds that a batch takes on the device."""
+    images = split.values.to(device).expand(batch_size, *split.shape).contiguous()
+    found, key = [], Key(0, 0, np.arange(batch_size))
+    for _ in range(2 + _ROUNDS):  # of which two are to warm up
+        _wait_for(device)
+        start = perf_counter()
+        split.chain(images, (), None, key)
+        _wait_for(device)
+        found.append(perf_counter() - start)
+    return median(found[2:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
