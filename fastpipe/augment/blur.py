@@ -55,7 +55,7 @@ class GaussianBlur(BatchTransform):
         return between(u, *self.sigma)
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        across, down = (kernels.gaussian(size, row[0]) for size in self.kernel_size)
+        across, down = (kernels.gaussian(size, row[0], canvas.least_weight) for size in self.kernel_size)
         count = (canvas.height + len(down) - 1) * (canvas.width + len(across) - 1)
         first, second = canvas.memory("plane", count), canvas.memory("blurred", count)
         kernels.blur(canvas.planes, canvas.height, canvas.width, across, down, first, second, canvas.of_bytes)

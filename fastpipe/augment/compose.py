@@ -30,6 +30,7 @@ class Compose:
 
             * colours are cut off and rounded once, in the end, and not after each change; hue is turned by a
               rotation of colours about the greys, which is the same at thirds of a turn;
+            * blurs leave out weights below 1/2000 of their sum;
             * contrast is about the mean before colours are cut off;
             * rotated images are bilinear, whatever the interpolation, and show what was around the box of a
               ``RandomResizedCrop`` before them, not the fill.

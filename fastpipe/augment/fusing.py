@@ -16,7 +16,7 @@ from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, fillin
 from fastpipe.augment.applying import RandomApply
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.blur import GaussianBlur
-from fastpipe.augment.canvas import Box, Canvas
+from fastpipe.augment.canvas import LEAST_WEIGHT, Box, Canvas
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.colour_maps import IDENTITY, bounds_of, colour_maps
 from fastpipe.augment.geometry import (
@@ -34,6 +34,7 @@ __all__ = ["FusedRun", "fused"]
 
 _GEOMETRY = (RandomHorizontalFlip, RandomVerticalFlip, RandomAffine, RandomRotation)
 _COLOUR = (ColorJitter, RandomGrayscale, Normalize, ToDtype)
+_LEAST_WEIGHT = 2.0**-11  # of a blur: less changes no byte
 _MOST_TAPS = 16  # along each side of a pixel
 _NEAR = 1e-9
 # Where a map is that of a box: how far that goes, and whether it is mirrored; and what it becomes.
@@ -183,11 +184,11 @@ class FusedRun(BatchTransform):
             maps, new_unit = row[begin : begin + IDENTITY.size], 255.0 if canvas.of_bytes else 1.0
             fused_kernels.colour(canvas.planes, maps, unit, new_unit, *self.bounds)
             begin += IDENTITY.size
-        gives_bytes, canvas.of_bytes = canvas.of_bytes, False
+        gives_bytes, canvas.of_bytes, canvas.least_weight = canvas.of_bytes, False, _LEAST_WEIGHT
         for op in self.blurs:
             op.on_canvas(canvas, row[begin : begin + len(op.names_applied)])
             begin += len(op.names_applied)
-        canvas.of_bytes = gives_bytes
+        canvas.of_bytes, canvas.least_weight = gives_bytes, LEAST_WEIGHT
         if gives_bytes:
             fused_kernels.round_all(canvas.planes)
 
@@ -196,13 +197,9 @@ class FusedRun(BatchTransform):
         region = _region(box)
         if region is not None:
             top, left, height, width = region
-            planes = canvas.planes
-            if (canvas.height, canvas.width) != (height, width):
-                top, left = top - canvas.top, left - canvas.left
-                part = canvas.image()[:, top : top + height, left : left + width]
-                planes = np.ascontiguousarray(part).reshape(len(planes), -1)
-            within = (box[1] - region[0], box[2], box[3], box[4] - region[1], box[5], box[6])
-            resized(canvas, planes, (height, width), wanted, self.is_cubic, within)
+            within = (box[1] - top, box[2], box[3], box[4] - left, box[5], box[6])
+            region = (top - canvas.top, left - canvas.left, height, width)
+            resized(canvas, region, wanted, self.is_cubic, within)
             if self.is_cubic and of_bytes:
                 np.clip(canvas.planes, 0, 255, out=canvas.planes)
         else:

@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 
 from fastpipe.augment import resize_kernels
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Size, chosen
-from fastpipe.augment.canvas import Box, Canvas, Float32Array
+from fastpipe.augment.canvas import Box, Canvas
 from fastpipe.augment.distributions import crop_boxes
 from fastpipe.augment.matrices import identity, of_crops
 from fastpipe.augment.options import increasing, interpolation_of, probability
@@ -132,12 +132,10 @@ class RandomResizedCrop(BatchTransform):
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         top, left, height, width = map(int, row)
         top, left = top - canvas.top, left - canvas.left
-        box = canvas.image()[:, top : top + height, left : left + width]
         if self.interpolation != "nearest" and not canvas.of_bytes:
-            planes = np.ascontiguousarray(box).reshape(len(box), -1)
-            resized(canvas, planes, (height, width), self.size, self.interpolation == "bicubic")
+            resized(canvas, (top, left, height, width), self.size, self.interpolation == "bicubic")
             return
-        image = torch.from_numpy(box)[None]
+        image = torch.from_numpy(canvas.image()[:, top : top + height, left : left + width])[None]
         if self.interpolation == "nearest":
             found = interpolate(image, self.size, mode="nearest")
         else:  # torch resizes bytes by whole numbers, which are not the rounded floats
@@ -197,21 +195,24 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
 
 
-def resized(
-    canvas: Canvas, planes: Float32Array, size: Size, wanted: Size, is_cubic: bool, box: Sequence[float] = ()
-) -> None:
-    """Go on with planes of another size.
+def resized(canvas: Canvas, region: Box, wanted: Size, is_cubic: bool, box: Sequence[float] = ()) -> None:
+    """Go on with some of the pixels, at another size.
 
     Args:
         canvas: the image.
-        planes: (C, height · width), float32.
-        size: their height and width.
-        wanted: those afterwards.
+        region: the pixels, of the canvas.
+        wanted: height and width afterwards.
         is_cubic: else linear.
-        box: as of ``resize_kernels.resize``; else all of them.
+        box: as of ``resize_kernels.resize``, within the region; else all of it.
     """
-    out = canvas.empty(*wanted)
-    scratch = canvas.memory("plane", max(size[0] * wanted[1], wanted[0] * size[1]))
-    whole = np.array(box or (0, size[0], 0, 0, size[1], 0), np.float64)
-    resize_kernels.resize(planes, *size, whole, is_cubic, out, *wanted, scratch)
+    top, left, height, width = region
+    source, pitch = canvas.unread(), canvas.width
+    if source is not None:
+        top, left, pitch = top + canvas.top, left + canvas.left, canvas.pitch
+    planes, out = canvas.planes if source is None else source, canvas.empty(*wanted)
+    scratch = canvas.memory("plane", max(height * wanted[1], wanted[0] * width))
+    whole = np.array(box or (0, height, 0, 0, width, 0), np.float64)
+    resize_kernels.resize(
+        planes, top * pitch + left, pitch, height, width, whole, is_cubic, out, *wanted, scratch
+    )
     canvas.replace(out, *wanted)

@@ -24,7 +24,6 @@ _f32 = _t.Array(_t.float32, 1, "C")
 _planes = _t.Array(_t.float32, 2, "C")
 _f64s = _t.Array(_t.float64, 1, "C", readonly=True)
 _one = np.float32(1)
-_TOO_SMALL = 2.0**-30
 
 
 @require("numba.extending", extra="image").intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
@@ -178,17 +177,24 @@ def _weighted(source: Any, step: Any, weights: Any, out: Any) -> None:
             j += 2
 
 
-@compiled(_f32(_t.int64, _t.float64), error_model="numpy")
-def gaussian(size: Any, sigma: Any) -> Any:
-    """A Gaussian's weights at so many places, but for those at both ends that are too small to count."""
+@compiled(_f32(_t.int64, _t.float64, _t.float64), error_model="numpy")
+def gaussian(size: Any, sigma: Any, least: Any) -> Any:
+    """A Gaussian's weights at so many places, but for those at both ends that are too small to count.
+
+    Args:
+        size: an odd number.
+        sigma: standard deviation, in places.
+        least: of the sum of all weights, what counts.
+    """
     half, total = size // 2, 0.0
     powers = np.empty(size)
     for at in range(size):
         powers[at] = math.exp(-((at - half) ** 2) / (2 * sigma * sigma))
         total += powers[at]
     small = 0
-    while small < half and powers[small] < total * _TOO_SMALL:
+    while small < half and powers[small] < total * least:
         small += 1
+    total = powers[small : size - small].sum()
     found = np.empty(size - 2 * small, np.float32)
     for at in range(found.shape[0]):
         found[at] = np.float32(powers[at + small] / total)

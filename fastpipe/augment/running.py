@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastpipe._intraop import do_without_helpers
-from fastpipe.augment.canvas import Box, Canvas
+from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
@@ -174,10 +174,10 @@ def by_image(ops: Ops, applied: Float64Array) -> Callable[[int, Tensor, Tensor],
     def change(number: int, image: Tensor, out: Tensor) -> None:
         canvas, (height, width) = _canvas(), image.shape[1:]
         box = steps[0][0].region(steps[0][1][number], height, width) if steps else None
-        _load(canvas, image, box or (0, 0, height, width))
+        canvas.begin(image, box or (0, 0, height, width), out)
         for op, rows in steps:
             op.on_canvas(canvas, rows[number])
-        out.copy_(torch.from_numpy(canvas.image()))
+        canvas.end()
 
     return change
 
@@ -220,13 +220,6 @@ def _parts(ops: Ops, applied: Float64Array) -> Iterator[tuple[BatchTransform, Fl
         end = begin + len(op.names_applied)
         yield op, np.ascontiguousarray(applied[:, begin:end])
         begin = end
-
-
-def _load(canvas: Canvas, image: Tensor, box: Box) -> None:
-    top, left, height, width = canvas.top, canvas.left, canvas.height, canvas.width = box
-    canvas.of_bytes = image.dtype == torch.uint8
-    canvas.planes = canvas.memory("image", len(image) * height * width).reshape(len(image), -1)
-    torch.from_numpy(canvas.image()).copy_(image[:, top : top + height, left : left + width])
 
 
 _own = threading.local()

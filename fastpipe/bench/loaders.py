@@ -45,6 +45,7 @@ class LoaderSpec:
         is_accelerated: it is the replaced loader, handed to ``accelerate``.
         cache: where fastpipe keeps decoded images; they are all there before the clock starts.
         short_side, scaled: as of ``fastpipe.Decode``.
+        augment: as of ``fastpipe.FastLoader``.
     """
 
     key: str
@@ -57,6 +58,7 @@ class LoaderSpec:
     cache: Literal["off", "ram", "disk"] = "off"
     short_side: int | None = None
     scaled: bool = False
+    augment: Literal["auto", "split"] | None = None
 
 
 class Draws:
@@ -122,12 +124,14 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     """The loader of a row; workers, where there are any, outlive the epoch."""
     stock = require("torch.utils.data", extra="torch").DataLoader
     kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
+    own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
     loader: Any = kind(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
         num_workers=spec.num_workers,
         persistent_workers=spec.num_workers > 0,
+        **own,
     )
     return fastpipe.accelerate(loader, cache=spec.cache) if spec.is_accelerated else loader
 
@@ -160,16 +164,19 @@ class LoaderRow:
         folder: the image folder.
         indices: the samples that take part.
         batch_size: images in a batch.
+        transform: what is done to images; default: the job.
     """
 
-    def __init__(self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int) -> None:
+    def __init__(
+        self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None
+    ) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
         self.chunk = batch_size * max(1, spec.num_workers)
         self._draws = Draws(indices, self.chunk)
         self._to_fill = 0 if spec.cache == "off" else len(indices)
         self._kept = tempfile.TemporaryDirectory(prefix="fastpipe-bench-") if spec.cache == "disk" else None
         kept = None if self._kept is None else Path(self._kept.name)
-        self.dataset = make_dataset(spec, folder, train_transform(spec.output), kept)
+        self.dataset = make_dataset(spec, folder, transform or train_transform(spec.output), kept)
         self.loader = build(spec, self.dataset, batch_size, self._draws)
 
     def measure(self, images: int) -> float:

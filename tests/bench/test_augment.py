@@ -24,6 +24,7 @@ from fastpipe.bench import peers as bench_peers
 from fastpipe.bench.augment import case, check, rows, scripts
 from fastpipe.bench.augment.check import ChainCheck, check_chains, waits_within
 from fastpipe.bench.augment.data import BANDS, FRAMES, Batches, made_batches
+from fastpipe.bench.augment.loading import LOADED
 from fastpipe.bench.augment.peers import AUGMENT_PEERS, AugmentChild, AugmentPeer, TaskRow, wanted_of
 from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of, sampled
 from fastpipe.bench.augment.rows import AugmentRow, Place, own_rows, ways_of
@@ -36,6 +37,8 @@ from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 from fastpipe.testing import mel_rows
+from fastpipe.torch.likeness import Like
+from fastpipe.torch.split import SplitError, split_of
 
 _PLACES = [Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
 _SINGLE = [Place(one, dtype) for one in SINGLE for dtype in one.dtypes]
@@ -111,6 +114,17 @@ def test_both_ways_give_batches_of_one_form(place: Place, batches: Batches) -> N
     assert (fast.shape, fast.dtype) == (slow.shape, slow.dtype) and torch.isfinite(slow).all()
     if place in _PLACES:
         assert fast.dtype == torch.float32
+
+
+def test_transforms_of_files_are_split_at_the_crop() -> None:
+    lengths = {}
+    for loaded in LOADED[:3]:
+        split = split_of(loaded.transform())
+        lengths[loaded.key] = len(split.rest)
+        assert split.like == Like(split.like.kind, (3, 224, 224), torch.float32)
+    assert lengths == {"files-simclr": 6, "files-deit": 5, "files-grey": 3}
+    with pytest.raises(SplitError, match="all of the transform"):
+        split_of(LOADED[3].transform())
 
 
 def test_what_scripts_do_with_a_spectrogram() -> None:
@@ -355,14 +369,17 @@ def test_what_was_asked_is_judged_against_the_faster_of_torchvisions_rows() -> N
         "simclr-float32-batch": at(30, 30), "simclr-float32-replaced": at(10, 30),
         "simclr-float32-worker": at(20, 10), "simclr-float32-kornia": at(5, 10),
         "specaugment-float32-batch": at(40), "specaugment-float32-torchaudio": at(10),
+        "files-crop-auto": at(98), "files-crop-whole": at(100),
     }  # fmt: skip
-    kornia, stock, *_, spec, on_gpu, waits = targets(samples, None)
+    kornia, stock, *_, spec, _, _, _, split, on_gpu, waits = targets(samples, None)
     assert (kornia["is_met"], kornia["got"]["median"]) == (True, 4.5)
     assert stock["got"] == {"median": 1.25, "low": 1.0, "high": 1.5} and not stock["is_met"]
     assert (spec["asked"], spec["is_met"]) == (5, False)
+    assert (split["asked"], split["got"]["median"], split["is_met"]) == (0.97, 0.98, True)
     assert on_gpu["is_met"] is None and waits["is_met"] is None
     assert targets({}, [])[-1]["is_met"] and not targets({}, ["one"])[-1]["is_met"]
     made = {info.key for place in _PLACES for info in place_infos(place)}
+    made |= {f"{loaded.key}-{kind}" for loaded in LOADED for kind in ("replaced", "whole", "auto")}
     for one in ASKED[:-1]:
         against = one.against if isinstance(one.against, tuple) else (one.against,)
         assert {one.row, *against} <= made
@@ -401,6 +418,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [one for one in SINGLE if one.label in ("ToDtype", "TimeShift")]
     monkeypatch.setattr(case, "RECIPES", (RECIPES[0], RECIPES[2]))
     monkeypatch.setattr(case, "SINGLE", kept)
+    monkeypatch.setattr(case, "LOADED", LOADED[2:3])
     monkeypatch.setattr(case._Bench, "quick_s", 0.001)
     monkeypatch.setattr(case, "SINGLE_S", 0.001)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -422,9 +440,9 @@ def test_a_quick_run_gives_table_json_and_picture(
     assert "agree with torchvision's functions" in captured.err
     result = load(tmp_path / "r.json")
     assert result["main"] == "simclr-float32-batch" and result["verdict"] in printed
-    assert set(result["sections"]) == {"simclr-float32", "simclr-uint8", "specaugment-float32"}
+    assert set(result["sections"]) == {"simclr-float32", "simclr-uint8", "specaugment-float32", "files-grey"}
     assert [row["key"].rsplit("-", 1)[1] for row in result["rows"]] == [
-        *["replaced", "worker", "batch", "fused"] * 2, "replaced", "worker", "batch"
+        *["replaced", "worker", "batch", "fused"] * 2, "replaced", "worker", "batch", "replaced", "whole", "auto"
     ]  # fmt: skip
     for section, best in result["best"].items():
         rates = {
@@ -438,12 +456,12 @@ def test_a_quick_run_gives_table_json_and_picture(
     assert "not measured: on CUDA: torch finds no CUDA device" in printed
     assert printed.count("not installed: pip install kornia") == 1  # that of CUDA has nothing to do
     assert "best replaced transform" in result["verdict"] and "num_workers" not in result["verdict"]
-    assert "FastLoader" not in printed
+    assert 'FastLoader, augment="auto"' in printed
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "r.json").read_text()
     assert str(tmp_path) not in text and str(tree) not in text and str(Path.home()) not in text
     written = markdown(result)
-    assert written.count("× best replaced transform") == 3 and "- ToDtype, uint8: 2 images in " in written
+    assert written.count("× best replaced transform") == 4 and "- ToDtype, uint8: 2 images in " in written
     for width in (80, 160):
         output = io.StringIO()
         print_result(result, Console(file=output, width=width))

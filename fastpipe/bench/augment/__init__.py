@@ -7,6 +7,7 @@
 ``scripts``   the same for spectrograms, as a script writes it
 ``rows``      the rows: what augments in this process
 ``peers``     the rows: other libraries, each in its own process
+``loading``   the rows: loaders, from files
 ``check``     are the images those of torchvision's functions?  Does a call wait?
 ``single``    figures of single operations
 ``targets``   what was asked for

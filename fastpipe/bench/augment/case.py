@@ -16,13 +16,14 @@ from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.augment.check import calls_that_wait, check_chains
 from fastpipe.bench.augment.data import Batches, made_batches
+from fastpipe.bench.augment.loading import LOADED, loader_rows
 from fastpipe.bench.augment.peers import AUGMENT_PEERS, AugmentChild, AugmentPeer, TaskRow, wanted_of
 from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of
 from fastpipe.bench.augment.rows import Place, own_rows
 from fastpipe.bench.augment.single import single_of
 from fastpipe.bench.augment.targets import targets
 from fastpipe.bench.command import positive
-from fastpipe.bench.data import folder_to_use
+from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments, finish
 from fastpipe.bench.peers import interpreter
 from fastpipe.bench.progress import Progress
@@ -58,12 +59,14 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         OptionError: the photos cannot be used.
     """
     folder, name, _ = folder_to_use(args.data, progress.done)
+    photos = scan(folder, name)
     size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
     batches = made_batches(folder, name, size)
     devices = ["cpu"]
     if require("torch", extra="torch").cuda.is_available():
         devices.append("cuda")
-    result = _Bench(args, machine.cores_allowed(), progress, batches=batches, devices=devices).result()
+    bench = _Bench(args, machine.cores_allowed(), progress, batches=batches, photos=photos, devices=devices)
+    result = bench.result()
     if result is None:
         return 1
     finish(result, args, console, progress)
@@ -75,6 +78,7 @@ class _Bench(Driver):
     """One run of the case."""
 
     batches: Batches = field(kw_only=True)
+    photos: Photos = field(kw_only=True)
     devices: Sequence[str] = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -94,8 +98,9 @@ class _Bench(Driver):
         with ExitStack() as stack:
             children = self._children(stack, every)
             contenders = [row for place in every for row in self._rows(place, children, stack)]
+            contenders += self._loaders(stack)
             session = self.measure(contenders)
-        sections = {place.key for place in self.places}
+        sections = {*(place.key for place in self.places), *(one.key for one in LOADED)}
         rows = entries([info for info in self.infos.values() if info.section in sections], session)
         result = self._facts(busy) | {
             "method": {**self.method(session.rounds), "single_s": SINGLE_S},
@@ -145,6 +150,15 @@ class _Bench(Driver):
                 found.append(TaskRow(info.key, child, place.task))
         return found
 
+    def _loaders(self, stack: ExitStack) -> list[Contender]:
+        """The rows from files."""
+        size, found = len(self.batches), []
+        for loaded in LOADED:
+            for info, make in loader_rows(loaded, self.photos, size, self.cores):
+                if (row := self.open(stack, info, make)) is not None:
+                    found.append(row)
+        return found
+
     def _children(self, stack: ExitStack, places: list[Place]) -> list[tuple[AugmentPeer, AugmentChild]]:
         """Start the peers; one that is not there is noted, and what one lacks."""
         if not self.args.peers:
@@ -182,7 +196,10 @@ class _Bench(Driver):
         words += ["--no-single"] if args.no_single else []
         return self.facts("augment", words, busy) | {
             "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
-            "sections": {place.key: {"label": place.label} for place in self.places},
+            "sections": {
+                **{place.key: {"label": place.label} for place in self.places},
+                **{loaded.key: {"label": loaded.label} for loaded in LOADED},
+            },
             "job": {
                 "text": f"augmentation of batches of {size}: recipes, from decoded images to a model's input",
                 "short": f"augmentation of batches of {size}",

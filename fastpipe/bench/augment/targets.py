@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastpipe.bench.augment.loading import LOADED
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.targets import Asked, judged, judged_rates
 
@@ -21,6 +22,11 @@ def _simclr(dtype: str) -> tuple[Asked, ...]:
     )
 
 
+def _split(key: str, words: str) -> Asked:
+    """Never slower than without it, but for noise."""
+    return Asked(f'{words}, augment="auto", × without', f"{key}-auto", f"{key}-whole", 0.97)
+
+
 ASKED = (
     *_simclr("float32"),
     *_simclr("uint8"),
@@ -30,6 +36,7 @@ ASKED = (
         "specaugment-float32-torchaudio",
         5,
     ),
+    *(_split(one.key, one.label) for one in LOADED),
     Asked("SimCLR, float32, on CUDA, × kornia", "simclr-float32-cuda-batch", "simclr-float32-cuda-kornia", 5),
 )
 
