@@ -15,20 +15,27 @@ from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
 
-def main(folder: str, steps: int = 20, plain: bool = False) -> list[float]:
-    torch.manual_seed(0)
-    resize = [transforms.Resize(256), transforms.CenterCrop(224)]
-    augment = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+def training_data(folder: str, side: int = 224, plain: bool = False, batch_size: int = 32) -> DataLoader:
+    resize = [transforms.Resize(side * 8 // 7), transforms.CenterCrop(side)]
+    augment = [
+        transforms.RandomResizedCrop(side),
+        transforms.RandomHorizontalFlip(),
+        transforms.ColorJitter(0.4, 0.4, 0.4),
+    ]
     transform = transforms.Compose([
         *(resize if plain else augment),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ])  # fmt: skip
     dataset = ImageFolder(folder, transform)
-    loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2)
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=2)
 
+
+def main(folder: str, steps: int = 20, plain: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    loader = training_data(folder, plain=plain)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = models.resnet18(num_classes=len(dataset.classes)).to(device)
+    model = models.resnet18(num_classes=len(loader.dataset.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses, images, waited, asked = [], 0, 0.0, time.perf_counter()
     while len(losses) < steps:
