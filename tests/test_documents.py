@@ -44,8 +44,10 @@ def test_the_swap_and_the_snippet_run(
         file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
     _make_volumes()
     added = re.findall(r"```diff\n(.*?)```", _readme(), re.S)
-    assert len(added) == 4
-    swaps = ["\n".join(line[1:] for line in diff.splitlines() if line.startswith("+")) for diff in added]
+    assert len(added) == 5
+    swaps = [
+        "\n".join(line[1:] for line in diff.splitlines() if line.startswith(("+", " "))) for diff in added
+    ]
     for code in [*blocks, *(f"transform = None\n{swap}" for swap in swaps)]:
         scope: dict[str, object] = {}
         code = code.replace('"train"', repr(str(photo_tree)))

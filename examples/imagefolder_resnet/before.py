@@ -15,7 +15,9 @@ from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
 
-def training_data(folder: str, side: int = 224, plain: bool = False, batch_size: int = 32) -> DataLoader:
+def training_data(
+    folder: str, side: int = 224, plain: bool = False, batch_size: int = 32
+) -> torch.utils.data.DataLoader:
     resize = [transforms.Resize(side * 8 // 7), transforms.CenterCrop(side)]
     augment = [
         transforms.RandomResizedCrop(side),

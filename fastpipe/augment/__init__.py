@@ -16,6 +16,14 @@
 Images are (N, C, H, W).  Parameters are drawn first, in NumPy, and applied then: ``op.draw(images.shape)``
 and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.  What a chain does is seen by
 ``preview(views, images, "views.png")``.
+
+``FastLoader(dataset, augment="auto")`` makes such a chain of what follows the crop in the dataset's own
+transform.
+
+On GPUs crops and blurs are matrix products and convolutions, which are as precise as
+``torch.set_float32_matmul_precision`` and ``torch.backends.cudnn.allow_tf32`` let them be.  Under
+``torch.compile`` a call without ``generator=`` and ``key=`` is traced as a whole; these are looked at by
+Python.
 """
 
 from __future__ import annotations

@@ -325,7 +325,8 @@ class FastLoader(DataLoader[_T_co]):
     def _delivery(self, source: Source | None, seed: int | None) -> Delivery | None:
         """What is done to batches on their way to the user; None for nothing."""
         split, is_there = self._split(source)
-        if self._device is None and self.augment is None:
+        augment = None if isinstance(self.augment, str) else self.augment
+        if self._device is None and augment is None and not is_there:
             return None
         transfer, finishes = None, False
         if self._device is not None:
@@ -334,7 +335,6 @@ class FastLoader(DataLoader[_T_co]):
                 finishes = True
                 source.send_bytes()
         rest = split.chain if split is not None and is_there else None
-        augment = None if isinstance(self.augment, str) else self.augment
         # Workers that persist go on as they began.
         on_epoch = None if self.persistent_workers else self._splitting.seen
         return Delivery(transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch)

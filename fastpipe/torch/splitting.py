@@ -17,6 +17,7 @@ from fastpipe.errors import OptionError
 from fastpipe.torch.source import Source
 from fastpipe.torch.split import Split, SplitError
 from fastpipe.torch.stock import run_keyed
+from fastpipe.transform.plan import shortened
 from fastpipe.types import Key
 
 __all__ = ["Costs", "Placing", "Splitting"]
@@ -108,6 +109,7 @@ class Splitting:
         if wanted is not None and wanted not in ("auto", "split") and not callable(wanted):
             raise OptionError(f"augment= must be 'auto', 'split' or a function of batches, got {wanted!r}")
         self._wanted = wanted if isinstance(wanted, str) else None
+        self._function = wanted if callable(wanted) else None
         self._device = device
         self._known: tuple[object, Split | SplitError, Placing | None] | None = None
 
@@ -141,6 +143,8 @@ class Splitting:
 
     def note(self) -> list[str]:
         """What was chosen and why, in lines."""
+        if self._function is not None:
+            return [f"augment: {shortened(self._function)}, of batches in the loop's thread"]
         if self._wanted is None or self._known is None:
             return []
         _, split, placing = self._known

@@ -293,6 +293,11 @@ def test_the_plan_says_what_is_done_where(tree: Path) -> None:
     assert "GaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2.0))  →  fastpipe.augment, in the decoding" in plan
     assert "RandomHorizontalFlip(p=0.5)  →  region decode and kernel" in plan
     assert "augment='split': the transform is split\n" in plan
+    views = augment.Compose([augment.RandomHorizontalFlip()])
+    loader = FastLoader(FastImageFolder(tree, SIMCLR), augment=views)
+    assert "augment: Compose([ RandomHorizontalFlip(p=0.5), ]), of batches in the loop's thread" in str(
+        loader.plan
+    )
 
 
 # ---- by measurement ------------------------------------------------------------------------------
