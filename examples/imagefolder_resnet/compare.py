@@ -20,8 +20,8 @@ SIDE = 64
 def trained(loader: DataLoader, epochs: int, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     model = models.resnet18(num_classes=len(loader.dataset.classes))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=epochs * len(loader))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=epochs * len(loader))
     for _ in range(epochs):
         for images, labels in loader:
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -38,7 +38,7 @@ def accuracy(model: torch.nn.Module, loader: DataLoader) -> float:
     return torch.cat(right).mean().item()
 
 
-def main(folder: str, epochs: int = 20, seeds: int = 3) -> dict[str, list[float]]:
+def main(folder: str, epochs: int = 10, seeds: int = 3) -> dict[str, list[float]]:
     test = before.training_data(f"{folder}/test", SIDE, plain=True)
     found: dict[str, list[float]] = {}
     for name, script in (("before.py", before), ("after.py", after)):
@@ -47,7 +47,7 @@ def main(folder: str, epochs: int = 20, seeds: int = 3) -> dict[str, list[float]
         found[name] = [accuracy(trained(loader, epochs, seed), test) for seed in range(seeds)]
         told = ", ".join(f"{value:.1%}" for value in found[name])
         seconds = (time.perf_counter() - begin) / seeds
-        print(f"{name}: {told}; mean {statistics.mean(found[name]):.1%}; {seconds:.0f} s each")
+        print(f"{name}: {told}; mean {statistics.mean(found[name]):.1%}; {seconds:.0f} s each", flush=True)
     return found
 
 

@@ -1,56 +1,46 @@
-"""Make a small image folder of which a net learns something in a minute: shapes on made-up photographs.
+"""Make a small image folder of which a net learns something in a minute: patterns over made-up photographs.
 
     python examples/imagefolder_resnet/make_data.py FOLDER [COUNT]
 
-FOLDER/train has COUNT images of each of five shapes (default: 100), FOLDER/test two fifths as many.
+FOLDER/train has COUNT images of each of five patterns (default: 300), FOLDER/test two fifths as many.
 """
 
-import math
 import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from fastpipe.testing import photograph
 
 SIZE = 160
-SHAPES = {"cross": 0, "disc": 1, "ring": 2, "square": 3, "triangle": 4}
+PATTERNS = {
+    "checks": lambda u, v: np.sin(u) * np.sin(v) > 0,
+    "dots": lambda u, v: np.sin(u) * np.sin(v) > 0.5,
+    "rings": lambda u, v: np.sin(np.hypot(u, v)) > 0,
+    "stripes": lambda u, v: np.sin(u) > 0,
+    "waves": lambda u, v: np.sin(u + 2 * np.sin(v)) > 0,
+}
 
 
-def draw(rng: np.random.Generator, shape: str) -> Image.Image:
-    image = Image.fromarray(photograph(rng, (SIZE, SIZE)))
-    pen = ImageDraw.Draw(image)
-    x, y = rng.uniform(0.35 * SIZE, 0.65 * SIZE, 2)
-    radius, turn = rng.uniform(0.18 * SIZE, 0.3 * SIZE), rng.uniform(0, 2 * math.pi)
-    colour = tuple(rng.integers(0, 256, 3).tolist())
-
-    def corners(count: int, at: float = 0.0) -> list[tuple[float, float]]:
-        angles = [turn + at + 2 * math.pi * k / count for k in range(count)]
-        return [(x + radius * math.cos(angle), y + radius * math.sin(angle)) for angle in angles]
-
-    box = (x - radius, y - radius, x + radius, y + radius)
-    if shape == "disc":
-        pen.ellipse(box, fill=colour)
-    elif shape == "ring":
-        pen.ellipse(box, outline=colour, width=round(radius / 3))
-    elif shape == "cross":
-        for first, second in zip(corners(2), corners(2, math.pi / 2), strict=True):
-            pen.line((x, y, *first), fill=colour, width=round(radius / 2.5))
-            pen.line((x, y, *second), fill=colour, width=round(radius / 2.5))
-    else:
-        pen.polygon(corners(4 if shape == "square" else 3), fill=colour)
-    return image
+def draw(rng: np.random.Generator, pattern: str) -> Image.Image:
+    image = photograph(rng, (SIZE, SIZE)).astype(np.float64)
+    turn, period = rng.uniform(0, 2 * np.pi), rng.uniform(16, 32)
+    y, x = (np.mgrid[:SIZE, :SIZE] - rng.uniform(0, SIZE, (2, 1, 1))) * (2 * np.pi / period)
+    u, v = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+    where = PATTERNS[pattern](u, v)
+    image[where] = 0.2 * image[where] + 0.8 * rng.uniform(0, 255, 3)
+    return Image.fromarray(image.round().astype(np.uint8))
 
 
-def main(folder: str, count: int = 100) -> None:
+def main(folder: str, count: int = 300) -> None:
     for part, images in (("train", count), ("test", max(1, count * 2 // 5))):
-        for shape, label in SHAPES.items():
-            to = Path(folder, part, shape)
+        for label, pattern in enumerate(PATTERNS):
+            to = Path(folder, part, pattern)
             to.mkdir(parents=True, exist_ok=True)
             for number in range(images):
                 rng = np.random.default_rng([part == "test", label, number])
-                draw(rng, shape).save(to / f"{number:04d}.jpg", quality=90)
+                draw(rng, pattern).save(to / f"{number:04d}.jpg", quality=90)
 
 
 if __name__ == "__main__":

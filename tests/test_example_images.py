@@ -1,0 +1,49 @@
+"""The example ``imagefolder_resnet``: its data, and the comparison of both scripts over seeds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fastpipe.augment import running
+from fastpipe.torch import splitting
+
+_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "imagefolder_resnet"
+_NAMES = ("before", "after", "compare", "make_data")
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Any:
+    """The scripts, as modules that other tests do not see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(_FOLDER))
+        yield {name: importlib.import_module(name) for name in _NAMES}
+        for name in _NAMES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(no_leaks: None) -> Iterator[None]:
+    yield
+    running.close_threads()
+
+
+def test_both_train_from_one_seed_to_an_accuracy(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(splitting, "measured", lambda *given: splitting.Costs(2.0, 1.0))
+    scripts["make_data"].main(str(tmp_path), 5)
+    images = sorted(tmp_path.rglob("*.jpg"))
+    assert len(images) == 5 * (5 + 2) and {Image.open(path).size for path in images} == {(160, 160)}
+    loader = scripts["after"].training_data(str(tmp_path / "train"), 32)
+    assert "ColorJitter" in str(loader.plan) and "the transform is split" in str(loader.plan)
+    found = scripts["compare"].main(str(tmp_path), 1, 1)
+    assert set(found) == {"before.py", "after.py"}
+    assert all(len(values) == 1 and 0 <= values[0] <= 1 for values in found.values())
+    assert capsys.readouterr().out.count("; mean ") == 2
