@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastpipe._cpus import default_threads
+from fastpipe._intraop import do_without_helpers
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import OptionError
 from fastpipe.torch.source import Source
@@ -26,7 +27,8 @@ Place = Literal["whole", "threads", "device"]
 
 _MEASURE_S = 0.5
 _ROUND_S = 0.01
-_ROUNDS = 3
+_MOST_ROUNDS = 20
+_ROUNDS_THERE = 5
 # What is not that much faster is not worth other draws, nor the risk that it is slower.
 _WORTH = 0.97
 # What takes so little of the device's time slows no training step by more than that.
@@ -205,7 +207,7 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
     def augmented(number: int) -> None:
         change(number % threads, split.values, rows[number % threads])
 
-    pool = ThreadPool(threads, "fastpipe-measure")
+    pool = ThreadPool(threads, "fastpipe-measure", do_without_helpers)  # as those that decode
     try:
         each = _seconds([whole, augmented], pool, threads)
     finally:
@@ -227,7 +229,7 @@ def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: 
     counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
-    while len(rounds[0]) < _ROUNDS or (len(rounds[0]) < 20 and perf_counter() - start < _MEASURE_S):
+    while not rounds[0] or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
         for found, task, count in zip(rounds, tasks, counts, strict=True):
             found.append(timed(task, count))
     return [median(found) for found in rounds]
@@ -237,7 +239,7 @@ def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float
     """Seconds that a batch takes on the device."""
     images = split.values.to(device).expand(batch_size, *split.shape).contiguous()
     found, key = [], Key(0, 0, np.arange(batch_size))
-    for _ in range(2 + _ROUNDS):  # of which two are to warm up
+    for _ in range(2 + _ROUNDS_THERE):  # of which two are to warm up
         _wait_for(device)
         start = perf_counter()
         split.chain(images, (), None, key)
