@@ -40,10 +40,15 @@ def test_both_train_from_one_seed_to_an_accuracy(
     monkeypatch.setattr(splitting, "measured", lambda *given: splitting.Costs(2.0, 1.0))
     scripts["make_data"].main(str(tmp_path), 5)
     images = sorted(tmp_path.rglob("*.jpg"))
-    assert len(images) == 5 * (5 + 2) and {Image.open(path).size for path in images} == {(160, 160)}
+    assert len(images) == 5 * (5 + 2) and {_size(path) for path in images} == {(160, 160)}
     loader = scripts["after"].training_data(str(tmp_path / "train"), 32)
     assert "ColorJitter" in str(loader.plan) and "the transform is split" in str(loader.plan)
     found = scripts["compare"].main(str(tmp_path), 1, 1)
     assert set(found) == {"before.py", "after.py"}
     assert all(len(values) == 1 and 0 <= values[0] <= 1 for values in found.values())
     assert capsys.readouterr().out.count("; mean ") == 2
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
