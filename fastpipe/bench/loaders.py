@@ -147,8 +147,8 @@ def touch(batch: Any, *, any_number: bool = False) -> int:
         How many samples the batch has.
     """
     values = batch[0] if isinstance(batch, (list, tuple)) else batch
-    flat = values.reshape(-1)
-    if (flat[0] != flat[0] or flat[-1] != flat[-1]) and not any_number:
+    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
+    if (first != first or last != last) and not any_number:
         raise ValueError("a batch holds a value that is not a number")
     return len(values)
 

@@ -75,6 +75,7 @@ def test_photos_are_scaled_and_repeated_to_a_batch(tree: Path) -> None:
     floats, levels = (made.tensor("images", dtype, "cpu") for dtype in ("float32", "uint8"))
     assert torch.equal((floats * 255).round().to(torch.uint8), levels) and floats.max() <= 1
     assert "8 photos of 224×224 (photos)" in made.text
+    assert floats.is_contiguous() and levels.is_contiguous(), "as a loader's batch"
 
 
 def test_every_operation_of_the_package_is_measured() -> None:

@@ -86,5 +86,6 @@ def made_batches(folder: Path, name: str, count: int) -> Batches:
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
-    photos = np.stack([images[at % len(images)] for at in range(count)])
+    # NumPy would stack them in the layout of the decoded images, which is not that of a loader's batch.
+    photos = np.ascontiguousarray(np.stack([images[at % len(images)] for at in range(count)]))
     return Batches(name, photos, mel_rows(np.random.default_rng(0), count, (BANDS, FRAMES)))
