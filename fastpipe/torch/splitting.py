@@ -189,7 +189,8 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
     try:
         return source.split()
     except SplitError as error:
-        return error
+        why = str(error)
+    return SplitError(why)  # which is kept, and so must not keep the frames that the error came from
 
 
 # ---- measuring -----------------------------------------------------------------------------------
