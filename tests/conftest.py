@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import multiprocessing.util
 import os
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,32 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail("left behind by this test:\n" + "\n".join(f"  {kind}: {what}" for kind, what in left))
         threading.Event().wait(0.02)
+
+
+@pytest.fixture
+def no_augment_threads(no_leaks: None) -> Iterator[None]:
+    """The threads that augment, which stay for the next batch, end with the test."""
+    yield
+    running = sys.modules.get("fastpipe.augment.running")
+    if running is not None:
+        running.close_threads()
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[[str], AbstractContextManager[dict[str, Any]]]:
+    """The scripts of an example by their names, as modules that other tests do not see."""
+
+    @contextmanager
+    def scripts(name: str) -> Iterator[dict[str, Any]]:
+        folder = Path(__file__).resolve().parents[1] / "examples" / name
+        names = sorted(path.stem for path in folder.glob("*.py"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            yield {name: importlib.import_module(name) for name in names}
+            for name in names:
+                sys.modules.pop(name, None)
+
+    return scripts
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +12,18 @@ import pytest
 import torch
 
 from fastpipe import augment
-from fastpipe.augment import running
 from fastpipe.testing import spoken
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "hdf5_mel"
-_NAMES = ("before", "after", "compare", "make_data")
+
+
+pytestmark = pytest.mark.usefixtures("no_augment_threads")
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Any:
-    """The scripts, as modules that other tests do not see."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(_FOLDER))
-        yield {name: importlib.import_module(name) for name in _NAMES}
-        for name in _NAMES:
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(autouse=True)
-def _no_threads(no_leaks: None) -> Iterator[None]:
-    """The threads that mask end with each test."""
-    yield
-    running.close_threads()
+def scripts(example: Any) -> Iterator[dict[str, Any]]:
+    with example("hdf5_mel") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

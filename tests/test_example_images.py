@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,27 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fastpipe.augment import running
 from fastpipe.torch import splitting
 
-_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "imagefolder_resnet"
-_NAMES = ("before", "after", "compare", "make_data")
+pytestmark = pytest.mark.usefixtures("no_augment_threads")
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Any:
-    """The scripts, as modules that other tests do not see."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(_FOLDER))
-        yield {name: importlib.import_module(name) for name in _NAMES}
-        for name in _NAMES:
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(autouse=True)
-def _no_threads(no_leaks: None) -> Iterator[None]:
-    yield
-    running.close_threads()
+def scripts(example: Any) -> Iterator[dict[str, Any]]:
+    with example("imagefolder_resnet") as found:
+        yield found
 
 
 def test_both_train_from_one_seed_to_an_accuracy(

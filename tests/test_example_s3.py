@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import signal
@@ -19,21 +18,17 @@ from fastpipe import Stage, Subset
 from fastpipe.testing.mounts import missing_for_mounts
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "s3_imagenet"
-_NAMES = ("before", "after", "serve")
 _CLASSES = 3
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The scripts, as modules that other tests do not see, for a few classes."""
-    monkeypatch.syspath_prepend(str(_FOLDER))
-    modules = {name: importlib.import_module(name) for name in _NAMES}
-    for name in ("before", "after"):
-        monkeypatch.setattr(modules[name], "CLASSES", _CLASSES)
-    monkeypatch.setattr(modules["after"], "STAGE", Stage(tmp_path / "stage"))
-    yield modules
-    for name in _NAMES:
-        sys.modules.pop(name, None)
+def scripts(example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The scripts, for a few classes."""
+    with example("s3_imagenet") as modules:
+        for name in ("before", "after"):
+            monkeypatch.setattr(modules[name], "CLASSES", _CLASSES)
+        monkeypatch.setattr(modules["after"], "STAGE", Stage(tmp_path / "stage"))
+        yield modules
 
 
 @pytest.fixture(autouse=True)

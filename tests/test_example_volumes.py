@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import subprocess
 import sys
@@ -19,18 +18,13 @@ import pytest
 import torch
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "volume_patches"
-_NAMES = ("before", "after", "compare", "make_data", "serve")
 _TEST = (48, 96, 100)  # along the last dimension, patches at their stride do not come to the end
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Any:
-    """The scripts, as modules that other tests do not see."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(_FOLDER))
-        yield {name: importlib.import_module(name) for name in _NAMES}
-        for name in _NAMES:
-            sys.modules.pop(name, None)
+def scripts(example: Any) -> Iterator[dict[str, Any]]:
+    with example("volume_patches") as found:
+        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)

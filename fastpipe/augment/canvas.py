@@ -53,12 +53,15 @@ class Canvas:
         self._goal = out.numpy().reshape(len(out), -1) if is_plain else None
 
     def end(self) -> None:
-        """Put the image where it goes, and let go of it."""
-        planes = self.planes
-        if self._goal is None or not np.may_share_memory(planes, self._goal):
+        """Put the image where it goes."""
+        if self._goal is None or not np.may_share_memory(self.planes, self._goal):
             self._out.copy_(torch.from_numpy(self.image()))
+
+    def let_go(self) -> None:
+        """Refer to nothing of the user's any more: a thread keeps its canvas, and a batch's memory is used
+        again once nobody refers to it."""
         self._image = self._out = _NOTHING
-        self._goal = None
+        self._planes = self._goal = None
 
     @property
     def planes(self) -> Float32Array:

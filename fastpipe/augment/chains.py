@@ -96,6 +96,11 @@ class Chain:
         u = uniform_rows(shape[0], self.draws, generator, key)
         return drawn_table(self.ops, u, shape[-2], shape[-1])
 
+    def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of images, (…, H, W), afterwards."""
+        size = size_after(self.steps, shape[-2], shape[-1])
+        return (*shape[:-2], *size), dtype_after(self.steps, dtype)
+
     def by_image(self, shape: Sequence[int], key: Key) -> Callable[[int, Tensor, Tensor], None]:
         """What changes the images of a batch of this shape one by one, on the processor, in any thread;
         see ``running.by_image``.  Each is what it would be in the whole batch."""
@@ -253,9 +258,8 @@ def _define() -> None:
 
     @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
     def augmented(images: Tensor, table: Tensor, number: int) -> Tensor:
-        steps = _chains[number].steps
-        size = size_after(steps, images.shape[2], images.shape[3])
-        return images.new_empty((*images.shape[:2], *size), dtype=dtype_after(steps, images.dtype))
+        shape, dtype = _chains[number].form_after(images.shape, images.dtype)
+        return images.new_empty(shape, dtype=dtype)
 
 
 _define()

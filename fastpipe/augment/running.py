@@ -174,10 +174,13 @@ def by_image(ops: Ops, applied: Float64Array) -> Callable[[int, Tensor, Tensor],
     def change(number: int, image: Tensor, out: Tensor) -> None:
         canvas, (height, width) = _canvas(), image.shape[1:]
         box = steps[0][0].region(steps[0][1][number], height, width) if steps else None
-        canvas.begin(image, box or (0, 0, height, width), out)
-        for op, rows in steps:
-            op.on_canvas(canvas, rows[number])
-        canvas.end()
+        try:
+            canvas.begin(image, box or (0, 0, height, width), out)
+            for op, rows in steps:
+                op.on_canvas(canvas, rows[number])
+            canvas.end()
+        finally:
+            canvas.let_go()
 
     return change
 

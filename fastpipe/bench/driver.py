@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from fastpipe.bench.report import print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 
-__all__ = ["Driver", "add_run_arguments", "finish"]
+__all__ = ["Driver", "add_run_arguments"]
 
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
@@ -44,7 +45,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
     add("--quick", action="store_true", help="two short rounds: does it run? No figures to rely on")
 
 
-def finish(result: dict[str, Any], args: argparse.Namespace, console: Console, progress: Progress) -> None:
+def _finish(result: dict[str, Any], args: argparse.Namespace, console: Console, progress: Progress) -> None:
     """Print a result, and write what was asked for."""
     progress.stop()
     print_result(result, console)
@@ -57,7 +58,7 @@ def finish(result: dict[str, Any], args: argparse.Namespace, console: Console, p
 
 
 @dataclass
-class Driver:
+class Driver(ABC):
     """One run of a case.
 
     Attributes:
@@ -78,6 +79,18 @@ class Driver:
     infos: dict[str, RowInfo] = field(default_factory=dict)
     missing: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @abstractmethod
+    def result(self) -> dict[str, Any] | None:
+        """Check, measure, and put the file's content together; ``None`` if the check fails."""
+
+    def run(self, console: Console) -> int:
+        """Measure, report, and write what was asked for; 0, or 1 if the check fails."""
+        result = self.result()
+        if result is None:
+            return 1
+        _finish(result, self.args, console, self.progress)
+        return 0
 
     def begin(self) -> float | None:
         """Note what makes figures doubtful; the load at the start."""

@@ -14,7 +14,7 @@ from fastpipe.bench import machine
 from fastpipe.bench.check import Check, run_check
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec
 from fastpipe.bench.peers import PEERS, PeerRow, interpreter
@@ -126,11 +126,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if generated:
         bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
         progress.done(f"photos: made up, kept in {folder}")
-    result = bench.result()
-    if result is None:
-        return 1
-    finish(result, args, console, progress)
-    return 0
+    return bench.run(console)
 
 
 @dataclass

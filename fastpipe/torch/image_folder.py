@@ -258,10 +258,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [item_of(samples, p) for p in positions]
-        plan, runtime = self.plan, self._running()
-        if split is not None:
-            plan = split.head
-        elif sends_bytes:
+        plan, runtime = self.plan if split is None else split.head, self._running()
+        if sends_bytes and split is None:
             plan = plan.as_bytes()
         is_keyed = key is not None
         if key is None:

@@ -51,9 +51,11 @@ class Source(ABC):
 
     Attributes:
         bases: these datasets, in the order of the samples.
+        by_split: what ``split`` gave, to make batches by it; with ``send_bytes`` by the first part of it.
     """
 
     bases: Sequence[Any]
+    by_split: Split | None = None
 
     @abstractmethod
     def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
@@ -100,10 +102,6 @@ class Source(ABC):
     def transform_state(self) -> object:
         """What differs when the transform, or what it would make, does."""
         return None
-
-    def use(self, split: Split) -> None:
-        """Make batches by a split of the transform; with ``send_bytes`` by the first part of it."""
-        raise NotImplementedError
 
     def finish(self, batch: StartedBatch) -> Sequence[Any]:
         """Wait for a batch and return its samples."""

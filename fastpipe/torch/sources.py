@@ -49,8 +49,7 @@ class FolderSource(Source):
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._sends_bytes = False
-        self._split: Split | None = None
-        self._split_at: object = None  # the state of the transform, in this process
+        self._split_at: object = None  # the state of the transform in this process, while it is split
 
     @cached_property
     def _folders(self) -> dict[int, FastImageFolder]:
@@ -80,18 +79,14 @@ class FolderSource(Source):
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), base.memory_format) for base in self.bases]
 
-    def use(self, split: Split) -> None:
-        """Make batches by a split of the transform."""
-        self._split, self._split_at = split, None
-
     def _split_now(self) -> Split | None:
         """The split, until the transform changes."""
-        if self._split is not None:
+        if self.by_split is not None:
             state = self.transform_state()
             self._split_at = self._split_at or state
             if self._split_at != state:
-                self._split = None
-        return self._split
+                self.by_split = None
+        return self.by_split
 
     def lookout(self, *, is_here: bool) -> Lookout | None:
         """Who has remote images fetched before they are asked for."""
@@ -124,8 +119,8 @@ class FolderSource(Source):
 
     def describe(self) -> list[str]:
         """The folders' plans."""
-        if self._split is not None:
-            return self._split.describe("on the device" if self._sends_bytes else "in the decoding threads")
+        if self.by_split is not None:
+            return self.by_split.describe("on the device" if self._sends_bytes else "in the decoding threads")
         plans = dict.fromkeys(repr(base.plan) for base in self.bases)
         return [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
 

@@ -12,7 +12,6 @@ from torchvision import transforms as v1
 
 from fastpipe import augment
 from fastpipe.augment.chains import Chain
-from fastpipe.augment.running import dtype_after, size_after
 from fastpipe.errors import AugmentError
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.stock import is_thread_safe, run_keyed
@@ -87,19 +86,17 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     head, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
     try:
-        chain = augment.from_torchvision(rest)._chain
+        chain = Chain(augment.from_torchvision(rest).ops, "the rest of the transform")
         values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _shape(head), np.uint8))
         example = v1.ToPILImage()(values) if is_pil else of_kind(values, head.kind)
         like = _like(rest, example)
         chain.checked(values[None])
     except AugmentError as error:
         raise SplitError(str(error)) from None
-    size = size_after(chain.ops, *values.shape[1:])
-    expected = (dtype_after(chain.ops, torch.uint8), (len(values), *size))
-    if (like.dtype, like.shape) != expected:
+    shape, dtype = chain.form_after(values.shape, torch.uint8)
+    if (like.shape, like.dtype) != (shape, dtype):
         raise SplitError(
-            f"augmentations would make images of {expected[0]}, {expected[1]}, and it makes {like.dtype}, "
-            f"{like.shape}"
+            f"augmentations would make images of {dtype}, {shape}, and it makes {like.dtype}, {like.shape}"
         )
     notes = repr(compile_plan(v1.Compose(items[:count]), decode_note=decode_note)).splitlines()[1:-1]
     given = transform, layout, decode_note

@@ -140,7 +140,7 @@ class Splitting:
         if place == "whole":
             return None, False
         assert source is not None
-        source.use(split)
+        source.by_split = split
         return split, place == "device"
 
     def note(self) -> list[str]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from fastpipe.augment import running
-
 
 @pytest.fixture(autouse=True)
-def _no_threads(no_leaks: None) -> Iterator[None]:
-    """The threads of the process end with each test."""
-    yield
-    running.close_threads()
+def _no_threads(no_augment_threads: None) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)

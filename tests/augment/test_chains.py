@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import os
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +220,25 @@ def test_what_other_devices_do_compiles_and_is_the_same(make_images: Make) -> No
         applied = torch.from_numpy(applied_table(chain.ops, np.concatenate(tables, axis=1), 40, 52)).float()
         assert torch.allclose(run(images, applied), on_device(chain.ops, images, applied), atol=1e-6)
     assert len(graphs) == 1
+
+
+def test_threads_keep_nothing_of_a_batch() -> None:
+    """Neither of one that was made, nor of one on which an operation failed."""
+
+    class Failing(augment.RandomHorizontalFlip):
+        def on_canvas(self, canvas: Any, row: Any) -> None:
+            raise RuntimeError("fails")
+
+    for ops in ([augment.RandomHorizontalFlip(), augment.Normalize([0.5] * 3, [0.5] * 3)], [Failing(1.0)]):
+        chain, images = augment.Compose(ops), torch.rand(4, 3, 8, 8)
+        given = weakref.ref(images)
+        with contextlib.suppress(RuntimeError):
+            made = chain(images)
+            del made
+        del images
+        gc.collect()
+        assert given() is None
+        assert len(chain._chain.memory._free) == 1
 
 
 def test_compiled_with_gradients_is_the_same(make_images: Make) -> None:

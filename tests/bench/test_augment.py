@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 
 from fastpipe import augment
-from fastpipe.augment import running
 from fastpipe.bench import peers as bench_peers
 from fastpipe.bench.augment import case, check, rows, scripts
 from fastpipe.bench.augment.check import ChainCheck, check_chains, waits_within
@@ -45,11 +44,7 @@ _SINGLE = [Place(one, dtype) for one in SINGLE for dtype in one.dtypes]
 _COUNT = 3
 
 
-@pytest.fixture(autouse=True)
-def _no_threads(no_leaks: None) -> Iterator[None]:
-    """The threads of the process end with each test."""
-    yield
-    running.close_threads()
+pytestmark = pytest.mark.usefixtures("no_augment_threads")
 
 
 @pytest.fixture(scope="module")

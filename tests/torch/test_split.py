@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
-from fastpipe.augment.running import close_threads
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 from fastpipe.torch import splitting
@@ -24,7 +22,7 @@ from fastpipe.torch.split import SplitError, split_of
 from fastpipe.torch.splitting import Costs, Placing
 from fastpipe.types import Key
 
-pytestmark = pytest.mark.usefixtures("same_generators")
+pytestmark = pytest.mark.usefixtures("same_generators", "no_augment_threads")
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HEAD = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]
@@ -40,12 +38,6 @@ V2 = v2.Compose(
     ]
 )
 PLACES = ["threads", "device"]
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    yield
-    close_threads()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from fastpipe.bench.augment.single import single_of
 from fastpipe.bench.augment.targets import targets
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import interpreter
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, rate_of, verdict
@@ -66,11 +66,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if require("torch", extra="torch").cuda.is_available():
         devices.append("cuda")
     bench = _Bench(args, machine.cores_allowed(), progress, batches=batches, photos=photos, devices=devices)
-    result = bench.result()
-    if result is None:
-        return 1
-    finish(result, args, console, progress)
-    return 0
+    return bench.run(console)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
-from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.hdf5.check import RowCheck, check_rows
 from fastpipe.bench.hdf5.data import (
     CELLS,
@@ -75,11 +75,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         raise OptionError("--data and --key go together: a file and the dataset in it")
     tables, judged = _tables(args, progress)
     bench = _Bench(args, machine.cores_allowed(), progress, tables=tables, judged=judged)
-    result = bench.result()
-    if result is None:
-        return 1
-    finish(result, args, console, progress)
-    return 0
+    return bench.run(console)
 
 
 def _sizes(args: argparse.Namespace) -> Sizes:

@@ -17,7 +17,7 @@ from rich.console import Console
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import folder_to_use, scan
-from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import RowInfo, entries, verdict
@@ -74,11 +74,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     count = max(count, args.batch_size)
     jitter = args.delay * _JITTER_MS / _DELAY_MS
     with Bucket(photos, count, args.delay, jitter, progress.done) as bucket:
-        result = _Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).result()
-    if result is None:
-        return 1
-    finish(result, args, console, progress)
-    return 0
+        return _Bench(args, machine.cores_allowed(), progress, bucket=bucket, name=name).run(console)
 
 
 @dataclass

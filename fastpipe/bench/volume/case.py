@@ -15,7 +15,7 @@ from rich.console import Console
 from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
-from fastpipe.bench.driver import Driver, add_run_arguments, finish
+from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, verdict
@@ -55,11 +55,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     require("zarr", extra="bench")
     scroll = made_scroll(QUICK if args.quick else FULL, args.folder, progress.done)
-    result = _Bench(args, machine.cores_allowed(), progress, scroll=scroll).result()
-    if result is None:
-        return 1
-    finish(result, args, console, progress)
-    return 0
+    return _Bench(args, machine.cores_allowed(), progress, scroll=scroll).run(console)
 
 
 @dataclass
