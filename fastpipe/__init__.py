@@ -51,7 +51,13 @@ _LAZY = dict.fromkeys(
 )
 
 
+# Parts of the package that scripts name without importing them: ``fastpipe.tf.image_dataset``.
+_PARTS = ("augment", "tf")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value

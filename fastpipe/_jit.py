@@ -34,6 +34,7 @@ KERNEL_MODULES = (
     "read/volumes/kernels.py",
     "transform/_simd.py",
     "transform/kernels.py",
+    "transform/sample_kernels.py",
     "transform/weights.py",
 )
 

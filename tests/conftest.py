@@ -415,8 +415,15 @@ def _mapped_by_others() -> set[str]:
 
 
 def _temporary_files() -> set[str]:
-    # pytest's own folder, those that multiprocessing and torch keep until the process ends, and servers'.
-    kept = ("pytest-of-", "pymp-", "torch", *(os.path.basename(server.folder) for server in _SERVERS))
+    # pytest's own folder, those that multiprocessing, torch and TensorFlow keep until the process ends, and
+    # servers'.
+    kept = (
+        "pytest-of-",
+        "pymp-",
+        "torch",
+        "__autograph",
+        *(os.path.basename(server.folder) for server in _SERVERS),
+    )
     return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(kept)}
 
 

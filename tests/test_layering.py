@@ -40,7 +40,12 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "device": _BASE | {"device"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
-    "torch": _BASE | _MIDDLE | {"_intraop", "sampling", "device", "augment", "torch"},
+    "_replacing": {"transform"},
+    "_beside": set(),
+    "torch": _BASE
+    | _MIDDLE
+    | {"_beside", "_intraop", "_replacing", "sampling", "device", "augment", "torch"},
+    "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "augment", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},

@@ -29,11 +29,13 @@ class Item:
         index: its number in the dataset.
         path: its file.
         target: its class; None where samples have none.
+        column: of a table of several images, the one that the file is of.
     """
 
     index: int
     path: str
     target: Any = None
+    column: str = ""
 
 
 def is_of_machine(error: BaseException) -> bool:
@@ -47,7 +49,7 @@ def is_of_machine(error: BaseException) -> bool:
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     """The error that names a sample, with what was wrong with it as its cause."""
     error = BadSampleError(
-        f"sample {item.index} could not be read: {item.path!r}{_size_note(item.path)}: "
+        f"sample {item.index}{_column_note(item)} could not be read: {item.path!r}{_size_note(item.path)}: "
         f"{type(cause).__name__}: {cause}. "
         "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
         path=item.path,
@@ -75,6 +77,10 @@ def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> B
         path=first.path,
         index=first.index,
     )
+
+
+def _column_note(item: Item) -> str:
+    return f" ({item.column})" if item.column else ""
 
 
 def _size_note(path: str) -> str:

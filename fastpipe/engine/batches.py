@@ -16,11 +16,27 @@ from fastpipe.errors import BadSampleError
 from fastpipe.protocols import EncodedImage, ReducedImage, SamplePlan, Stopwatch
 from fastpipe.types import Box, Size, UInt8Array
 
-__all__ = ["BatchMaker", "PendingBatch", "say_where"]
+__all__ = [
+    "BatchMaker",
+    "PendingBatch",
+    "PendingSamples",
+    "UnreadableError",
+    "WatchedImage",
+    "judged",
+    "say_where",
+]
 
 
-class _UnreadableError(Exception):
-    """Reading or decoding failed, as opposed to transforming; the cause says how."""
+class UnreadableError(Exception):
+    """Reading or decoding failed, as opposed to transforming; the cause says how.
+
+    Args:
+        item: what could not be read, where it is one of several parts of the sample.
+    """
+
+    def __init__(self, item: Item | None = None) -> None:
+        super().__init__()
+        self.item = item
 
 
 class BatchMaker:
@@ -70,42 +86,41 @@ class BatchMaker:
                 the attempt, from 1, to another item; None when there is none left to try.
         """
         batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute)
-        if pool is None:
-            batch.job = Job(batch.make, len(items))
-            batch.job.run_here()
-        else:
-            batch.job = pool.submit(batch.make, len(items))
+        batch.begin(pool)
         return batch
 
 
-class PendingBatch:
-    """A batch that is being made.  Made by ``BatchMaker.start``.
+class PendingSamples:
+    """Samples that are being made side by side.  What makes one is a subclass's.
 
-    Attributes:
+    Args:
         items: the samples, as asked for.
-        memory: the batch's memory, written where samples share it.
-        values: the samples' values, where they do not.
+        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
+        bad: where bad samples are recorded.
+        substitute: as of ``BatchMaker.start``.
     """
 
     job: Job
 
     def __init__(
         self,
-        maker: BatchMaker,
         items: Sequence[Item],
-        plan: SamplePlan,
-        parameters: Sequence[Sequence[float]],
-        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
-        finish: Callable[[Any, int], Any] | None,
+        policy: str,
+        bad: BadSampleLog,
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:
-        self.items, self.memory = items, memory
-        self.values: list[Any] = [None] * len(items)
-        self._maker, self._plan, self._parameters = maker, plan, parameters
-        self._rows = memory.reshape(len(items), -1) if isinstance(memory, np.ndarray) else memory
-        self._finish, self._substitute = finish, substitute
+        self.items = items
+        self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
+
+    def begin(self, pool: ThreadPool | None) -> None:
+        """Make them in these threads; None makes them in the calling one before returning."""
+        if pool is None:
+            self.job = Job(self.make, len(self.items))
+            self.job.run_here()
+        else:
+            self.job = pool.submit(self.make, len(self.items))
 
     def wait(self) -> list[int]:
         """Wait until the batch is made.
@@ -145,9 +160,9 @@ class PendingBatch:
                 try:
                     self._make_from(number, item)
                     return
-                except _UnreadableError as unreadable:
+                except UnreadableError as unreadable:
                     text = self._pass_over(item, unreadable)
-                if self._maker.policy == "skip":
+                if self._policy == "skip":
                     self._left_out[number] = BadSampleError(text, path=item.path, index=item.index)
                     return
                 assert self._substitute is not None
@@ -156,33 +171,27 @@ class PendingBatch:
             say_where(error, item or self.items[number])
             self._errors[number] = error
 
-    def _pass_over(self, item: Item, unreadable: _UnreadableError) -> str:
+    def _pass_over(self, item: Item, unreadable: UnreadableError) -> str:
         """Raise the error of a bad sample, or record it if the policy lets it pass; its text."""
         assert unreadable.__cause__ is not None
+        item = unreadable.item or item
         error = bad_sample_error(item, unreadable.__cause__)
         try:
-            if self._maker.policy == "raise":
+            if self._policy == "raise":
                 raise error from unreadable.__cause__
-            self._maker.bad.record(item, error)
+            self._bad.record(item, error)
             return str(error)
         finally:
             del error  # its traceback refers to this frame
 
     def _make_from(self, number: int, item: Item) -> None:
-        maker = self._maker
-        start = perf_counter_ns()
-        try:
-            blob = maker.read(item.path)
-            read = perf_counter_ns()
-            maker.clock.add("read", read - start)
-            image = _Watched(maker.open_image(blob, item.path))
-        except Exception as error:
-            raise _judged(error) from error
-        row = None if self._rows is None else self._rows[number]
-        value = self._plan.apply(image, self._parameters[number], row)
-        self.values[number] = self._finish(value, number) if self._finish else value
-        maker.clock.add("decode", image.nanoseconds)
-        maker.clock.add("transform", perf_counter_ns() - read - image.nanoseconds)
+        """Make a sample of this item.
+
+        Raises:
+            UnreadableError: its file is bad.
+            Exception: anything else is raised whatever the policy.
+        """
+        raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
         return BadSampleError(
@@ -194,7 +203,49 @@ class PendingBatch:
         )
 
 
-class _Watched:
+class PendingBatch(PendingSamples):
+    """A batch of images that is being made.  Made by ``BatchMaker.start``.
+
+    Attributes:
+        memory: the batch's memory, written where samples share it.
+        values: the samples' values, where they do not.
+    """
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        items: Sequence[Item],
+        plan: SamplePlan,
+        parameters: Sequence[Sequence[float]],
+        memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
+        finish: Callable[[Any, int], Any] | None,
+        substitute: Callable[[int, int], Item | None] | None,
+    ) -> None:
+        super().__init__(items, maker.policy, maker.bad, substitute)
+        self.memory = memory
+        self.values: list[Any] = [None] * len(items)
+        self._maker, self._plan, self._parameters = maker, plan, parameters
+        self._rows = memory.reshape(len(items), -1) if isinstance(memory, np.ndarray) else memory
+        self._finish = finish
+
+    def _make_from(self, number: int, item: Item) -> None:
+        maker = self._maker
+        start = perf_counter_ns()
+        try:
+            blob = maker.read(item.path)
+            read = perf_counter_ns()
+            maker.clock.add("read", read - start)
+            image = WatchedImage(maker.open_image(blob, item.path))
+        except Exception as error:
+            raise judged(error) from error
+        row = None if self._rows is None else self._rows[number]
+        value = self._plan.apply(image, self._parameters[number], row)
+        self.values[number] = self._finish(value, number) if self._finish else value
+        maker.clock.add("decode", image.nanoseconds)
+        maker.clock.add("transform", perf_counter_ns() - read - image.nanoseconds)
+
+
+class WatchedImage:
     """An opened image whose decoding is timed and whose failures are told from a transform's."""
 
     def __init__(self, image: EncodedImage) -> None:
@@ -207,7 +258,7 @@ class _Watched:
         try:
             return self._image.region(box)
         except Exception as error:
-            raise _judged(error) from error
+            raise judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
 
@@ -215,14 +266,14 @@ class _Watched:
         try:
             return self._image.info()
         except Exception as error:
-            raise _judged(error) from error
+            raise judged(error) from error
 
     def rows(self, top: int, count: int) -> UInt8Array | None:
         start = perf_counter_ns()
         try:
             return self._image.rows(top, count)
         except Exception as error:
-            raise _judged(error) from error
+            raise judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
 
@@ -235,7 +286,7 @@ class _Watched:
         try:
             return self._image.pil()
         except Exception as error:
-            raise _judged(error) from error
+            raise judged(error) from error
         finally:
             self.nanoseconds += perf_counter_ns() - start
 
@@ -243,7 +294,7 @@ class _Watched:
 class _WatchedRows:
     """A reduced image that is watched like the image that it is of."""
 
-    def __init__(self, watched: _Watched, image: ReducedImage) -> None:
+    def __init__(self, watched: WatchedImage, image: ReducedImage) -> None:
         self._watched, self._image = watched, image
         self.size = image.size
 
@@ -252,14 +303,14 @@ class _WatchedRows:
         try:
             return self._image.rows(count)
         except Exception as error:
-            raise _judged(error) from error
+            raise judged(error) from error
         finally:
             self._watched.nanoseconds += perf_counter_ns() - start
 
 
-def _judged(error: Exception) -> Exception:
+def judged(error: Exception) -> Exception:
     """What to raise for an error of reading or decoding: that the file is bad, or the error."""
-    return error if is_of_machine(error) else _UnreadableError()
+    return error if is_of_machine(error) else UnreadableError()
 
 
 def say_where(error: BaseException, item: Item) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 __all__ = ["Lease", "SlotPool"]
 
+_LINE = 64
 _PATIENCE = 16  # smaller batches in a row until the larger slots are given up
 
 
@@ -83,7 +84,7 @@ class SlotPool:
             try:
                 memory = self._free.pop()
             except IndexError:
-                return np.empty(size, np.uint8)
+                return _aligned(size)
             # Another thread may have put a slot back just as the size changed: drop it.
             if memory.size == self._size >= size:
                 return memory
@@ -110,3 +111,10 @@ class SlotPool:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (SlotPool, (self.keep,))
+
+
+def _aligned(size: int) -> npt.NDArray[np.uint8]:
+    """New memory that begins where a cache line does: TensorFlow copies arrays that do not."""
+    memory = np.empty(size + _LINE - 1, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + size]

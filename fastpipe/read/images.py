@@ -82,6 +82,20 @@ class ImageReader:
                 return _FastImage(self, blob, path, header)
         return PillowImage(self, blob, path)
 
+    def look_at(self, blob: bytes, path: str) -> tuple[Size, bool]:
+        """An image's size, and whether it is a trusted JPEG, for decoders that are not this module's.
+
+        Arguments and errors as of ``open``.
+        """
+        header = read_jpeg_header(blob)
+        if header is not None and header.trusted:
+            pixels = header.height * header.width
+            self._check_pixels(pixels, path)
+            if not self.objects_to(pixels):
+                return Size(header.height, header.width), True
+        image = self.open_pillow(blob, path)
+        return Size(image.height, image.width), False
+
     def objects_to(self, pixels: int) -> bool:
         """Whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
         limit = self._image.MAX_IMAGE_PIXELS

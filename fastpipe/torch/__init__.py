@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._beside import load_triton_apart
 from fastpipe._extras import require
 
 # First, so that a missing package is said with the pip command that brings it.
 require("torch", extra="torch")
+load_triton_apart()
 require("torchvision", extra="torch")
 
 from fastpipe.torch.accelerating import accelerate  # noqa: E402

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._replacing import another_of_its_class
 from fastpipe.engine.bad import Item
 from fastpipe.index.tables import SampleTable
-from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = ["item_of", "substitute_of"]
-
-# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
-_MOST_REPLACEMENTS = 100
 
 
 def item_of(samples: Any, position: int) -> Item:
@@ -39,13 +37,9 @@ def substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, at
         attempt: from 1.
     """
     item = items[number]
-    same = np.flatnonzero(_targets_of(samples) == item.target)
-    others = same[same != item.index]
-    if attempt > min(len(others), _MOST_REPLACEMENTS):
-        return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
-    order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
-    return item_of(samples, int(others[order[attempt - 1]]))
+    other = another_of_its_class(_targets_of(samples), item.target, item.index, seed, attempt)
+    return None if other is None else item_of(samples, other)
 
 
 def _targets_of(samples: Any) -> npt.NDArray[Any]:

@@ -1,0 +1,103 @@
+"""``tf.data.Dataset`` with what a script asks of a dataset of images."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from fastpipe.errors import OptionError
+
+__all__ = ["About", "ImageDataset"]
+
+
+class About:
+    """What is known of a dataset, whatever is done to its elements.
+
+    Attributes:
+        class_names: names of the labels, or None.
+        file_paths: the files, in the order of the rows; of several modalities a dict of them.
+        plan: which engine makes what, in lines.
+        stock: makes the dataset of stock parts that gives the same.
+        stream: the engine ``"threads"``, or None.
+    """
+
+    def __init__(
+        self, class_names: list[str] | None, file_paths: Any, plan: str, stock: Callable[[], Any], stream: Any
+    ) -> None:
+        self.class_names, self.file_paths, self.plan = class_names, file_paths, plan
+        self.stock, self.stream = stock, stream
+
+
+class ImageDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
+    """A ``tf.data.Dataset`` of images, made by :func:`fastpipe.tf.image_dataset`.
+
+    Its own methods, such as ``map``, ``batch``, ``prefetch`` or ``take``, give another that knows the same.
+
+    Attributes:
+        class_names: names of the labels, as Keras's datasets have them; None without.
+        file_paths: the files, in the order of the rows; for modalities, a dict of them.
+    """
+
+    # The two names that a subclass has to have, ``element_spec`` and ``_inputs``, and ``_variant_tensor`` are
+    # all of TensorFlow's insides that are touched.
+
+    def __init__(self, dataset: Any, about: About) -> None:
+        self._dataset, self._about = dataset, about
+        self.class_names, self.file_paths = about.class_names, about.file_paths
+        super().__init__(dataset._variant_tensor)
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of the elements."""
+        return self._dataset.element_spec
+
+    def _inputs(self) -> list[Any]:
+        return [self._dataset]
+
+    @property
+    def plan(self) -> str:
+        """Which engine makes the images, by which decoders, and what is kept."""
+        return self._about.plan
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds spent in this process, by stage, summed over the threads of the engine ``"threads"``."""
+        stream = self._about.stream
+        return {} if stream is None else stream.clock.totals()
+
+    def reference(self) -> Any:
+        """The same samples from stock parts, to compare with, in the order of the rows: Keras's loader for a
+        folder; ``tf.py_function`` with Pillow, or TensorFlow's operations, for a table."""
+        return self._about.stock()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the epoch that is begun next: ``model.fit(…, initial_epoch=3)`` goes on with the order of
+        epoch 3 after ``set_epoch(3)``.
+
+        Raises:
+            OptionError: the engine ``"graph"`` has no numbers of epochs.
+        """
+        if self._about.stream is None:
+            raise OptionError("set_epoch needs engine='threads': TensorFlow's shuffle cannot go to an epoch")
+        self._about.stream.set_epoch(epoch)
+
+
+def _kept(name: str) -> Callable[..., Any]:
+    method = getattr(tf.data.Dataset, name)
+
+    @functools.wraps(method)
+    def wrapped(self: ImageDataset, *arguments: Any, **options: Any) -> Any:
+        return ImageDataset(method(self, *arguments, **options), self._about)
+
+    return wrapped
+
+
+for _name in (
+    "apply", "batch", "cache", "enumerate", "filter", "map", "prefetch", "rebatch", "repeat",
+    "shard", "shuffle", "skip", "take", "unbatch", "with_options",
+):  # fmt: skip
+    if hasattr(tf.data.Dataset, _name):
+        setattr(ImageDataset, _name, _kept(_name))

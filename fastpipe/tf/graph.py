@@ -1,0 +1,111 @@
+"""The engine ``"graph"``: TensorFlow's operations alone, which can be sent to other processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fastpipe.options import Decode
+from fastpipe.tf.form import Form
+from fastpipe.tf.graph_ops import load
+from fastpipe.tf.rows import Column, Rows
+from fastpipe.tf.stream import StreamOptions
+
+__all__ = ["graph_dataset", "why_not_graph"]
+
+_FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+
+
+def why_not_graph(rows: Rows, options: StreamOptions) -> str:
+    """Why these samples cannot be made by TensorFlow's operations; empty if they can."""
+    for column in rows.columns:
+        why = _why_not(column)
+        if why:
+            return f"{why} (of {column.name!r})" if column.name else why
+    if options.bad_samples.policy == "replace":
+        return "it cannot replace bad samples; it can skip them"
+    if options.bad_samples.log is not None or options.bad_samples.max_errors is not None:
+        return "it cannot count bad samples"
+    if options.cache.where in ("ram", "disk"):
+        return "it keeps nothing by itself: call .cache() on the dataset, and leave cache= out"
+    if options.decode != Decode():
+        return f"{options.decode} is for fastpipe's decoders"
+    return ""
+
+
+def _why_not(column: Column) -> str:
+    spec = column.spec
+    if column.preprocess is not None:
+        return "preprocess= is the script's Python"
+    if spec.parity == "pil" and (spec.filter != "bilinear" or spec.channels != 3 or spec.aspect):
+        return "only a bilinear resize of RGB images is Pillow's within 1/255 there"
+    if spec.outside != "error":
+        return f"outside={spec.outside!r} needs the size of each image beforehand"
+    if column.boxes is not None and column.boxes.is_relative:
+        return "boxes in parts of the image need its size beforehand"
+    other = next((path for path in column.paths if not path.lower().endswith(_FORMATS)), None)
+    return f"TensorFlow does not decode {os.path.splitext(other)[1] or other!r} files" if other else ""
+
+
+def graph_dataset(rows: Rows, options: StreamOptions, form: Form) -> Any:
+    """The dataset, batched; serialisable.
+
+    Args:
+        rows: all samples.
+        options: how they become batches.
+        form: of the elements.
+    """
+    slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
+    for number, column in enumerate(rows.columns):
+        slices[f"path {number}"] = list(column.paths)
+        if column.boxes is not None:
+            edges = np.rint(column.boxes.edges).astype(np.int32)
+            slices[f"box {number}"] = np.hstack([edges[:, [1, 0]], (edges[:, 2:] - edges[:, :2])[:, ::-1]])
+    if rows.labels is not None:
+        slices["labels"] = rows.labels
+    made = tf.data.Dataset.from_tensor_slices(slices)
+    if options.shuffle:
+        made = made.shuffle(len(rows), seed=options.seed, reshuffle_each_iteration=True)
+    if options.shard is not None:
+        made = made.shard(options.shard.world, options.shard.rank)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def sample(row: Any) -> Any:
+        images = [
+            _image(column, row[f"path {number}"], row.get(f"box {number}"), form)
+            for number, column in enumerate(rows.columns)
+        ]
+        tabular = {name: row[f"tabular {name}"] for name in form.tabular}
+        return form.element(images, tabular, row.get("labels"))
+
+    made = made.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if options.bad_samples.policy == "skip":
+        made = made.ignore_errors(log_warning=True)
+    return made.batch(
+        options.batch_size, drop_remainder=options.drop_remainder, num_parallel_calls=tf.data.AUTOTUNE
+    )
+
+
+def _image(column: Column, path: Any, box: Any, form: Form) -> Any:
+    raw = tf.io.read_file(path)
+    kinds = [tf.io.is_jpeg(raw), *(tf.strings.substr(raw, 0, len(start)) == start for start in _BEGINNINGS)]
+    name = f" ({column.name})" if column.name else ""
+    known = tf.debugging.Assert(
+        tf.reduce_any(tf.stack(kinds)), [f"this file{name} is no JPEG, PNG, BMP or GIF image:", path]
+    )
+    with tf.control_dependencies([known] if known is not None else []):
+        raw = tf.identity(raw)
+    image = load(raw, box, column.spec)
+    if column.rescale is not None:
+        image = image * tf.constant(column.rescale[0], tf.float32)
+        if column.rescale[1]:
+            image += tf.constant(column.rescale[1], tf.float32)
+    if form.output == "uint8":
+        image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+    return form.laid_out(tf.cast(image, form.output))
+
+
+_BEGINNINGS = (b"\x89PNG", b"BM", b"GIF8")

@@ -1,0 +1,279 @@
+"""``image_dataset``: Keras's ``image_dataset_from_directory``, for tables and several images as well."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from fastpipe.errors import ClosedError, OptionError
+from fastpipe.options import BadSamples, Cache, Decode, Shard
+from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
+from fastpipe.tf.dataset import About, ImageDataset
+from fastpipe.tf.form import Form, form_of
+from fastpipe.tf.graph import graph_dataset, why_not_graph
+from fastpipe.tf.options import Modality, check_choice
+from fastpipe.tf.reference import reference_dataset
+from fastpipe.tf.rows import Rows
+from fastpipe.tf.stream import RowStream, StreamOptions
+
+__all__ = ["image_dataset"]
+
+_log = logging.getLogger("fastpipe.tf")
+
+_SINGLES = 32  # rows made together, where the script wants single samples
+
+
+def image_dataset(
+    source: Any,
+    labels: Any = "inferred",
+    label_mode: Literal["int", "categorical", "binary"] | None = "int",
+    class_names: Sequence[Any] | None = None,
+    color_mode: Literal["rgb", "grayscale", "rgba"] = "rgb",
+    batch_size: int | None = 32,
+    image_size: int | tuple[int, int] = (256, 256),
+    shuffle: bool = True,
+    seed: int | None = None,
+    validation_split: float | None = None,
+    subset: Literal["training", "validation", "both"] | None = None,
+    interpolation: str = "bilinear",
+    follow_links: bool = False,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    data_format: Literal["channels_last", "channels_first"] | None = None,
+    format: Literal["tf"] = "tf",
+    verbose: bool = True,
+    *,
+    files: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    boxes: Any = None,
+    box_format: str = "xyxy",
+    outside: Literal["error", "clip", "pad"] = "error",
+    modalities: Mapping[str, Modality | Mapping[str, Any]] | None = None,
+    tabular: Mapping[str, Any] | None = None,
+    preprocess: Callable[..., Any] | None = None,
+    thread_safe: bool = False,
+    antialias: bool | None = None,
+    rescale: float | tuple[float, float] | None = None,
+    output: Literal["float32", "uint8", "float16"] | None = None,
+    drop_remainder: bool = False,
+    augment: Callable[..., Any] | None = None,
+    parity: Literal["auto", "pil", "tf"] = "auto",
+    engine: Literal["auto", "threads", "graph"] = "auto",
+    cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
+    shard: Shard | None = None,
+    bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
+    decode: Decode = Decode(),  # noqa: B008 - immutable
+    threads: int | Literal["auto"] = "auto",
+) -> Any:
+    """A ``tf.data.Dataset`` of images: from one line to several modalities with boxes.
+
+    Of a folder it gives what ``keras.utils.image_dataset_from_directory`` gives, for the same arguments; the
+    first eighteen are Keras's.  Of a table it gives what ``tf.py_function`` with Pillow gives.
+
+    Args:
+        source: a folder with a folder for each class; a list of files; or a table: a pandas or Polars data
+            frame, or a dict of columns.
+        labels: as in Keras; of a table a column's name, or the labels themselves, names or whole numbers.
+        label_mode, class_names, color_mode, batch_size, image_size, validation_split, subset, follow_links,
+            crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, verbose: as in Keras.
+        interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
+            box), "hamming" or "lanczos".
+        shuffle: each epoch has an order of its own, of all rows (Keras mixes eight batches at a time).
+        seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, a number of NumPy's global
+            generator is taken, as Keras does.
+        files: the column of the file names.  Default: "files", "file", "filename" or "path".
+        folder: in which the files of a table are.
+        boxes, box_format, outside: the part of each image that is used: an array (N, 4), a column of four
+            numbers each, or the names of four columns; ``box_format`` is ``"xyxy"`` (left, top, right, bottom
+            in pixels, the last two excluded), ``"yxyx"``, ``"xywh"``, ``"center_xywh"``, or with ``"rel_"``
+            before the first three in parts of the image.  A box that reaches outside its image is an error,
+            unless ``outside`` is ``"clip"``, or ``"pad"`` for black there.
+        modalities: several images of each row: their names to :class:`fastpipe.tf.Modality` or a dict of its
+            arguments.  The inputs are then a dict of them.
+        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k).
+        preprocess: a function of the script's, called with the part of the image that is used (a PIL image)
+            before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
+            (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
+            on (seed, epoch, row).
+        thread_safe: promise that it may be called from several threads at once; else it is called in one.
+        antialias: whether filters widen where images are made smaller.  Default: as ``parity`` does.
+        rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
+        output: type of the images; default "float32", but "uint8" where the loader that is replaced gives
+            that: of a folder with ``interpolation="nearest"``.
+        drop_remainder: leave out the last batch if it is smaller.
+        augment: a function of (inputs, labels), or of inputs, for each batch.
+        parity: whose pixels: ``"pil"`` gives, bit for bit, those of
+            ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
+            ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"``: those of the loader that is
+            replaced, TensorFlow's for a folder, Pillow's for a table.
+        engine: ``"threads"`` makes batches by fastpipe's decoders, in threads of this process; ``"graph"`` by
+            TensorFlow's operations, which can be sent to other processes (tf.data service).  ``"auto"`` is
+            ``"threads"``.
+        cache: where samples are kept as they are before they are scaled: a :class:`fastpipe.Cache` or its
+            ``where``.  Datasets that are made with one ``Cache`` object share them.  ``"auto"`` keeps them in
+            memory, if all fit there.
+        shard: this process's part of each epoch, a :class:`fastpipe.Shard`.
+        bad_samples: what happens to rows whose files or boxes cannot be read, a
+            :class:`fastpipe.BadSamples` or its policy's name.
+        decode: options of decoding, a :class:`fastpipe.Decode`.
+        threads: decoding threads; ``"auto"`` is the number of cores.
+
+    Returns:
+        :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
+        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255; labels int32 (n,),
+        float32 (n, 1) for "binary", or float32 (n, classes) for "categorical".
+
+    Raises:
+        OptionError: arguments that do not go together, a label that is no class, an empty box, a row without
+            a file name.
+        ValueError: Keras's own, for its arguments.
+
+    While it is iterated over, an error names row, modality and file.
+
+    >>> train = image_dataset({"file": ["a.jpg", "b.jpg"], "label": ["cat", "dog"]}, image_size=(64, 64))
+    >>> train.class_names, train.element_spec[0].shape
+    (['cat', 'dog'], TensorShape([None, 64, 64, 3]))
+    """
+    if format != "tf":
+        raise OptionError(f"format={format!r}: this is a tf.data.Dataset; for Grain use Keras's own loader")
+    check_choice("output", output, (None, "float32", "uint8", "float16"))
+    check_choice("parity", parity, ("auto", "pil", "tf"))
+    check_choice("engine", engine, ("auto", "threads", "graph"))
+    if output == "uint8" and rescale is not None:
+        raise OptionError("rescale= makes floats: it cannot go with output='uint8'")
+    if crop_to_aspect_ratio and pad_to_aspect_ratio:
+        raise OptionError("only one of crop_to_aspect_ratio and pad_to_aspect_ratio can be True")
+    if batch_size is not None and operator.index(batch_size) < 1:
+        raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
+    if threads != "auto" and operator.index(threads) < 1:
+        raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+    is_folder = isinstance(source, (str, os.PathLike))
+    if output is None:
+        is_exact = is_folder and parity != "pil" and interpolation == "nearest" and rescale is None
+        output = "uint8" if is_exact else "float32"
+    modality = Modality(
+        files, folder, boxes, box_format, outside, image_size, color_mode, interpolation, antialias, rescale,
+        preprocess, thread_safe,
+    )  # fmt: skip
+    arguments = Arguments(
+        labels, label_mode, class_names, shuffle,
+        int(np.random.randint(1_000_000)) if seed is None else operator.index(seed),
+        validation_split, subset, "crop" if crop_to_aspect_ratio else "pad" if pad_to_aspect_ratio else None,
+        ("tf" if is_folder else "pil") if parity == "auto" else parity, modality, modalities, tabular,
+    )  # fmt: skip
+    if is_folder:
+        more = {
+            "color_mode": color_mode, "batch_size": batch_size, "interpolation": interpolation,
+            "follow_links": follow_links, "crop_to_aspect_ratio": crop_to_aspect_ratio,
+            "pad_to_aspect_ratio": pad_to_aspect_ratio, "data_format": data_format, "verbose": verbose,
+        }  # fmt: skip
+        subsets = rows_of_directory(source, arguments, more)
+    else:
+        subsets = rows_of_table(source, arguments)
+    options = StreamOptions(
+        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed, shard,
+        output, Cache.of(cache), BadSamples.of(bad_samples), decode, threads,
+    )  # fmt: skip
+    make = partial(
+        _dataset, options=options, engine=engine, parity=arguments.parity, is_single=batch_size is None,
+        data_format=data_format_of(data_format), augment=augment,
+    )  # fmt: skip
+    made = [
+        make(one) if number == 0 else make(one, options=options._replace(shuffle=False))
+        for number, one in enumerate(subsets)
+    ]
+    return made if subset == "both" else made[0]
+
+
+def _dataset(
+    rows: Rows,
+    options: StreamOptions,
+    engine: str,
+    parity: str,
+    is_single: bool,
+    data_format: str,
+    augment: Callable[..., Any] | None,
+) -> ImageDataset:
+    """The dataset of some rows."""
+    form = form_of(rows, data_format, options.output)
+    why_not = why_not_graph(rows, options)
+    if engine == "graph" and why_not:
+        raise OptionError(f"engine='graph' cannot make these samples: {why_not}. engine='threads' can")
+    stream = None if engine == "graph" else RowStream(rows, options)
+    if stream is None:
+        made = graph_dataset(rows, options, form)
+    else:
+        made = _streamed(stream, form)
+    if is_single:
+        made = made.unbatch()
+        if stream is not None and options.bad_samples.policy != "skip":
+            made = made.apply(tf.data.experimental.assert_cardinality(stream.samples))
+    made = made.prefetch(tf.data.AUTOTUNE if stream is None else 2)
+    if augment is not None:
+        made = made.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    settings = tf.data.Options()
+    # What is in no files has one policy that is right: without it TensorFlow tries another, and says so.
+    policy = tf.data.experimental.AutoShardPolicy
+    chosen = policy.DATA if options.shard is None else policy.OFF
+    settings.experimental_distribute.auto_shard_policy = chosen
+    # Nothing is to be tuned, and where TensorFlow tunes, an epoch's end waits for the thread that does.
+    settings.autotune.enabled = stream is None
+    plan = _plan(rows, stream, why_not)
+    _log.info("%s", plan)
+    names = rows.class_names
+    paths: Any = {column.name: list(column.paths) for column in rows.columns}
+    about = About(
+        None if names is None else list(names), paths.get("", paths), plan,
+        partial(reference_dataset, rows, form, options.batch_size, options.drop_remainder), stream,
+    )  # fmt: skip
+    return ImageDataset(made.with_options(settings), about)
+
+
+def _streamed(stream: RowStream, form: Form) -> Any:
+    """Batches of the threads of this process as a ``tf.data.Dataset``."""
+    rows, options = stream.rows, stream.options
+    # TensorFlow never lets go of this function; the dataset that is returned keeps the stream, as long as
+    # somebody has it, or one made from it, or an iterator.
+    living = weakref.ref(stream)
+
+    def elements() -> Iterator[Any]:
+        found = living()
+        if found is None:
+            raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
+        for made in found.next_epoch():
+            images = [form.laid_out(image) for image in made.images]
+            tabular = {name: values[made.rows] for name, values in found.rows.tabular.items()}
+            labels = found.rows.labels
+            yield form.element(images, tabular, None if labels is None else labels[made.rows])
+
+    size = options.batch_size if options.drop_remainder else None
+    made = tf.data.Dataset.from_generator(elements, output_signature=form.signature(rows, size))
+    if options.bad_samples.policy == "skip":
+        return made
+    return made.apply(tf.data.experimental.assert_cardinality(len(stream)))
+
+
+def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
+    """What makes the samples, in lines."""
+    if stream is None:
+        lines = ["engine  →  graph: TensorFlow's operations"]
+    else:
+        lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
+        lines += stream.runtime.describe()
+    for column in rows.columns:
+        spec = column.spec
+        whose = "Pillow" if spec.parity == "pil" else "TensorFlow"
+        box = "whole image" if column.boxes is None else "its box"
+        lines.append(
+            f"{column.name or 'image'}  →  {box} at {spec.size.height} × {spec.size.width}, {spec.filter} as "
+            f"{whose} does"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,198 @@
+"""What a script says about its images: checked when it is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from fastpipe.errors import OptionError
+from fastpipe.types import Size
+
+__all__ = ["BOX_FORMATS", "ImageSpec", "Modality", "spec_of"]
+
+BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
+_CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
+_OF_TF = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")
+# By the names that Keras has for them; Pillow's "box" is what Keras calls "area".
+_OF_PIL = {
+    "bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "area": "box", "box": "box",
+    "hamming": "hamming", "lanczos": "lanczos", "lanczos3": "lanczos",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Modality:
+    """One image of each row of a table.  What is None is as ``image_dataset`` has it.
+
+    Args:
+        files: the column that has the file names; default: the column of the modality's name, else
+            ``image_dataset(files=…)``.
+        folder: in which they are.
+        boxes: the part of each image that is used: an array (N, 4), a column of four numbers each, or the
+            names of four columns.
+        box_format: what the four numbers are; of ``image_dataset``.
+        outside: what becomes of boxes that reach outside their image: ``"error"``, ``"clip"`` them, or
+            ``"pad"`` with black as ``PIL.Image.crop`` does.
+        image_size, color_mode, interpolation, antialias, rescale: of ``image_dataset``.
+        preprocess: the script's function; see ``image_dataset``.
+        thread_safe: promise that it may be called from several threads at once.
+
+    >>> Modality(folder="thermal", boxes=("x0", "y0", "x1", "y1"))
+    Modality(folder='thermal', boxes=('x0', 'y0', 'x1', 'y1'))
+    """
+
+    files: str | None = None
+    folder: str | os.PathLike[str] | None = None
+    boxes: Any = None
+    box_format: str | None = None
+    outside: Literal["error", "clip", "pad"] | None = None
+    image_size: int | tuple[int, int] | None = None
+    color_mode: Literal["rgb", "grayscale", "rgba"] | None = None
+    interpolation: str | None = None
+    antialias: bool | None = None
+    rescale: float | tuple[float, float] | None = None
+    preprocess: Callable[..., Any] | None = None
+    thread_safe: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("box_format", self.box_format, (None, *BOX_FORMATS))
+        check_choice("outside", self.outside, (None, "error", "clip", "pad"))
+        check_choice("color_mode", self.color_mode, (None, *_CHANNELS))
+        if self.preprocess is not None and not callable(self.preprocess):
+            raise OptionError(f"preprocess must be a function, got {self.preprocess!r}")
+        if self.interpolation is not None:
+            object.__setattr__(self, "interpolation", str(self.interpolation).lower())
+            check_choice("interpolation", self.interpolation, (*_OF_TF, *_OF_PIL))
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", _size(self.image_size))
+        if self.rescale is not None:
+            object.__setattr__(self, "rescale", _rescale(self.rescale))
+
+    @classmethod
+    def of(cls, name: str, value: Modality | Mapping[str, Any]) -> Modality:
+        """Accept an object or a dict of its arguments."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise OptionError(
+                f"modalities={{{name!r}: …}} must be a dict of options or a fastpipe.tf.Modality, got "
+                f"{value!r}"
+            )
+        known = [field.name for field in fields(cls)]
+        unknown = [key for key in value if key not in known]
+        if unknown:
+            raise OptionError(
+                f"modalities={{{name!r}: …}} has no option {unknown[0]!r}; there are {', '.join(known)}"
+            )
+        try:
+            return cls(**value)
+        except OptionError as error:
+            raise OptionError(f"modalities={{{name!r}: …}}: {error}") from None
+
+    def over(self, other: Modality) -> Modality:
+        """This one, with what is None as in another."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(other, **{name: value for name, value in mine.items() if value is not None})
+
+    @property
+    def scaling(self) -> tuple[float, float] | None:
+        """Factor and offset of ``rescale``."""
+        scale = self.rescale
+        return scale if scale is None or isinstance(scale, tuple) else (scale, 0.0)
+
+    def __repr__(self) -> str:
+        said = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return f"Modality({', '.join(f'{name}={value!r}' for name, value in said if value is not None)})"
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """What becomes of the images of one modality.
+
+    Attributes:
+        size: of the result.
+        channels: 1, 3 or 4.
+        filter: of resampling: in Pillow's words for ``"pil"``, in TensorFlow's for ``"tf"``.
+        antialias: whether it widens where images are made smaller.
+        parity: whose pixels: ``"pil"`` gives Pillow's bytes, ``"tf"`` TensorFlow's floats.
+        aspect: ``"crop"`` or ``"pad"`` to keep an image's proportions.
+        outside: of ``Modality``.
+    """
+
+    size: Size
+    channels: int
+    filter: str
+    antialias: bool
+    parity: Literal["pil", "tf"]
+    aspect: Literal["crop", "pad"] | None
+    outside: Literal["error", "clip", "pad"]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in an image."""
+        return self.size.height * self.size.width * self.channels
+
+
+def spec_of(
+    modality: Modality, parity: Literal["pil", "tf"], aspect: Literal["crop", "pad"] | None
+) -> ImageSpec:
+    """The spec of a modality of which nothing is None that a spec has.
+
+    Raises:
+        OptionError: these options do not go together.
+    """
+    name = modality.interpolation or "bilinear"
+    if parity == "pil":
+        if name not in _OF_PIL:
+            raise OptionError(
+                f"interpolation={name!r} is none of Pillow's ({', '.join(_OF_PIL)}): with parity='tf' it is "
+                "TensorFlow's"
+            )
+        if modality.antialias is False and name != "nearest":
+            raise OptionError(
+                "Pillow always antialiases where it makes an image smaller: antialias=False needs parity='tf'"
+            )
+        filter_, antialias = _OF_PIL[name], name != "nearest"
+    else:
+        if name not in _OF_TF:
+            raise OptionError(
+                f"interpolation={name!r} is none of TensorFlow's ({', '.join(_OF_TF)}): with parity='pil' it "
+                "is Pillow's"
+            )
+        filter_, antialias = name, bool(modality.antialias)
+    if parity == "tf" and modality.outside == "pad":
+        raise OptionError("outside='pad' is what Pillow's crop does: it needs parity='pil'")
+    size = _size(modality.image_size or 256)
+    channels = _CHANNELS[modality.color_mode or "rgb"]
+    return ImageSpec(Size(*size), channels, filter_, antialias, parity, aspect, modality.outside or "error")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse what is none of these words."""
+    if value not in choices:
+        words = ", ".join(repr(choice) for choice in choices if choice is not None)
+        raise OptionError(f"{name} must be one of {words}, got {value!r}")
+
+
+def _size(value: Any) -> tuple[int, int]:
+    size = (value, value) if isinstance(value, int) else value
+    if (
+        not isinstance(size, (tuple, list))
+        or len(size) != 2
+        or not all(isinstance(one, int) and one > 0 for one in size)
+    ):
+        raise OptionError(f"image_size must be (height, width) in pixels, got {value!r}")
+    return int(size[0]), int(size[1])
+
+
+def _rescale(value: Any) -> tuple[float, float]:
+    pair = value if isinstance(value, (tuple, list)) else (value, 0.0)
+    try:
+        scale, offset = (float(one) for one in pair)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"rescale must be a factor such as 1/255, or (factor, offset), got {value!r}"
+        ) from None
+    return scale, offset
