@@ -452,7 +452,7 @@ def test_the_graph_shuffles_scales_and_can_be_sent_elsewhere(photo_table: Any, p
         ({"source": ["a.tiff"]}, "does not decode '.tiff'"),
         ({"modalities": {"a": {"files": "files", "color_mode": "grayscale"}}}, r"\(of 'a'\)"),
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_what_the_graph_cannot_do_is_said(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(OptionError, match=f"engine='graph' cannot .*{why}.*engine='threads' can"):
