@@ -10,8 +10,9 @@ require("tensorflow", extra="tf")
 require("keras", extra="tf")
 load_triton_apart()
 
+from fastpipe.tf.augment import Augment  # noqa: E402
 from fastpipe.tf.dataset import ImageDataset  # noqa: E402
 from fastpipe.tf.image_dataset import image_dataset  # noqa: E402
 from fastpipe.tf.options import Modality  # noqa: E402
 
-__all__ = ["ImageDataset", "Modality", "image_dataset"]
+__all__ = ["Augment", "ImageDataset", "Modality", "image_dataset"]

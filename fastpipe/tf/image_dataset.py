@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
-from fastpipe.errors import ClosedError, OptionError
+from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
+from fastpipe.tf.assembling import dataset_of
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
-from fastpipe.tf.dataset import About, ImageDataset
-from fastpipe.tf.form import Form, form_of
-from fastpipe.tf.graph import graph_dataset, why_not_graph
 from fastpipe.tf.options import Modality, check_choice
-from fastpipe.tf.reference import reference_dataset
-from fastpipe.tf.rows import Rows
-from fastpipe.tf.stream import RowStream, StreamOptions
+from fastpipe.tf.stream import StreamOptions
 
 __all__ = ["image_dataset"]
-
-_log = logging.getLogger("fastpipe.tf")
 
 _SINGLES = 32  # rows made together, where the script wants single samples
 
@@ -109,7 +100,8 @@ def image_dataset(
         output: type of the images; default "float32", but "uint8" where the loader that is replaced gives
             that: of a folder with ``interpolation="nearest"``.
         drop_remainder: leave out the last batch if it is smaller.
-        augment: a function of (inputs, labels), or of inputs, for each batch.
+        augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
+            or a function of (inputs, labels), or of inputs, for each batch.
         parity: whose pixels: ``"pil"`` gives, bit for bit, those of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"``: those of the loader that is
@@ -183,7 +175,7 @@ def image_dataset(
         output, Cache.of(cache), BadSamples.of(bad_samples), decode, threads,
     )  # fmt: skip
     make = partial(
-        _dataset, options=options, engine=engine, parity=arguments.parity, is_single=batch_size is None,
+        dataset_of, options=options, engine=engine, is_single=batch_size is None,
         data_format=data_format_of(data_format), augment=augment,
     )  # fmt: skip
     made = [
@@ -191,89 +183,3 @@ def image_dataset(
         for number, one in enumerate(subsets)
     ]
     return made if subset == "both" else made[0]
-
-
-def _dataset(
-    rows: Rows,
-    options: StreamOptions,
-    engine: str,
-    parity: str,
-    is_single: bool,
-    data_format: str,
-    augment: Callable[..., Any] | None,
-) -> ImageDataset:
-    """The dataset of some rows."""
-    form = form_of(rows, data_format, options.output)
-    why_not = why_not_graph(rows, options)
-    if engine == "graph" and why_not:
-        raise OptionError(f"engine='graph' cannot make these samples: {why_not}. engine='threads' can")
-    stream = None if engine == "graph" else RowStream(rows, options)
-    if stream is None:
-        made = graph_dataset(rows, options, form)
-    else:
-        made = _streamed(stream, form)
-    if is_single:
-        made = made.unbatch()
-        if stream is not None and options.bad_samples.policy != "skip":
-            made = made.apply(tf.data.experimental.assert_cardinality(stream.samples))
-    made = made.prefetch(tf.data.AUTOTUNE if stream is None else 2)
-    if augment is not None:
-        made = made.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
-    settings = tf.data.Options()
-    # What is in no files has one policy that is right: without it TensorFlow tries another, and says so.
-    policy = tf.data.experimental.AutoShardPolicy
-    chosen = policy.DATA if options.shard is None else policy.OFF
-    settings.experimental_distribute.auto_shard_policy = chosen
-    # Nothing is to be tuned, and where TensorFlow tunes, an epoch's end waits for the thread that does.
-    settings.autotune.enabled = stream is None
-    plan = _plan(rows, stream, why_not)
-    _log.info("%s", plan)
-    names = rows.class_names
-    paths: Any = {column.name: list(column.paths) for column in rows.columns}
-    about = About(
-        None if names is None else list(names), paths.get("", paths), plan,
-        partial(reference_dataset, rows, form, options.batch_size, options.drop_remainder), stream,
-    )  # fmt: skip
-    return ImageDataset(made.with_options(settings), about)
-
-
-def _streamed(stream: RowStream, form: Form) -> Any:
-    """Batches of the threads of this process as a ``tf.data.Dataset``."""
-    rows, options = stream.rows, stream.options
-    # TensorFlow never lets go of this function; the dataset that is returned keeps the stream, as long as
-    # somebody has it, or one made from it, or an iterator.
-    living = weakref.ref(stream)
-
-    def elements() -> Iterator[Any]:
-        found = living()
-        if found is None:
-            raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
-        for made in found.next_epoch():
-            images = [form.laid_out(image) for image in made.images]
-            tabular = {name: values[made.rows] for name, values in found.rows.tabular.items()}
-            labels = found.rows.labels
-            yield form.element(images, tabular, None if labels is None else labels[made.rows])
-
-    size = options.batch_size if options.drop_remainder else None
-    made = tf.data.Dataset.from_generator(elements, output_signature=form.signature(rows, size))
-    if options.bad_samples.policy == "skip":
-        return made
-    return made.apply(tf.data.experimental.assert_cardinality(len(stream)))
-
-
-def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
-    """What makes the samples, in lines."""
-    if stream is None:
-        lines = ["engine  →  graph: TensorFlow's operations"]
-    else:
-        lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
-        lines += stream.runtime.describe()
-    for column in rows.columns:
-        spec = column.spec
-        whose = "Pillow" if spec.parity == "pil" else "TensorFlow"
-        box = "whole image" if column.boxes is None else "its box"
-        lines.append(
-            f"{column.name or 'image'}  →  {box} at {spec.size.height} × {spec.size.width}, {spec.filter} as "
-            f"{whose} does"
-        )
-    return "\n".join(lines)

@@ -66,10 +66,14 @@ class Made(NamedTuple):
     Attributes:
         images: (n, H, W, C) of each column.
         rows: int64 (n,): which rows they are.
+        draws: int64 (n,): their positions in the epoch's order.
+        epoch: its number.
     """
 
     images: list[Array]
     rows: npt.NDArray[np.int64]
+    draws: npt.NDArray[np.int64]
+    epoch: int
 
 
 class RowStream:
@@ -167,7 +171,7 @@ class _Runtime:
         if self.gathers:
             places = [maker.kept.places(rows) for maker in self.makers if maker.kept is not None]
             if all(one is not None for one in places):
-                return _Gathered(self, chosen, arrays, places)  # type: ignore[arg-type]
+                return _Gathered(self, chosen, draws, epoch, arrays, places)  # type: ignore[arg-type]
         seeds = [sample_seed(self._options.seed, epoch, draw) for draw in draws.tolist()]
         items = [self._item(row, seed) for row, seed in zip(rows, seeds, strict=True)]
 
@@ -183,7 +187,7 @@ class _Runtime:
             items, self.makers, arrays, policy, self._bad, substitute if policy == "replace" else None
         )
         pending.begin(self.pool)
-        return _Making(self, pending, arrays)
+        return _Making(self, pending, arrays, draws, epoch)
 
     def describe(self) -> list[str]:
         """Who decodes, and what is kept, in lines."""
@@ -214,8 +218,12 @@ class _Runtime:
 class _Making:
     """A batch whose rows are made one by one."""
 
-    def __init__(self, runtime: _Runtime, pending: PendingRows, arrays: list[Array]) -> None:
+    def __init__(
+        self, runtime: _Runtime, pending: PendingRows, arrays: list[Array], draws: npt.NDArray[np.int64],
+        epoch: int,
+    ) -> None:  # fmt: skip
         self._runtime, self._pending, self._arrays = runtime, pending, arrays
+        self._draws, self._epoch = draws, epoch
         self.job = pending.job
 
     def finish(self) -> Made:
@@ -226,17 +234,18 @@ class _Making:
             raise error
         rows = np.array([pending.made[number].position for number in there], np.int64)
         arrays = self._arrays if len(there) == len(pending.items) else [one[there] for one in self._arrays]
-        return Made(self._runtime.shaped(arrays), rows)
+        return Made(self._runtime.shaped(arrays), rows, self._draws[there], self._epoch)
 
 
 class _Gathered:
     """A batch whose samples are all kept: they are scaled from where they are."""
 
     def __init__(
-        self, runtime: _Runtime, rows: npt.NDArray[np.int64], arrays: list[Array],
-        places: list[npt.NDArray[np.int64]],
+        self, runtime: _Runtime, rows: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int,
+        arrays: list[Array], places: list[npt.NDArray[np.int64]],
     ) -> None:  # fmt: skip
         self._runtime, self._rows, self._arrays, self._places = runtime, rows, arrays, places
+        self._draws, self._epoch = draws, epoch
         self._parts = -(-runtime.threads // len(arrays))
         self.job: Job = runtime.pool.submit(self._gather, self._parts * len(arrays))
 
@@ -254,7 +263,7 @@ class _Gathered:
     def finish(self) -> Made:
         """Wait for it."""
         self.job.wait()
-        return Made(self._runtime.shaped(self._arrays), self._rows)
+        return Made(self._runtime.shaped(self._arrays), self._rows, self._draws, self._epoch)
 
 
 _Begun = _Making | _Gathered
@@ -272,10 +281,17 @@ def _refilled(batches: Iterator[Made], options: StreamOptions) -> Iterator[Made]
             made = Made(
                 [np.concatenate(pair) for pair in zip(rest.images, made.images, strict=True)],
                 np.concatenate([rest.rows, made.rows]),
+                np.concatenate([rest.draws, made.draws]),
+                made.epoch,
             )
         while len(made.rows) >= size:
-            yield Made([images[:size] for images in made.images], made.rows[:size])
-            made = Made([images[size:] for images in made.images], made.rows[size:])
+            yield _cut(made, slice(size))
+            made = _cut(made, slice(size, None))
         rest = made if len(made.rows) else None
     if rest is not None and not options.drop_remainder:
         yield rest
+
+
+def _cut(made: Made, part: slice) -> Made:
+    """Some rows of a batch."""
+    return Made([images[part] for images in made.images], made.rows[part], made.draws[part], made.epoch)

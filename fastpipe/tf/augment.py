@@ -1,0 +1,323 @@
+"""``Augment``: augmentation of batches as a Keras layer, or as a function of a dataset's elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fastpipe.errors import AugmentError
+from fastpipe.tf.changing import erased, flipped, jittered, warped
+from fastpipe.tf.drawing import affine_matrices, erased_boxes, jitter
+from fastpipe.tf.keyed import STREAM, uniforms
+from fastpipe.tf.options import check_choice
+
+__all__ = ["Augment"]
+
+_DRAWS = {"horizontal_flip": 1, "vertical_flip": 1, "affine": 6, "colour": 8, "cutout": 24}
+_REPLICA = 1 << 40  # draws of one replica, before those of the next
+
+
+@keras.saving.register_keras_serializable(package="fastpipe")
+class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
+    """Change each image of a batch by numbers of its own.
+
+    In a model it works while training only; ``dataset.map(augment)`` and ``augment(inputs, labels)`` change
+    the inputs and hand the labels through; ``image_dataset(augment=…)`` makes the numbers a function of the
+    dataset's seed, the epoch and the sample's position in it, on any number of threads or ranks.
+
+    Args:
+        horizontal_flip, vertical_flip: the part of the images that is mirrored.
+        rotation: angles are drawn from [-rotation, rotation], or from the two numbers given; degrees,
+            clockwise.
+        translation: greatest shifts along x and y, as parts of width and height; one number for both.
+        zoom: least and greatest factor; of one number, from 1 - zoom to 1 + zoom.
+        brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or from the
+            two numbers given.
+        hue: parts of a turn are drawn from [-value, value], or from the two numbers given; at most 0.5.
+        cutout: the part of the images in which a box is filled with ``fill``.
+        cutout_scale, cutout_ratio: least and greatest part of the image's area, and height / width.
+        interpolation: ``"bilinear"`` or ``"nearest"``.
+        fill: what is outside of images, and in cut out boxes; a value of ``value_range``.
+        value_range: of floats, as Keras's layers have it.  Bytes are 0 to 255.
+        modalities: names of the inputs that are images, where these are a dict; default: all of four
+            dimensions.  All of a sample are moved alike, whatever their sizes.
+        colours: names of those whose colours are changed; default: all images of 1 or 3 channels.
+        seed: of the numbers; default: one of NumPy's global generator.
+        jit_compile: compile the changes with XLA, which makes few loops of them; for each size of a batch
+            once.
+        name: of the layer.
+
+    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and stay so.  What is done, in this order,
+    and which numbers are drawn for it, is that of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
+    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing`` in a ``Compose`` of those
+    that are used; formulas are torchvision's.
+
+    >>> augment = Augment(horizontal_flip=0.5, rotation=10, brightness=0.2, value_range=(0, 1), seed=1)
+    >>> augment(tf.ones((2, 8, 8, 3))).shape
+    TensorShape([2, 8, 8, 3])
+    """
+
+    def __init__(
+        self,
+        *,
+        horizontal_flip: float = 0.0,
+        vertical_flip: float = 0.0,
+        rotation: float | Sequence[float] = 0.0,
+        translation: float | Sequence[float] = 0.0,
+        zoom: float | Sequence[float] = 0.0,
+        brightness: float | Sequence[float] = 0.0,
+        contrast: float | Sequence[float] = 0.0,
+        saturation: float | Sequence[float] = 0.0,
+        hue: float | Sequence[float] = 0.0,
+        cutout: float = 0.0,
+        cutout_scale: Sequence[float] = (0.02, 0.33),
+        cutout_ratio: Sequence[float] = (0.3, 3.3),
+        interpolation: Literal["bilinear", "nearest"] = "bilinear",
+        fill: float = 0.0,
+        value_range: Sequence[float] = (0.0, 255.0),
+        modalities: Sequence[str] | None = None,
+        colours: Sequence[str] | None = None,
+        seed: int | None = None,
+        jit_compile: bool = True,
+        name: str | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__(name=name, **{"autocast": False, **layer})
+        self._arguments: dict[str, Any] = {
+            "horizontal_flip": _part(horizontal_flip, "horizontal_flip"),
+            "vertical_flip": _part(vertical_flip, "vertical_flip"),
+            "rotation": _range(rotation, "rotation", 0.0),
+            "translation": _shifts(translation),
+            "zoom": _range(zoom, "zoom", 1.0, low=0.0),
+            "brightness": _range(brightness, "brightness", 1.0, low=0.0),
+            "contrast": _range(contrast, "contrast", 1.0, low=0.0),
+            "saturation": _range(saturation, "saturation", 1.0, low=0.0),
+            "hue": _range(hue, "hue", 0.0, low=-0.5, high=0.5),
+            "cutout": _part(cutout, "cutout"),
+            "cutout_scale": _increasing(cutout_scale, "cutout_scale", 1.0),
+            "cutout_ratio": _increasing(cutout_ratio, "cutout_ratio", np.inf),
+            "interpolation": interpolation,
+            "fill": float(fill),
+            "value_range": _values(value_range),
+            "modalities": None if modalities is None else tuple(modalities),
+            "colours": None if colours is None else tuple(colours),
+            "seed": int(np.random.randint(2**31) if seed is None else seed),
+            "jit_compile": bool(jit_compile),
+        }
+        check_choice("interpolation", interpolation, ("bilinear", "nearest"))
+        if self._arguments["zoom"][0] <= 0:
+            raise AugmentError(f"zoom= is of factors above 0, got {zoom!r}")
+        self._steps = self._used()
+        self.supports_jit = True
+        # Which call it is: a part of the state, so that a model that is loaded goes on with other numbers.
+        self.calls = self.add_weight(
+            name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False,
+            aggregation="only_first_replica",
+        )  # fmt: skip
+        self._apply = tf.function(self._changed, jit_compile=self._arguments["jit_compile"] or None)
+
+    def call(self, inputs: Any, labels: Any = None, training: bool | None = None, key: Any = None) -> Any:
+        """Change a batch.
+
+        Args:
+            inputs: images (N, H, W, C), or a dict of them and others.
+            labels: handed through.
+            training: in the model: whether to change anything.  Default: yes.
+            key: (seed, epoch, draws), as ``fastpipe.types.Key``, where the script has one: draws are int64
+                (N,), the samples' positions in the epoch.
+
+        Returns:
+            The inputs, changed; with labels, a pair.
+
+        Raises:
+            AugmentError: there are no images, or of another kind.
+        """
+        if training is not None and not training:
+            return inputs if labels is None else (inputs, labels)
+        named = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
+        images = {name: tf.convert_to_tensor(named[name]) for name in self._images(named)}
+        for name, image in images.items():
+            _check(name, image)
+        first = next(iter(images.values()))
+        seed, epoch, draws = self._key(tf.shape(first)[0]) if key is None else key
+        changed = self._apply(images, *(_word(one) for one in (seed, epoch, draws)))
+        made = {**named, **changed} if isinstance(inputs, Mapping) else changed[""]
+        return made if labels is None else (made, labels)
+
+    def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
+        """See ``call``."""
+        if options.get("key") is not None:
+            options["key"] = tuple(_word(one) for one in options["key"])  # Keras wants all to be tensors
+        return super().__call__(inputs, labels=labels, **options)
+
+    def compute_output_shape(self, input_shape: Any, *others: Any, **more: Any) -> Any:
+        """Shapes stay as they are."""
+        return input_shape
+
+    def compute_output_spec(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
+        """The type of the result, which is that of the inputs."""
+        same = keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), inputs)
+        return same if labels is None else (same, labels)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {**super().get_config(), **self._arguments}
+
+    # ---- numbers --------------------------------------------------------------------------------
+
+    def _key(self, count: Any) -> tuple[Any, Any, Any]:
+        """Numbers of this call: of each replica, others."""
+        call = tf.convert_to_tensor(self.calls.value)
+        self.calls.assign(self.calls + 1)
+        replica = tf.distribute.get_replica_context()
+        number = 0 if replica is None else replica.replica_id_in_sync_group
+        first = tf.cast(number, tf.int64) * _REPLICA
+        return self._arguments["seed"], call, first + tf.range(tf.cast(count, tf.int64))
+
+    def _used(self) -> dict[str, slice]:
+        """The steps that change anything, and the columns of their numbers."""
+        arguments = self._arguments
+        is_still = arguments["rotation"] == (0, 0) and arguments["translation"] == (0, 0)
+        colours = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
+        used = {
+            "horizontal_flip": arguments["horizontal_flip"] > 0,
+            "vertical_flip": arguments["vertical_flip"] > 0,
+            "affine": not (is_still and arguments["zoom"] == (1, 1)),
+            "colour": colours != [(1, 1), (1, 1), (1, 1), (0, 0)],
+            "cutout": arguments["cutout"] > 0,
+        }
+        steps, end = {}, 0
+        for name, is_used in used.items():
+            if is_used:
+                steps[name] = slice(end, end + _DRAWS[name])
+                end += _DRAWS[name]
+        self._count = end
+        return steps
+
+    # ---- changes --------------------------------------------------------------------------------
+
+    def _changed(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
+        stream = tf.constant(STREAM, tf.int64)
+        u = uniforms(tf.bitwise.bitwise_xor(seed, stream), epoch, draws, self._count)
+        return {name: self._image(image, name, u) for name, image in images.items()}
+
+    def _image(self, image: Any, name: str, u: Any) -> Any:
+        of_bytes = image.dtype == tf.uint8
+        low, high = (0.0, 1.0) if of_bytes else self._arguments["value_range"]
+        scale = high - low
+        values = tf.cast(image, tf.float32)
+        values = values if (low, scale) == (0.0, 1.0) else (values - low) / scale
+        fill = self._arguments["fill"] if of_bytes else (self._arguments["fill"] - low) / scale
+        for step, columns in self._steps.items():
+            values = self._step(step, values, u[:, columns], fill, of_bytes, name)
+        values = values if (low, scale) == (0.0, 1.0) else values * scale + low
+        return tf.ensure_shape(tf.cast(values, image.dtype), image.shape)
+
+    def _step(self, step: str, values: Any, u: Any, fill: float, of_bytes: bool, name: str) -> Any:
+        arguments = self._arguments
+        height, width = tf.shape(values)[1], tf.shape(values)[2]
+        if step == "horizontal_flip":
+            return flipped(values, u[:, 0] < arguments[step], 2)
+        if step == "vertical_flip":
+            return flipped(values, u[:, 0] < arguments[step], 1)
+        if step == "affine":
+            zoom = None if arguments["zoom"] == (1, 1) else arguments["zoom"]
+            matrices = affine_matrices(
+                u, height, width, arguments["rotation"], arguments["translation"], zoom
+            )
+            is_nearest = arguments["interpolation"] == "nearest"
+            return warped(values, matrices, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
+        if step == "colour":
+            colours = arguments["colours"]
+            if values.shape[3] not in (1, 3) or (colours is not None and name and name not in colours):
+                return values
+            ranges = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
+            return jittered(values, *jitter(u, ranges), of_bytes=of_bytes)
+        boxes = erased_boxes(
+            u, height, width, arguments["cutout"], arguments["cutout_scale"], arguments["cutout_ratio"]
+        )
+        return erased(values, boxes, fill)
+
+    def _images(self, named: Mapping[str, Any]) -> list[str]:
+        """Names of the inputs that are images."""
+        wanted = self._arguments["modalities"]
+        if "" in named and len(named) == 1:
+            return [""]
+        found = [name for name, value in named.items() if len(value.shape) == 4] if wanted is None else wanted
+        missing = [name for name in found if name not in named]
+        if missing or not found:
+            what = f"modalities= names {missing[0]!r}" if missing else "there are no images (N, H, W, C)"
+            raise AugmentError(f"{what} among the inputs {sorted(named)}")
+        return list(found)
+
+
+def _check(name: str, image: Any) -> None:
+    of = f" of {name!r}" if name else ""
+    if len(image.shape) != 4:
+        raise AugmentError(
+            f"Augment takes batches (N, H, W, C); the input{of} has shape {tuple(image.shape)}"
+        )
+    if image.shape[3] is None or image.shape[3] > 16:
+        raise AugmentError(
+            f"Augment takes images with channels last; the input{of} has shape {tuple(image.shape)}"
+        )
+    if image.dtype not in (tf.uint8, tf.float16, tf.bfloat16, tf.float32):
+        raise AugmentError(
+            f"Augment takes uint8, float16, bfloat16 or float32; the input{of} is {image.dtype.name}"
+        )
+
+
+def _word(value: Any) -> Any:
+    """Whole numbers modulo 2**64, as int64."""
+    if isinstance(value, int):
+        value = (value + (1 << 63)) % (1 << 64) - (1 << 63)
+    return tf.cast(tf.convert_to_tensor(value, tf.int64 if isinstance(value, int) else None), tf.int64)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _part(value: float, name: str) -> float:
+    if not 0.0 <= value <= 1.0:  # NaN neither
+        raise AugmentError(f"{name}= is the part of the images, from 0 to 1, got {value!r}")
+    return float(value)
+
+
+def _range(
+    value: float | Sequence[float], name: str, centre: float, low: float = -np.inf, high: float = np.inf
+) -> tuple[float, float]:
+    try:
+        if isinstance(value, Sequence):
+            first, last = (float(one) for one in value)
+        else:
+            first, last = max(centre - float(value), low), centre + float(value)
+    except (TypeError, ValueError):
+        first, last = np.nan, np.nan
+    if not low <= first <= last <= high:  # NaN neither
+        raise AugmentError(
+            f"{name}= is a number of at least 0 or two that increase, within ({low}, {high}), got {value!r}"
+        )
+    return first, last
+
+
+def _shifts(value: float | Sequence[float]) -> tuple[float, float]:
+    x, y = value if isinstance(value, Sequence) and len(value) == 2 else (value, value)
+    return _part(x, "translation"), _part(y, "translation")  # type: ignore[arg-type]
+
+
+def _increasing(value: Sequence[float], name: str, most: float) -> tuple[float, float]:
+    first, last = _range(value, name, 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
+    if not 0 < first <= last <= most:
+        raise AugmentError(f"{name}= is two numbers above 0 that increase, at most {most}, got {value!r}")
+    return first, last
+
+
+def _values(value: Sequence[float]) -> tuple[float, float]:
+    first, last = _range(value, "value_range", 0.0) if isinstance(value, Sequence) else (np.nan, np.nan)
+    if not first < last < np.inf:
+        raise AugmentError(f"value_range= is two numbers that increase, got {value!r}")
+    return first, last
