@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import keras
@@ -206,18 +207,12 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return {name: self._image(image, name, u) for name, image in images.items()}
 
     def _image(self, image: Any, name: str, u: Any) -> Any:
-        of_bytes = image.dtype == tf.uint8
-        low, high = (0.0, 1.0) if of_bytes else self._arguments["value_range"]
-        scale = high - low
         values = tf.cast(image, tf.float32)
-        values = values if (low, scale) == (0.0, 1.0) else (values - low) / scale
-        fill = self._arguments["fill"] if of_bytes else (self._arguments["fill"] - low) / scale
         for step, columns in self._steps.items():
-            values = self._step(step, values, u[:, columns], fill, of_bytes, name)
-        values = values if (low, scale) == (0.0, 1.0) else values * scale + low
+            values = self._step(step, values, u[:, columns], image.dtype == tf.uint8, name)
         return tf.ensure_shape(tf.cast(values, image.dtype), image.shape)
 
-    def _step(self, step: str, values: Any, u: Any, fill: float, of_bytes: bool, name: str) -> Any:
+    def _step(self, step: str, values: Any, u: Any, of_bytes: bool, name: str) -> Any:
         arguments = self._arguments
         height, width = tf.shape(values)[1], tf.shape(values)[2]
         if step == "horizontal_flip":
@@ -230,17 +225,28 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
                 u, height, width, arguments["rotation"], arguments["translation"], zoom
             )
             is_nearest = arguments["interpolation"] == "nearest"
-            return warped(values, matrices, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
+            low = 0.0 if of_bytes else arguments["value_range"][0]  # the least value is 0, as in torchvision
+            fill = arguments["fill"] - low
+            warp = partial(warped, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
+            return warp(values - low, matrices) + low if low else warp(values, matrices)
         if step == "colour":
             colours = arguments["colours"]
             if values.shape[3] not in (1, 3) or (colours is not None and name and name not in colours):
                 return values
-            ranges = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
-            return jittered(values, *jitter(u, ranges), of_bytes=of_bytes)
+            return self._coloured(values, u, of_bytes)
         boxes = erased_boxes(
             u, height, width, arguments["cutout"], arguments["cutout_scale"], arguments["cutout_ratio"]
         )
-        return erased(values, boxes, fill)
+        return erased(values, boxes, arguments["fill"])
+
+    def _coloured(self, values: Any, u: Any, of_bytes: bool) -> Any:
+        arguments = self._arguments
+        ranges = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
+        factors, order = jitter(u, ranges)
+        low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
+        if (low, high) == (0.0, 1.0):
+            return jittered(values, factors, order, of_bytes=of_bytes)
+        return jittered((values - low) / (high - low), factors, order, of_bytes=False) * (high - low) + low
 
     def _images(self, named: Mapping[str, Any]) -> list[str]:
         """Names of the inputs that are images."""

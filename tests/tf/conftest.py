@@ -19,6 +19,11 @@ import torchvision  # noqa: F401
 
 import tensorflow as tf  # isort: skip
 
+# For tests of strategies; to be said before anything runs.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def started() -> None:
@@ -101,3 +106,9 @@ def rows_of(dataset: Any) -> Iterator[Any]:
 def rows() -> Callable[[Any], list[Any]]:
     """All rows of a dataset."""
     return lambda dataset: list(rows_of(dataset))
+
+
+@pytest.fixture
+def two_replicas() -> Callable[[], Any]:
+    """Makes a strategy of two replicas on this machine's processor."""
+    return lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
