@@ -14,5 +14,6 @@ from fastpipe.tf.augment import Augment  # noqa: E402
 from fastpipe.tf.dataset import ImageDataset  # noqa: E402
 from fastpipe.tf.image_dataset import image_dataset  # noqa: E402
 from fastpipe.tf.options import Modality  # noqa: E402
+from fastpipe.tf.timer import EpochTimer, EpochTimes  # noqa: E402
 
-__all__ = ["Augment", "ImageDataset", "Modality", "image_dataset"]
+__all__ = ["Augment", "EpochTimer", "EpochTimes", "ImageDataset", "Modality", "image_dataset"]
