@@ -53,8 +53,8 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     """Time each epoch of ``model.fit``, and say how much of it was waiting for data.
 
     Each epoch is a line of the log ``fastpipe.tf`` (INFO), an entry of ``epochs``, and, with a folder, a
-    point of TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
-    ``fastpipe/images_per_second``.
+    point of TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting``
+    and ``fastpipe/images_per_second``.
 
     A step begins with the request for its batch.  That it waited is known by when the batch was there, which
     the dataset has to tell: ``model.fit(timer.watch(train), callbacks=[timer])``.  Where the device computes

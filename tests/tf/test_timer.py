@@ -124,10 +124,9 @@ def test_model_fit(is_watching: bool, tmp_path: Path, caplog: pytest.LogCaptureF
     assert [one.epoch for one in timer.epochs] == [0, 1, 2]
     assert [one.steps for one in timer.epochs] == [5, 5, 5]
     for one in timer.epochs[1:]:
-        assert one.seconds >= 0.1
         assert (one.waiting is None) == (one.images_per_second is None) == (not is_watching)
         if one.waiting is not None and one.images_per_second is not None:
-            assert 0.1 <= one.waiting * one.seconds <= one.seconds
+            assert 0 < one.waiting <= 1
             assert one.images_per_second == pytest.approx(20 / one.seconds)
     lines = [record.getMessage() for record in caplog.records if record.name == "fastpipe.tf"]
     assert lines[0].startswith("epoch 0: ") and ("waiting" in lines[0]) == is_watching
