@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
 from fastpipe.tf.assembling import dataset_of
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
 from fastpipe.tf.options import Modality, check_choice
+from fastpipe.tf.ranks import shard_of
 from fastpipe.tf.stream import StreamOptions
 
 __all__ = ["image_dataset"]
@@ -59,7 +61,7 @@ def image_dataset(
     parity: Literal["auto", "pil", "tf"] = "auto",
     engine: Literal["auto", "threads", "graph"] = "auto",
     cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
-    shard: Shard | None = None,
+    shard: Shard | Literal["auto"] | tf.distribute.InputContext | None = None,
     bad_samples: BadSamples | Literal["raise", "replace", "skip"] = "raise",
     decode: Decode = Decode(),  # noqa: B008 - immutable
     threads: int | Literal["auto"] = "auto",
@@ -112,7 +114,12 @@ def image_dataset(
         cache: where samples are kept as they are before they are scaled: a :class:`fastpipe.Cache` or its
             ``where``.  Datasets that are made with one ``Cache`` object share them.  ``"auto"`` keeps them in
             memory, if all fit there.
-        shard: this process's part of each epoch, a :class:`fastpipe.Shard`.
+        shard: this process's part of each epoch.  ``"auto"`` is that of this worker of ``TF_CONFIG``, a
+            ``tf.distribute.InputContext`` that of its pipeline: each sample comes once.  The ``mode`` of a
+            :class:`fastpipe.Shard` says what is done where ranks cannot have equally many.  None is right
+            under a ``MultiWorkerMirroredStrategy`` too, but each worker decodes all samples, of which
+            TensorFlow drops the others'.  ``batch_size`` is as of any dataset there: of all replicas for
+            ``experimental_distribute_dataset``, of a worker for ``distribute_datasets_from_function``.
         bad_samples: what happens to rows whose files or boxes cannot be read, a
             :class:`fastpipe.BadSamples` or its policy's name.
         decode: options of decoding, a :class:`fastpipe.Decode`.
@@ -170,9 +177,10 @@ def image_dataset(
         subsets = rows_of_directory(source, arguments, more)
     else:
         subsets = rows_of_table(source, arguments)
+    part = shard_of(shard, is_shuffled=shuffle, seed=seed)
     options = StreamOptions(
-        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed, shard,
-        output, Cache.of(cache), BadSamples.of(bad_samples), decode, threads,
+        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed,
+        part, output, Cache.of(cache), BadSamples.of(bad_samples), decode, threads,
     )  # fmt: skip
     make = partial(
         dataset_of, options=options, engine=engine, is_single=batch_size is None,

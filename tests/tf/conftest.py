@@ -108,7 +108,7 @@ def rows() -> Callable[[Any], list[Any]]:
     return lambda dataset: list(rows_of(dataset))
 
 
-@pytest.fixture
-def two_replicas() -> Callable[[], Any]:
-    """Makes a strategy of two replicas on this machine's processor."""
-    return lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+@pytest.fixture(scope="session")
+def two_replicas() -> Any:
+    """A strategy of two replicas on this machine's processor: one, as keys of collectives are not taken twice."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

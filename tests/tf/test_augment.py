@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -284,8 +283,8 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
 
 
-def test_replicas_draw_other_numbers(two_replicas: Callable[[], Any]) -> None:
-    strategy = two_replicas()
+def test_replicas_draw_other_numbers(two_replicas: Any) -> None:
+    strategy = two_replicas
     with strategy.scope():
         augment = Augment(seed=1, **_ALL)
     images = tf.constant(np.repeat(_images("float32")[:1], 4, axis=0))
@@ -299,8 +298,8 @@ def test_replicas_draw_other_numbers(two_replicas: Callable[[], Any]) -> None:
     assert int(augment.calls.numpy()) == 2
 
 
-def test_model_fit_on_two_replicas(two_replicas: Callable[[], Any]) -> None:
-    with two_replicas().scope():
+def test_model_fit_on_two_replicas(two_replicas: Any) -> None:
+    with two_replicas.scope():
         model = _model(Augment(seed=1, **_ALL))
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(_images("uint8", (16, 16, 16, 3)), np.arange(16) % 3, batch_size=8, verbose=0)

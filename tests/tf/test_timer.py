@@ -177,7 +177,7 @@ def test_a_timer_that_is_gone_is_let_go_of() -> None:
 
 def test_two_replicas(two_replicas: Any) -> None:
     data = tf.data.Dataset.from_tensor_slices((np.zeros((20, 4), np.float32), np.zeros(20))).batch(4)
-    with two_replicas().scope():
+    with two_replicas.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     timer = EpochTimer()
