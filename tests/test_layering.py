@@ -42,10 +42,11 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
     "_replacing": {"transform"},
     "_beside": set(),
+    "arrays": _BASE | _MIDDLE | {"sampling", "arrays"},
     "torch": _BASE
     | _MIDDLE
-    | {"_beside", "_intraop", "_replacing", "sampling", "device", "augment", "torch"},
-    "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "tf"},
+    | {"_beside", "_intraop", "_replacing", "sampling", "arrays", "device", "augment", "torch"},
+    "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "sampling", "arrays", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {"errors", "_extras", "testing", "augment", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
@@ -127,7 +128,7 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {""}],
+    [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {"", "arrays"}],
     ids=lambda path: str(path.relative_to(_PACKAGE)),
 )
 def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:

@@ -19,8 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fastpipe.arrays.arrangements import order_of
 from fastpipe.torch.due import DueError
-from fastpipe.torch.grouping import GroupSampler, order_of
+from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochBatches, ShardSampler
 from fastpipe.torch.views import integers
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
+from fastpipe.arrays.patches.indices import KeyedIndex
 from fastpipe.options import Shard
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
-from fastpipe.torch.patches.indices import KeyedIndex
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source

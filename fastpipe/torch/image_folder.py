@@ -16,6 +16,7 @@ from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
+from fastpipe.arrays.process import KEPT_SLOTS
 from fastpipe.cache.places import open_store
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
@@ -28,7 +29,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_checks import check_loader
 from fastpipe.torch.keys import take_key
-from fastpipe.torch.runtime import KEPT_SLOTS, Options, Runtime
+from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split
 from fastpipe.torch.staging import remote_images, staged_images

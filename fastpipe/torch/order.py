@@ -20,9 +20,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fastpipe.arrays.arrangements import Arrangement, order_of
 from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.options import Shard
-from fastpipe.torch.grouping import Arrangement, GroupSampler, order_of
+from fastpipe.torch.grouping import GroupSampler
 
 __all__ = [
     "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, SequentialSampler
 
+from fastpipe.arrays.arrangements import Arrangement
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
-from fastpipe.torch.grouping import Arrangement, arrangement_of
+from fastpipe.torch.grouping import arrangement_of
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import ShardSampler
 from fastpipe.torch.rows.dataset import RowsDataset

@@ -9,6 +9,7 @@ from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
+from fastpipe.arrays.process import KEPT_SLOTS, Process
 from fastpipe.cache.images import open_cache
 from fastpipe.engine.bad import BadSampleLog
 from fastpipe.engine.batches import BatchMaker
@@ -24,10 +25,7 @@ from fastpipe.torch.noting import note
 from fastpipe.torch.staging import RemoteImages
 from fastpipe.transform.short_side import ShortSide
 
-__all__ = ["KEPT_SLOTS", "Options", "Runtime", "new_pool"]
-
-# Batches in the user's hands, on their way there and, under a FastLoader, begun ahead.
-KEPT_SLOTS = 3
+__all__ = ["Options", "Runtime", "new_pool", "process_of"]
 
 
 class Options(NamedTuple):
@@ -98,6 +96,13 @@ def new_pool(threads: int | str, name: str) -> ThreadPool | None:
     if worker and threads == 1:  # beside the idle process it would only add a hand-over
         return None
     return ThreadPool(int(threads), name, do_without_helpers)
+
+
+def process_of(threads: int | str, name: str) -> Process:
+    """This process, with the threads of a dataset in it; see `new_pool`."""
+    worker = get_worker_info()
+    pool = new_pool(threads, name)
+    return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
 
 
 class _Noted:

@@ -14,29 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.cache.budget import free_memory
-from fastpipe.errors import OptionError, StageError
+from fastpipe.arrays.objects import new_reader
+from fastpipe.errors import OptionError
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
 from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
-from fastpipe.protocols import Store
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import RetryingStore, is_url, open_store
-from fastpipe.stage.table import StageTable
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import located
 
-__all__ = ["RemoteImages", "RowsAhead", "new_reader", "remote_images", "staged_images"]
+__all__ = ["RemoteImages", "RowsAhead", "remote_images", "staged_images"]
 
 Int64Array = npt.NDArray[np.int64]
 
 _log = logging.getLogger("fastpipe.stage")
 
 _UNKNOWN = 1 << 62
-_READ_AHEAD = 256 << 20
 _FOUND = 4096  # paths whose rows are remembered: of more samples than are being made at a time
 
 
@@ -164,40 +161,6 @@ class RemoteImages:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_row_of"} | {"_reader": None}
-
-
-def new_reader(
-    store: Store, listing: Listing, stage: Stage | None, key_of: Callable[[str], str]
-) -> ObjectReader:
-    """What reads objects in this process.
-
-    Args:
-        store: where they are; it is asked again where that may help.
-        listing: which they are.
-        stage: where they are copied near, or None.
-        key_of: the key that a path stands for, listed or not.
-    """
-    read_ahead: int | str = "auto" if stage is None else stage.read_ahead
-    if read_ahead == "auto":
-        read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
-    staged = None if stage is None else _opened_stage(stage, listing, store.name)
-    connections = "auto" if stage is None else stage.connections
-    # A store of its own, which it closes.
-    return ObjectReader(
-        RetryingStore(store), listing, staged, key_of, connections=connections,
-        read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",
-    )  # fmt: skip
-
-
-def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | None:
-    """The staged objects; None where the stage cannot be used any more."""
-    try:
-        return StageFolder(stage).open_table(
-            listing.digest, listing.sizes, lambda row: listing.name(row, store)
-        )
-    except StageError as error:
-        _log.warning("What is needed is fetched each time: %s", str(error))
-        return None
 
 
 def remote_images(

@@ -1,17 +1,15 @@
-"""What a script without fastpipe does: h5py, one row after the other.  For comparing, and for going back."""
+"""What a script without fastpipe does, as a dataset of torch's."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset
 
-from fastpipe._extras import require
+from fastpipe.arrays.form import Form
+from fastpipe.arrays.hdf5.stock import H5pyRows
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.torch.rows.batch import UserCode
-from fastpipe.torch.rows.samples import Form
 
 __all__ = ["H5pyDataset"]
 
@@ -26,31 +24,10 @@ class H5pyDataset(Dataset[Any]):
     """
 
     def __init__(self, files: SampleFiles, form: Form, code: UserCode) -> None:
-        self._files, self._form, self._code = files, form, code
-        self._open: tuple[int, dict[int, Any]] = os.getpid(), {}
+        self._rows, self._code = H5pyRows(files, form), code
 
     def __len__(self) -> int:
-        return self._files.count
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Any:
-        length = len(self)
-        if not -length <= index < length:
-            raise IndexError(f"sample {index} of a dataset of {length}")
-        position = index + length if index < 0 else index
-        ((number, _),) = self._files.located(np.array([position]))
-        one, first = self._files.files[number], int(self._files.firsts[number])
-        place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
-        file = self._file(number)
-        values = [file[name][tuple(map(int, place))] for name in self._form.names]
-        return self._code.sample(self._code.transformed(values, None))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": (0, {})}
-
-    def _file(self, number: int) -> Any:
-        if self._open[0] != os.getpid():  # a file of the parent's must not be used in a child
-            self._open = os.getpid(), {}
-        files = self._open[1]
-        if number not in files:
-            files[number] = require("h5py", extra="hdf5").File(self._files.files[number].path, "r")
-        return files[number]
+        return self._code.sample(self._code.transformed(self._rows.values(index), None))

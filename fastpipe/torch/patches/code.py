@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastpipe.torch.rows.samples import Form
+from fastpipe.arrays.form import Form
 from fastpipe.torch.stock import is_thread_safe, run_keyed
 
 __all__ = ["JointCode"]

@@ -1,22 +1,14 @@
-"""What a script without fastpipe does: it slices what a library opens.  For comparing, and going back."""
+"""What a script without fastpipe does, as a dataset of torch's."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from fastpipe.errors import BadSampleError
-from fastpipe.index.patches import PatchPlaces
-from fastpipe.read.volumes.library import library_array
+from fastpipe.arrays.patches.stock import SlicedPatches
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.patches.code import JointCode
-from fastpipe.torch.patches.padding import Padding
-from fastpipe.torch.patches.sources import Role
 
 __all__ = ["SlicedDataset"]
 
@@ -25,76 +17,17 @@ class SlicedDataset(Dataset[Any]):
     """The samples of a ``FastPatchDataset``, cut by slicing what the formats' own libraries open.
 
     Args:
-        roles: the arrays.
-        places: where patches are.
-        padding: what is beyond the ends of volumes.
-        nan: what is done about elements that are no number.
-        patch_size: of the patches.
+        patches: these.
         code: what the script does to samples.
     """
 
-    def __init__(
-        self,
-        roles: Sequence[Role],
-        places: PatchPlaces,
-        padding: Padding,
-        nan: str | float,
-        patch_size: Sequence[int],
-        code: JointCode,
-    ) -> None:
-        self._roles, self._places, self._padding, self._nan = roles, places, padding, nan
-        self._size, self._code = tuple(patch_size), code
-        self._open: tuple[int, dict[tuple[int, int], Any]] = os.getpid(), {}
+    def __init__(self, patches: SlicedPatches, code: JointCode) -> None:
+        self._patches, self._code = patches, code
 
     def __len__(self) -> int:
-        return self._places.count
+        return len(self._patches)
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a dataset of {len(self)}")
         key, _ = take_key(1)
-        volumes, starts = self._places.places(key.seed, key.epoch, np.array([index % len(self)]))
-        values = [
-            self._patch(number, int(volumes[0]), starts[0].tolist()) for number in range(len(self._roles))
-        ]
+        values = self._patches.values(index, key.seed, key.epoch)
         return self._code.sample(self._code.transformed(values, None))
-
-    def _patch(self, number: int, volume: int, start: Sequence[int]) -> npt.NDArray[Any]:
-        role, array = self._roles[number], self._array(number, volume)
-        shape = role.spatial(volume)
-        stop = [at + side for at, side in zip(start, self._size, strict=True)]
-        ends = [
-            (max(0, -low), max(0, high - most)) for low, high, most in zip(start, stop, shape, strict=True)
-        ]
-        if any(map(any, ends)):  # all of it, as ``numpy.pad`` needs it
-            array = self._padded(role, array[...], ends)
-        box = [
-            slice(low + before, high + before)
-            for low, high, (before, _) in zip(start, stop, ends, strict=True)
-        ]
-        patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
-        if number == 0 and self._nan != "keep" and patch.dtype.kind in "fc" and np.isnan(patch).any():
-            if self._nan == "error":
-                raise BadSampleError(f"{role.volumes[volume].name} has a NaN in the patch at {tuple(start)}")
-            patch[np.isnan(patch)] = self._nan
-        return patch
-
-    def _padded(self, role: Role, whole: Any, ends: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
-        options = {}
-        if self._padding.mode == "constant":
-            value = {"volume": self._padding.value, "labels": self._padding.label, "mask": 0}[role.name]
-            options["constant_values"] = np.array(value).astype(role.dtype)
-        mode: Any = self._padding.mode
-        padded: npt.NDArray[Any] = np.pad(whole, [(0, 0)] * len(role.lead) + list(ends), mode, **options)
-        return padded
-
-    def _array(self, number: int, volume: int) -> Any:
-        if self._open[0] != os.getpid():
-            self._open = os.getpid(), {}
-        arrays = self._open[1]
-        if (number, volume) not in arrays:
-            arrays[number, volume] = library_array(self._roles[number].volumes[volume])
-        return arrays[number, volume]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": (0, {})}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from fastpipe.arrays.form import Form
+from fastpipe.arrays.process import KEPT_SLOTS
+from fastpipe.arrays.reading import Reading
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.reads import PendingRead, ReadPolicy, Task
+from fastpipe.engine.reads import PendingRead
 from fastpipe.engine.slots import SlotPool
-from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.batch_sampler import DatasetBatches
@@ -24,17 +26,13 @@ from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.noting import note
 from fastpipe.torch.rows.batch import Code, RowsBatch
-from fastpipe.torch.rows.samples import Form, Part, SampleRows, Value
-from fastpipe.torch.runtime import KEPT_SLOTS
+from fastpipe.torch.rows.samples import Part, SampleRows, Value
 from fastpipe.torch.source import MOST_SPARE
 from fastpipe.torch.views import integers
-from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import Key
 
-__all__ = ["Reading", "RowsDataset", "RowsRuntime", "checked_threads", "drawn_substitute", "is_fast_rows"]
+__all__ = ["RowsDataset", "RowsRuntime", "is_fast_rows"]
 
-# Samples tried in a bad one's place.
-_MOST_REPLACEMENTS = 100
 # Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
 # slots, and who sends them from a worker a segment.
 _OWN_MEMORY = 1 << 18
@@ -52,21 +50,6 @@ class RowsRuntime(Protocol):
     pool: ThreadPool | None
     clock: StageClock
     slots: list[SlotPool]
-
-
-class Reading(NamedTuple):
-    """How a batch is read: as for `PendingRead`.
-
-    Attributes:
-        read, samples, policy, substitute: as there.
-        where: says where its first sample is.
-    """
-
-    read: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Sequence[Task]]
-    samples: npt.NDArray[np.int64]
-    policy: ReadPolicy
-    substitute: Callable[[int, int], int | None] | None
-    where: Callable[[], str]
 
 
 class RowsDataset(Dataset[Any]):
@@ -288,40 +271,3 @@ def is_fast_rows(dataset: Any) -> TypeGuard[RowsDataset]:
         and type(dataset).__getitems__ is RowsDataset.__getitems__
         and dataset._answers_for_batches()
     )
-
-
-def checked_threads(threads: Any) -> Any:
-    """The option of that name.
-
-    Raises:
-        OptionError: it cannot work.
-    """
-    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
-        raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
-    return threads
-
-
-def drawn_substitute(
-    count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
-) -> int | None:
-    """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws.
-
-    Args:
-        count: of the dataset's samples.
-        samples: int64 (N,): the batch's.
-        key: of the batch.
-        row: number in it of the one to be replaced.
-        attempt: from 1.
-
-    Returns:
-        None when enough were tried.
-    """
-    if attempt > min(count - 1, _MOST_REPLACEMENTS):
-        return None
-    seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
-    drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
-    others = count - 1
-    # Where all others may be tried, each is tried once.
-    few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
-    step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
-    return (int(samples[row]) + 1 + step) % count

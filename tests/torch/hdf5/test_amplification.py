@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe._sizes import in_bytes
-from fastpipe.torch.hdf5 import runtime
+from fastpipe.arrays.hdf5 import runtime
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
+from fastpipe.arrays.hdf5 import sharing
 from fastpipe.read.hdf5.chunks import ChunkReader
-from fastpipe.torch.hdf5 import sharing
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
+from fastpipe.arrays.patches import samples as samples_module
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.kept import default_folder
 from fastpipe.read.volumes import blosc2 as blosc2_volumes
@@ -22,7 +23,6 @@ from fastpipe.read.volumes import files as raw_volumes
 from fastpipe.read.volumes import grouped as grouped_volumes
 from fastpipe.read.volumes import tensorstore as tensorstore_volumes
 from fastpipe.read.volumes import zarr as zarr_volumes
-from fastpipe.torch.patches import dataset as dataset_module
 
 Writer = Callable[[str, Any, Sequence[int]], str]
 _WRITERS: dict[str, Writer] = {}
@@ -362,4 +362,4 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
         folder = default_folder()
         return None if folder is None else FileArrays(folder, now=lambda: time.time_ns() + 10**12)
 
-    monkeypatch.setattr(dataset_module, "default_file_arrays", made)
+    monkeypatch.setattr(samples_module, "default_file_arrays", made)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe import FastLoader, FastPatchDataset
+from fastpipe.arrays.patches import scanning
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Uniform
-from fastpipe.torch.patches import scanning
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

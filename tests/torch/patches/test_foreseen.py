@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastpipe.arrays.patches.foreseen import Foreseen
 from fastpipe.cache.units import UnitMemory
-from fastpipe.torch.patches.foreseen import Foreseen
 
 
 def _memory() -> UnitMemory:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import warnings
 
-from torch.utils.data import get_worker_info
-
 from fastpipe._sizes import in_bytes
+from fastpipe.arrays.hdf5.keeping import ChunkKeeper, decoded_nbytes
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.torch.hdf5.keeping import ChunkKeeper, decoded_nbytes
 
 __all__ = ["AmplificationWatch"]
 
@@ -28,12 +26,14 @@ class AmplificationWatch:
         keeper: where their decoded chunks are kept.
         recent: counts both.
         remembered: bytes of decoded chunks that are, here or in memory that processes share.
+        workers: processes that do the same side by side; 0 without.
     """
 
     def __init__(
-        self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks, remembered: int
+        self, files: SampleFiles, keeper: ChunkKeeper, recent: RecentChunks, remembered: int, workers: int
     ) -> None:
         self._files, self._keeper, self._recent, self._remembered = files, keeper, recent, remembered
+        self._workers = workers
         self._lock = threading.Lock()
         self._decoded, self._used = 0, 0.0
         is_packed = any(layout.filters for layout in files.layouts)
@@ -57,10 +57,9 @@ class AmplificationWatch:
     def _message(self, times: float) -> str:
         first = self._files.files[0]
         whole = decoded_nbytes([layout for file in self._files.files for layout in file.layouts])
-        worker = get_worker_info()
-        each = (
-            f" by each of {worker.num_workers} worker processes, where threads share them" if worker else ""
-        )
+        each = ""
+        if self._workers:
+            each = f" by each of {self._workers} worker processes, where threads share them"
         return (
             f"{first.shown}: samples are compressed together, and the order takes them apart: {times:.0f} "
             f"times as much is decoded as is used{each}.  Shuffle(unit='group') decodes each chunk once: it "

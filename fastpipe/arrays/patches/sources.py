@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastpipe.arrays.remote_volumes import RemoteVolumes, remote_volumes
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
@@ -17,7 +18,6 @@ from fastpipe.options import Stage
 from fastpipe.read.volumes.kernels import DIMS
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import Volume
-from fastpipe.torch.remote_volumes import RemoteVolumes, remote_volumes
 
 __all__ = ["Role", "opened_roles"]
 

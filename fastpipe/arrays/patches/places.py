@@ -8,6 +8,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.patches.scanning import label_voxels, mask_density
+from fastpipe.arrays.patches.sources import Role
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.masks import MaskDensity, MaskedPatches, PatchCells
@@ -22,8 +24,6 @@ from fastpipe.index.patches import (
     grid_places,
 )
 from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
-from fastpipe.torch.patches.scanning import label_voxels, mask_density
-from fastpipe.torch.patches.sources import Role
 from fastpipe.transform.keys import sample_seed, uniforms
 
 __all__ = ["places_of"]

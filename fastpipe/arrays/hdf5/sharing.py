@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from torch.utils.data import get_worker_info
-
+from fastpipe.arrays.hdf5.keeping import chunk_nbytes
+from fastpipe.arrays.process import Process
 from fastpipe.cache.window import SharedWindow, WindowSlots
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.reader import LEAST_SHARED
-from fastpipe.torch.hdf5.keeping import chunk_nbytes
 
 __all__ = ["shared_chunks", "shared_window"]
 
@@ -40,14 +39,13 @@ def shared_window(files: SampleFiles, groups: int, samples: int) -> SharedWindow
         return None
 
 
-def shared_chunks(window: SharedWindow | None) -> WindowSlots | None:
+def shared_chunks(window: SharedWindow | None, process: Process) -> WindowSlots | None:
     """The chunks in this process, if it is one of several workers: there is nothing to share with a parent,
     which reads only where there are none."""
-    worker = get_worker_info()
-    if worker is None or worker.num_workers == 1 or window is None:
+    if process.workers < 2 or window is None:
         return None
     try:
-        return WindowSlots(window, worker.id / worker.num_workers)
+        return WindowSlots(window, process.number / process.workers)
     except OSError as error:
         _log.info(_WHY, error)
         return None

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import local_ranks
 from fastpipe._sizes import in_bytes
+from fastpipe.arrays.patches.foreseen import Foreseen
+from fastpipe.arrays.patches.sources import Role
 from fastpipe.cache.budget import free_memory
 from fastpipe.cache.joined_units import joined_memory
 from fastpipe.cache.units import UnitMemory, UnitSlots
@@ -21,8 +22,6 @@ from fastpipe.index.patches import Places
 from fastpipe.index.visits import unit_visits
 from fastpipe.options import Cache
 from fastpipe.read.volumes.volume import Volume
-from fastpipe.torch.patches.foreseen import Foreseen
-from fastpipe.torch.patches.sources import Role
 
 __all__ = ["Remembered", "budget_of", "planned_room"]
 
@@ -148,12 +147,16 @@ class Remembered:
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
-    def slots(self) -> list[tuple[UnitSlots | None, int]]:
-        """For each array the memory of its units in this process, and the number there of its first."""
+    def slots(self, workers: int = 0) -> list[tuple[UnitSlots | None, int]]:
+        """For each array the memory of its units in this process, and the number there of its first.
+
+        Args:
+            workers: processes beside this one that make batches, and itself; 0 without.
+        """
         made: dict[int, UnitSlots | None] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
-            if memory is None and one.slots and (own := _share_of_worker(one.slots)):
+            if memory is None and one.slots and (own := _share_of_worker(one.slots, workers)):
                 memory = _memory(one._replace(slots=own))
             made[one.slot_nbytes] = _mapped(memory)
         return [(made.get(size), first) for size, first in self._firsts]
@@ -177,10 +180,9 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def _share_of_worker(slots: int) -> int:
+def _share_of_worker(slots: int, workers: int) -> int:
     """Of so many, where workers and ranks cannot share them."""
-    worker = get_worker_info()
-    return slots // ((worker.num_workers if worker else 1) * local_ranks())
+    return slots // (max(1, workers) * local_ranks())
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from fastpipe._sizes import in_bytes
+from fastpipe.arrays.form import Form
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.layout import Layout
-from fastpipe.torch.rows.samples import Form
 
 __all__ = ["HDF5Plan"]
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.patches.sources import Role
 from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
 from fastpipe.index.tour_trials import planned
 from fastpipe.index.tours import Geometry, Stripes, tour_of
-from fastpipe.torch.patches.sources import Role
 
 __all__ = ["Touring"]
 

@@ -14,6 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.patches.chunks import PatchChunks
+from fastpipe.arrays.patches.padding import Padding, read_patch
+from fastpipe.arrays.patches.remembering import Remembered
+from fastpipe.arrays.patches.sources import Role
+from fastpipe.arrays.process import KEPT_SLOTS, Process
+from fastpipe.arrays.remote_chunks import Needed
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import SlotPool
@@ -22,12 +28,6 @@ from fastpipe.index.patches import Places
 from fastpipe.options import BadSamples
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import DamagedUnitError
-from fastpipe.torch.patches.chunks import PatchChunks
-from fastpipe.torch.patches.padding import Padding, read_patch
-from fastpipe.torch.patches.remembering import Remembered
-from fastpipe.torch.patches.sources import Role
-from fastpipe.torch.remote_chunks import Needed
-from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
 
 __all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
 
@@ -67,6 +67,7 @@ class Runtime:
         options: the dataset's.
         roles: the arrays.
         remembered: memory for decoded units.
+        process: this one.
         chunks: those of arrays that are somewhere else; None without any.
     """
 
@@ -75,15 +76,16 @@ class Runtime:
         options: Options,
         roles: Sequence[Role],
         remembered: Remembered,
+        process: Process,
         chunks: PatchChunks | None = None,
     ) -> None:
         self.pid, self.options = os.getpid(), options
-        self.pool = new_pool(options.threads, "fastpipe-patch")
+        self.pool = process.pool
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
         self._roles, self._padding, self._nan = roles, options.padding, options.nan
-        self._units, self._chunks = remembered.slots(), chunks
+        self._units, self._chunks = remembered.slots(process.workers), chunks
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()

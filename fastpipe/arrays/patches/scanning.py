@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._cpus import default_threads
+from fastpipe.arrays.patches.sources import Role
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.foreground import LabelVoxels, VoxelSketch
 from fastpipe.index.masks import BlockCounts, MaskDensity
 from fastpipe.read.volumes.volume import Volume
-from fastpipe.torch.patches.sources import Role
 
 __all__ = ["label_voxels", "mask_density"]
 

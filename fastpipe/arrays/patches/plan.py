@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fastpipe._sizes import in_bytes
-from fastpipe.torch.patches.sources import Role
+from fastpipe.arrays.patches.sources import Role
 
 __all__ = ["PatchPlan"]
 

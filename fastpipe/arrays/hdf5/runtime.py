@@ -8,6 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.hdf5.keeping import ChunkKeeper, chunk_nbytes
+from fastpipe.arrays.hdf5.sharing import shared_chunks
+from fastpipe.arrays.hdf5.watch import AmplificationWatch
+from fastpipe.arrays.process import KEPT_SLOTS, Process
 from fastpipe.cache.window import SharedWindow
 from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
 from fastpipe.engine.clock import StageClock
@@ -19,10 +23,6 @@ from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
-from fastpipe.torch.hdf5.keeping import ChunkKeeper, chunk_nbytes
-from fastpipe.torch.hdf5.sharing import shared_chunks
-from fastpipe.torch.hdf5.watch import AmplificationWatch
-from fastpipe.torch.runtime import KEPT_SLOTS, new_pool
 
 __all__ = ["Options", "Runtime"]
 
@@ -46,20 +46,21 @@ class Runtime:
     Args:
         options: the dataset's.
         files: its files.
+        process: this one.
     """
 
-    def __init__(self, options: Options, files: SampleFiles) -> None:
+    def __init__(self, options: Options, files: SampleFiles, process: Process) -> None:
         self.pid, self.options = os.getpid(), options
-        self.pool = new_pool(options.threads, "fastpipe-hdf5")
+        self.pool = process.pool
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         largest = sum(chunk_nbytes(layout) for layout in files.layouts if layout.filters)
         remembered = max(_RECENT_NBYTES, 4 * largest, options.window_nbytes)
-        shared = shared_chunks(options.window)
+        shared = shared_chunks(options.window, process)
         room = _RECENT_NBYTES if shared else remembered
         self.recent = RecentChunks(room, _ChunkMemory(room))
         self.keeper = ChunkKeeper(options.cache, files)
-        self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered)
+        self.watch = AmplificationWatch(files, self.keeper, self.recent, remembered, process.workers)
         context = ReadContext(self.keeper.of, self.recent, shared, self.clock)
         if self.pool is not None:
             context = context._replace(threads=self.pool.threads, count_jobs=self.pool.count_jobs)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.objects import new_reader
 from fastpipe.index.listing import Listing, Rows
 from fastpipe.index.storage import FrozenSamples, offsets_of
 from fastpipe.options import Stage
@@ -20,7 +21,6 @@ from fastpipe.protocols import Store
 from fastpipe.read.volumes.zarr_metadata import ZarrArray
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.stage.stores import Location, RetryingStore
-from fastpipe.torch.staging import new_reader
 
 __all__ = ["ChunkStore", "Needed", "RemoteChunks"]
 

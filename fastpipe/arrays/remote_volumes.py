@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from fastpipe.arrays.remote_chunks import ChunkStore, RemoteChunks
 from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import scan_store
@@ -19,7 +20,6 @@ from fastpipe.read.volumes.volume import Volume
 from fastpipe.read.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed
 from fastpipe.stage.folder import StageFolder
 from fastpipe.stage.stores import Location, Retries, RetryingStore, is_url, open_store
-from fastpipe.torch.remote_chunks import ChunkStore, RemoteChunks
 
 __all__ = ["RemoteVolumes", "remote_volumes"]
 

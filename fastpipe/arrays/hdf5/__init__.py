@@ -1,0 +1,1 @@
+"""Samples that are rows of HDF5 datasets."""

@@ -1,0 +1,1 @@
+"""Samples that are patches of volumes."""

@@ -1,0 +1,71 @@
+"""How a batch of samples of arrays is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.engine.reads import ReadPolicy, Task
+from fastpipe.errors import OptionError
+from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.types import Key
+
+__all__ = ["Reading", "checked_threads", "drawn_substitute"]
+
+# Samples tried in a bad one's place.
+_MOST_REPLACEMENTS = 100
+
+
+class Reading(NamedTuple):
+    """How a batch is read: as for `PendingRead`.
+
+    Attributes:
+        read, samples, policy, substitute: as there.
+        where: says where its first sample is.
+    """
+
+    read: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Sequence[Task]]
+    samples: npt.NDArray[np.int64]
+    policy: ReadPolicy
+    substitute: Callable[[int, int], int | None] | None
+    where: Callable[[], str]
+
+
+def checked_threads(threads: Any) -> Any:
+    """The option of that name.
+
+    Raises:
+        OptionError: it cannot work.
+    """
+    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+        raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
+    return threads
+
+
+def drawn_substitute(
+    count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
+) -> int | None:
+    """Another sample: the ``attempt``-th in a sequence that the key of the one it replaces draws.
+
+    Args:
+        count: of the dataset's samples.
+        samples: int64 (N,): the batch's.
+        key: of the batch.
+        row: number in it of the one to be replaced.
+        attempt: from 1.
+
+    Returns:
+        None when enough were tried.
+    """
+    if attempt > min(count - 1, _MOST_REPLACEMENTS):
+        return None
+    seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
+    drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
+    others = count - 1
+    # Where all others may be tried, each is tried once.
+    few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
+    step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
+    return (int(samples[row]) + 1 + step) % count
