@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -112,6 +113,7 @@ def _in_child(measure: Callable[[], tuple[float, float]]) -> tuple[float, float]
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):  # the parent learns of any by the missing answer
+            gc.freeze()  # the parent's garbage is not to be collected here, as in `WorkerInit`
             os.close(reading)
             torch.set_num_threads(1)  # as torch does in its workers
             os.write(writing, struct.pack("dd", *measure()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import re
@@ -69,6 +70,9 @@ class WorkerInit:
         self._parent = os.getpid() if is_main else None
 
     def __call__(self, worker_id: int) -> None:
+        # A forked worker must not collect its parent's garbage: TensorFlow's functions, for one, crash where
+        # they are freed in a process that has not TensorFlow's threads.  It also keeps memory shared.
+        gc.freeze()
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import mmap
 import os
@@ -125,3 +126,33 @@ def test_arguments_about_workers_go_with_them(monkeypatch: pytest.MonkeyPatch, w
     assert loader.prefetch_factor == (3 if workers else None)
     assert loader.timeout == (9 if workers else 0)
     assert "(num_workers='auto': so it is)" in repr(loader.plan)
+
+
+def test_garbage_of_the_parent_is_left_alone() -> None:
+    """What may only be freed where its threads are, such as TensorFlow's functions."""
+    freed_in = memoryview(mmap.mmap(-1, 8)).cast("q")
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            freed_in[0] = os.getpid()
+
+    class Collecting(_Watched):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            gc.collect()
+            return super().__getitem__(index)
+
+    gc.disable()
+    try:
+        Garbage()
+        choose_workers(Collecting(), None, 8)
+        assert freed_in[0] == 0
+        loader = FastLoader(Collecting(), 8, num_workers=1, multiprocessing_context="fork")
+        assert len(list(loader)) == 13
+        assert freed_in[0] == 0
+        gc.collect()
+        assert freed_in[0] == os.getpid()
+    finally:
+        gc.enable()
