@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fastpipe._beside import load_triton_apart
 from fastpipe._extras import require
 
@@ -11,9 +14,32 @@ require("keras", extra="tf")
 load_triton_apart()
 
 from fastpipe.tf.augment import Augment  # noqa: E402
-from fastpipe.tf.dataset import ImageDataset  # noqa: E402
+from fastpipe.tf.dataset import Dataset, ImageDataset  # noqa: E402
 from fastpipe.tf.image_dataset import image_dataset  # noqa: E402
 from fastpipe.tf.options import Modality  # noqa: E402
 from fastpipe.tf.timer import EpochTimer, EpochTimes  # noqa: E402
 
-__all__ = ["Augment", "EpochTimer", "EpochTimes", "ImageDataset", "Modality", "image_dataset"]
+if TYPE_CHECKING:
+    from fastpipe.tf.of_hdf5 import hdf5_dataset
+    from fastpipe.tf.of_volumes import patch_dataset
+
+__all__ = [
+    "Augment", "Dataset", "EpochTimer", "EpochTimes", "ImageDataset", "Modality", "hdf5_dataset",
+    "image_dataset", "patch_dataset",
+]  # fmt: skip
+
+
+# With kernels that who reads images only has no use for.
+_LAZY = {"hdf5_dataset": "fastpipe.tf.of_hdf5", "patch_dataset": "fastpipe.tf.of_volumes"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fastpipe.tf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""From rows and options to a dataset."""
+"""From what makes batches to a dataset."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ import tensorflow as tf
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
-from fastpipe.tf.form import Form, form_of
+from fastpipe.tf.form import form_of
 from fastpipe.tf.graph import graph_dataset, why_not_graph
 from fastpipe.tf.reference import reference_dataset
 from fastpipe.tf.rows import Rows
-from fastpipe.tf.stream import RowStream, StreamOptions
+from fastpipe.tf.stream import Making, RowStream
+from fastpipe.tf.streaming import Batching, Stream
 
-__all__ = ["dataset_of"]
+__all__ = ["dataset_of_rows", "streamed"]
 
 _log = logging.getLogger("fastpipe.tf")
 
+_DATA = tf.data.experimental
 
-def dataset_of(
+
+def dataset_of_rows(
     rows: Rows,
-    options: StreamOptions,
+    batching: Batching,
+    making: Making,
     engine: str,
     is_single: bool,
     data_format: str,
     augment: Callable[..., Any] | None,
 ) -> ImageDataset:
-    """The dataset of some rows.
+    """The dataset of some rows of images.
 
     Args:
         rows: all of them.
-        options: how they become batches.
+        batching: how they become batches.
+        making: how their images are made.
         engine: ``"threads"``, ``"graph"`` or ``"auto"``.
         is_single: whether elements are single samples.
         data_format: Keras's word for the memory order of images.
@@ -46,44 +51,67 @@ def dataset_of(
     Raises:
         OptionError: the engine cannot make them.
     """
-    form = form_of(rows, data_format, options.output)
-    why_not = why_not_graph(rows, options)
+    form = form_of(rows, data_format, making.output)
+    why_not = why_not_graph(rows, batching, making)
     if engine == "graph" and why_not:
         raise OptionError(f"engine='graph' cannot make these samples: {why_not}. engine='threads' can")
-    stream = None if engine == "graph" else RowStream(rows, options)
+    stream = None if engine == "graph" else RowStream(rows, batching, making, form)
     if stream is None:
-        made = graph_dataset(rows, options, form)
+        made = graph_dataset(rows, batching, form)
+        made = (made.unbatch() if is_single else made).prefetch(tf.data.AUTOTUNE)
+        made = made if augment is None else _mapped(made, augment)
+        made = made.with_options(_settings(batching, is_streamed=False))
     else:
-        made = _streamed(stream, form, augment if isinstance(augment, Augment) else None)
-        augment = None if isinstance(augment, Augment) else augment
-    if is_single:
-        made = made.unbatch()
-        if stream is not None and options.bad_samples.policy != "skip":
-            made = made.apply(tf.data.experimental.assert_cardinality(stream.samples))
-    made = made.prefetch(tf.data.AUTOTUNE if stream is None else 2)
-    if augment is not None:
-        made = made.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
-    settings = tf.data.Options()
-    # What is in no files has one policy that is right: without it TensorFlow tries another, and says so.
-    policy = tf.data.experimental.AutoShardPolicy
-    chosen = policy.DATA if options.shard is None else policy.OFF
-    settings.experimental_distribute.auto_shard_policy = chosen
-    # Nothing is to be tuned, and where TensorFlow tunes, an epoch's end waits for the thread that does.
-    settings.autotune.enabled = stream is None
+        made = streamed(stream, is_single, augment)
     plan = _plan(rows, stream, why_not)
     _log.info("%s", plan)
     names = rows.class_names
     paths: Any = {column.name: list(column.paths) for column in rows.columns}
     about = About(
-        None if names is None else list(names), paths.get("", paths), plan,
-        partial(reference_dataset, rows, form, options.batch_size, options.drop_remainder), stream,
+        lambda: plan, partial(reference_dataset, rows, form, batching.batch_size, batching.drop_remainder),
+        stream, None if names is None else list(names), paths.get("", paths),
     )  # fmt: skip
-    return ImageDataset(made.with_options(settings), about)
+    return ImageDataset(made, about)
 
 
-def _streamed(stream: RowStream, form: Form, augment: Augment | None) -> Any:
+def streamed(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
+    """A stream as a plain ``tf.data.Dataset``.
+
+    Args:
+        stream: makes its batches.
+        is_single: whether elements are single samples.
+        augment: an ``Augment``, whose numbers are then those of seed, epoch and position; or a function for
+            each element; or None.
+    """
+    keyed = augment if isinstance(augment, Augment) else None
+    made = _batches(stream, keyed)
+    if is_single:
+        made = made.unbatch()
+        if stream.batching.bad_samples.policy != "skip":
+            made = made.apply(_DATA.assert_cardinality(stream.samples))
+    made = made.prefetch(2)
+    if augment is not None and keyed is None:
+        made = _mapped(made, augment)
+    return made.with_options(_settings(stream.batching, is_streamed=True))
+
+
+def _settings(batching: Batching, *, is_streamed: bool) -> Any:
+    settings = tf.data.Options()
+    # What is in no files has one policy that is right: without it TensorFlow tries another, and says so.
+    policy = _DATA.AutoShardPolicy
+    settings.experimental_distribute.auto_shard_policy = policy.DATA if batching.shard is None else policy.OFF
+    # Nothing is to be tuned, and where TensorFlow tunes, an epoch's end waits for the thread that does.
+    settings.autotune.enabled = not is_streamed
+    return settings
+
+
+def _mapped(made: Any, function: Callable[..., Any]) -> Any:
+    return made.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+
+
+def _batches(stream: Stream, augment: Augment | None) -> Any:
     """Batches of this process's threads as a ``tf.data.Dataset``, augmented by their places' numbers."""
-    rows, options = stream.rows, stream.options
+    batching = stream.batching
     # TensorFlow never lets go of this function; the dataset that is returned keeps the stream, as long as
     # somebody has it, or one made from it, or an iterator.
     living = weakref.ref(stream)
@@ -93,32 +121,29 @@ def _streamed(stream: RowStream, form: Form, augment: Augment | None) -> Any:
         if found is None:
             raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
         for made in found.next_epoch():
-            images = [form.laid_out(image) for image in made.images]
-            tabular = {name: values[made.rows] for name, values in found.rows.tabular.items()}
-            labels = found.rows.labels
-            element = form.element(images, tabular, None if labels is None else labels[made.rows])
+            element = found.element(made)
             yield element if augment is None else (element, (np.int64(made.epoch), made.draws))
 
-    size = options.batch_size if options.drop_remainder else None
-    signature = form.signature(rows, size)
+    size = batching.batch_size if batching.drop_remainder else None
+    signature = stream.signature(size)
     if augment is not None:
         place = (tf.TensorSpec((), tf.int64), tf.TensorSpec((size,), tf.int64))
         signature = (signature, place)
     made = tf.data.Dataset.from_generator(elements, output_signature=signature)
     if augment is not None:
         made = made.prefetch(2).map(
-            partial(_augmented, augment, options.seed, form.has_labels), num_parallel_calls=tf.data.AUTOTUNE,
+            partial(_augmented, augment, batching.seed), num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )  # fmt: skip
-    if options.bad_samples.policy == "skip":
+    if batching.bad_samples.policy == "skip":
         return made
-    return made.apply(tf.data.experimental.assert_cardinality(len(stream)))
+    return made.apply(_DATA.assert_cardinality(len(stream)))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def _augmented(augment: Augment, seed: int, has_labels: bool, element: Any, place: Any) -> Any:
+def _augmented(augment: Augment, seed: int, element: Any, place: Any) -> Any:
     """A batch, changed by numbers of (seed, epoch, position)."""
-    inputs, labels = element if has_labels else (element, None)
+    inputs, labels = element if isinstance(element, tuple) else (element, None)
     return augment(inputs, labels, key=(seed, *place))
 
 
@@ -128,7 +153,7 @@ def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
         lines = ["engine  →  graph: TensorFlow's operations"]
     else:
         lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
-        lines += stream.runtime.describe()
+        lines += stream.describe()
     for column in rows.columns:
         spec = column.spec
         whose = "Pillow" if spec.parity == "pil" else "TensorFlow"

@@ -1,44 +1,43 @@
-"""``tf.data.Dataset`` with what a script asks of a dataset of images."""
+"""``tf.data.Dataset`` with what a script asks of the datasets that fastpipe makes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from fastpipe.errors import OptionError
+from fastpipe.tf.streaming import Stream
 
-__all__ = ["About", "ImageDataset"]
+__all__ = ["About", "Dataset", "ImageDataset"]
 
 
-class About:
+class About(NamedTuple):
     """What is known of a dataset, whatever is done to its elements.
 
     Attributes:
-        class_names: names of the labels, or None.
-        file_paths: the files, in the order of the rows; of several modalities a dict of them.
         plan: which engine makes what, in lines.
         stock: makes the dataset of stock parts that gives the same.
-        stream: the engine ``"threads"``, or None.
+        stream: what makes its batches in this process, or None.
+        class_names: names of the labels, or None.
+        file_paths: the files of images, in the order of the rows; of several modalities a dict of them.
+        keeps: what else has to live as long as the dataset.
     """
 
-    def __init__(
-        self, class_names: list[str] | None, file_paths: Any, plan: str, stock: Callable[[], Any], stream: Any
-    ) -> None:
-        self.class_names, self.file_paths, self.plan = class_names, file_paths, plan
-        self.stock, self.stream = stock, stream
+    plan: Callable[[], str]
+    stock: Callable[[], Any]
+    stream: Stream | None
+    class_names: list[str] | None = None
+    file_paths: Any = None
+    keeps: Any = None
 
 
-class ImageDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
-    """A ``tf.data.Dataset`` of images, made by :func:`fastpipe.tf.image_dataset`.
+class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
+    """A ``tf.data.Dataset`` whose batches are made by fastpipe.
 
     Its own methods, such as ``map``, ``batch``, ``prefetch`` or ``take``, give another that knows the same.
-
-    Attributes:
-        class_names: names of the labels, as Keras's datasets have them; None without.
-        file_paths: the files, in the order of the rows; for modalities, a dict of them.
     """
 
     # The two names that a subclass has to have, ``element_spec`` and ``_inputs``, and ``_variant_tensor`` are
@@ -46,7 +45,6 @@ class ImageDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships n
 
     def __init__(self, dataset: Any, about: About) -> None:
         self._dataset, self._about = dataset, about
-        self.class_names, self.file_paths = about.class_names, about.file_paths
         super().__init__(dataset._variant_tensor)
 
     @property
@@ -59,18 +57,20 @@ class ImageDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships n
 
     @property
     def plan(self) -> str:
-        """Which engine makes the images, by which decoders, and what is kept."""
-        return self._about.plan
+        """What makes the batches, how, and what is kept."""
+        return self._about.plan()
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds spent in this process, by stage, summed over the threads of the engine ``"threads"``."""
+        """Seconds spent in this process, by stage, summed over the threads; empty for the engine
+        ``"graph"``."""
         stream = self._about.stream
         return {} if stream is None else stream.clock.totals()
 
     def reference(self) -> Any:
-        """The same samples from stock parts, to compare with, in the order of the rows: Keras's loader for a
-        folder; ``tf.py_function`` with Pillow, or TensorFlow's operations, for a table."""
+        """The same samples from stock parts, to compare with, in the order of the dataset: Keras's loader for
+        a folder; ``tf.py_function`` with Pillow, or TensorFlow's operations, for a table; what the formats'
+        own libraries give, sample by sample, for arrays."""
         return self._about.stock()
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,12 +85,25 @@ class ImageDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships n
         self._about.stream.set_epoch(epoch)
 
 
+class ImageDataset(Dataset):
+    """A :class:`fastpipe.tf.Dataset` of images, made by :func:`fastpipe.tf.image_dataset`.
+
+    Attributes:
+        class_names: names of the labels, as Keras's datasets have them; None without.
+        file_paths: the files, in the order of the rows; for modalities, a dict of them.
+    """
+
+    def __init__(self, dataset: Any, about: About) -> None:
+        super().__init__(dataset, about)
+        self.class_names, self.file_paths = about.class_names, about.file_paths
+
+
 def _kept(name: str) -> Callable[..., Any]:
     method = getattr(tf.data.Dataset, name)
 
     @functools.wraps(method)
-    def wrapped(self: ImageDataset, *arguments: Any, **options: Any) -> Any:
-        return ImageDataset(method(self, *arguments, **options), self._about)
+    def wrapped(self: Dataset, *arguments: Any, **options: Any) -> Any:
+        return type(self)(method(self, *arguments, **options), self._about)
 
     return wrapped
 
@@ -100,4 +113,4 @@ for _name in (
     "shard", "shuffle", "skip", "take", "unbatch", "with_options",
 ):  # fmt: skip
     if hasattr(tf.data.Dataset, _name):
-        setattr(ImageDataset, _name, _kept(_name))
+        setattr(Dataset, _name, _kept(_name))

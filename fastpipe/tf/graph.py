@@ -12,27 +12,28 @@ from fastpipe.options import Decode
 from fastpipe.tf.form import Form
 from fastpipe.tf.graph_ops import load
 from fastpipe.tf.rows import Column, Rows
-from fastpipe.tf.stream import StreamOptions
+from fastpipe.tf.stream import Making
+from fastpipe.tf.streaming import Batching
 
 __all__ = ["graph_dataset", "why_not_graph"]
 
 _FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 
 
-def why_not_graph(rows: Rows, options: StreamOptions) -> str:
+def why_not_graph(rows: Rows, batching: Batching, making: Making) -> str:
     """Why these samples cannot be made by TensorFlow's operations; empty if they can."""
     for column in rows.columns:
         why = _why_not(column)
         if why:
             return f"{why} (of {column.name!r})" if column.name else why
-    if options.bad_samples.policy == "replace":
+    if batching.bad_samples.policy == "replace":
         return "it cannot replace bad samples; it can skip them"
-    if options.bad_samples.log is not None or options.bad_samples.max_errors is not None:
+    if batching.bad_samples.log is not None or batching.bad_samples.max_errors is not None:
         return "it cannot count bad samples"
-    if options.cache.where in ("ram", "disk"):
+    if making.cache.where in ("ram", "disk"):
         return "it keeps nothing by itself: call .cache() on the dataset, and leave cache= out"
-    if options.decode != Decode():
-        return f"{options.decode} is for fastpipe's decoders"
+    if making.decode != Decode():
+        return f"{making.decode} is for fastpipe's decoders"
     return ""
 
 
@@ -50,12 +51,12 @@ def _why_not(column: Column) -> str:
     return f"TensorFlow does not decode {os.path.splitext(other)[1] or other!r} files" if other else ""
 
 
-def graph_dataset(rows: Rows, options: StreamOptions, form: Form) -> Any:
+def graph_dataset(rows: Rows, batching: Batching, form: Form) -> Any:
     """The dataset, batched; serialisable.
 
     Args:
         rows: all samples.
-        options: how they become batches.
+        batching: how they become batches.
         form: of the elements.
     """
     slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
@@ -67,10 +68,10 @@ def graph_dataset(rows: Rows, options: StreamOptions, form: Form) -> Any:
     if rows.labels is not None:
         slices["labels"] = rows.labels
     made = tf.data.Dataset.from_tensor_slices(slices)
-    if options.shuffle:
-        made = made.shuffle(len(rows), seed=options.seed, reshuffle_each_iteration=True)
-    if options.shard is not None:
-        made = made.shard(options.shard.world, options.shard.rank)
+    if batching.shuffle:
+        made = made.shuffle(len(rows), seed=batching.seed, reshuffle_each_iteration=True)
+    if batching.shard is not None:
+        made = made.shard(batching.shard.world, batching.shard.rank)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def sample(row: Any) -> Any:
@@ -82,10 +83,10 @@ def graph_dataset(rows: Rows, options: StreamOptions, form: Form) -> Any:
         return form.element(images, tabular, row.get("labels"))
 
     made = made.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if options.bad_samples.policy == "skip":
+    if batching.bad_samples.policy == "skip":
         made = made.ignore_errors(log_warning=True)
     return made.batch(
-        options.batch_size, drop_remainder=options.drop_remainder, num_parallel_calls=tf.data.AUTOTUNE
+        batching.batch_size, drop_remainder=batching.drop_remainder, num_parallel_calls=tf.data.AUTOTUNE
     )
 
 

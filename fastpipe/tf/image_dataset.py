@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
-from fastpipe.tf.assembling import dataset_of
+from fastpipe.tf.assembling import dataset_of_rows
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
 from fastpipe.tf.options import Modality, check_choice
 from fastpipe.tf.ranks import shard_of
-from fastpipe.tf.stream import StreamOptions
+from fastpipe.tf.stream import Making
+from fastpipe.tf.streaming import Batching
 
 __all__ = ["image_dataset"]
 
@@ -178,16 +179,16 @@ def image_dataset(
     else:
         subsets = rows_of_table(source, arguments)
     part = shard_of(shard, is_shuffled=shuffle, seed=seed)
-    options = StreamOptions(
-        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed,
-        part, output, Cache.of(cache), BadSamples.of(bad_samples), decode, threads,
+    batching = Batching(
+        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed, part,
+        BadSamples.of(bad_samples),
     )  # fmt: skip
     make = partial(
-        dataset_of, options=options, engine=engine, is_single=batch_size is None,
-        data_format=data_format_of(data_format), augment=augment,
+        dataset_of_rows, making=Making(output, Cache.of(cache), decode, threads), engine=engine,
+        is_single=batch_size is None, data_format=data_format_of(data_format), augment=augment,
     )  # fmt: skip
     made = [
-        make(one) if number == 0 else make(one, options=options._replace(shuffle=False))
+        make(one, batching if number == 0 else batching._replace(shuffle=False))
         for number, one in enumerate(subsets)
     ]
     return made if subset == "both" else made[0]

@@ -1,11 +1,9 @@
-"""The engine ``"threads"``: batches of rows, made ahead by threads of this process."""
+"""The engine ``"threads"``: batches of rows of images, made ahead by threads of this process."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,150 +16,114 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.index.order import epoch_order
-from fastpipe.index.shards import ShardedBatches
-from fastpipe.options import BadSamples, Cache, Decode, Shard
+from fastpipe.options import Cache, Decode
+from fastpipe.tf.form import Form
 from fastpipe.tf.kept import open_kept
 from fastpipe.tf.making import ColumnMaker, PendingRows, RowItem
 from fastpipe.tf.pixels import maker_of
 from fastpipe.tf.rows import Rows
+from fastpipe.tf.streaming import IN_FLIGHT, Batching, Begun, Made, Stream
 from fastpipe.transform.keys import sample_seed
 from fastpipe.transform.sample_kernels import gather_scaled
 
-__all__ = ["Made", "RowStream", "StreamOptions"]
+__all__ = ["Making", "RowStream"]
 
 Array = npt.NDArray[Any]
 
-_AHEAD = 2  # batches begun before the one that is due is waited for
-_IN_FLIGHT = 6  # batches in the hands of tf.data and the training step, whose memory is kept for the next
 
-
-class StreamOptions(NamedTuple):
-    """How rows become batches.
+class Making(NamedTuple):
+    """How images are made.
 
     Attributes:
-        batch_size: rows in one.
-        drop_remainder: leave out the last batch, if it is smaller.
-        shuffle: whether each epoch has an order of its own.
-        seed: of those orders.
-        shard: the part of each epoch that is made here; None for all.
-        output: of images, ``"float32"``, ``"uint8"`` or ``"float16"``.
-        cache, bad_samples, decode, threads: of ``image_dataset``.
+        output: their type, ``"float32"``, ``"uint8"`` or ``"float16"``.
+        cache, decode, threads: of ``image_dataset``.
     """
 
-    batch_size: int
-    drop_remainder: bool
-    shuffle: bool
-    seed: int
-    shard: Shard | None
     output: Literal["float32", "uint8", "float16"]
     cache: Cache
-    bad_samples: BadSamples
     decode: Decode
     threads: int | Literal["auto"]
 
 
-class Made(NamedTuple):
-    """A batch.
-
-    Attributes:
-        images: (n, H, W, C) of each column.
-        rows: int64 (n,): which rows they are.
-        draws: int64 (n,): their positions in the epoch's order.
-        epoch: its number.
-    """
-
-    images: list[Array]
-    rows: npt.NDArray[np.int64]
-    draws: npt.NDArray[np.int64]
-    epoch: int
-
-
-class RowStream:
-    """Makes the batches of epochs.
+class RowStream(Stream):
+    """Makes the batches of rows of images.
 
     Args:
         rows: all samples.
-        options: how they become batches.
+        batching: how they become batches.
+        making: how their images are made.
+        form: of the elements.
     """
 
-    def __init__(self, rows: Rows, options: StreamOptions) -> None:
-        self.rows, self.options = rows, options
-        self.clock = StageClock()
-        self._next_epoch = 0
+    def __init__(self, rows: Rows, batching: Batching, making: Making, form: Form) -> None:
+        super().__init__(batching)
+        self.rows, self._making, self._form = rows, making, form
+        self._clock = StageClock()
         self._runtime: _Runtime | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._steps())
 
     @property
-    def samples(self) -> int:
-        """Rows of an epoch."""
-        return sum(step.size for step in self._steps())
+    def count(self) -> int:
+        """Rows."""
+        return len(self.rows)
+
+    @property
+    def clock(self) -> StageClock:
+        """Time spent in this process, by stage, summed over the threads."""
+        return self._clock
 
     @property
     def runtime(self) -> _Runtime:
         """What makes rows in this process."""
         with self._lock:
             if self._runtime is None or self._runtime.pid != os.getpid():
-                self._runtime = _Runtime(self.rows, self.options, self.clock)
+                self._runtime = _Runtime(self.rows, self.batching, self._making, self._clock)
             return self._runtime
 
-    def set_epoch(self, epoch: int) -> None:
-        """The number of the next epoch that is begun."""
-        self._next_epoch = epoch
+    def element(self, made: Made) -> Any:
+        """A batch in the form that the dataset's elements have."""
+        rows, form = self.rows, self._form
+        images = [form.laid_out(image) for image in made.arrays]
+        tabular = {name: values[made.samples] for name, values in rows.tabular.items()}
+        return form.element(images, tabular, None if rows.labels is None else rows.labels[made.samples])
 
-    def next_epoch(self) -> Iterator[Made]:
-        """The batches of the next epoch."""
-        with self._lock:
-            epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        made = self._batches(epoch)
-        return _refilled(made, self.options) if self.options.bad_samples.policy == "skip" else made
+    def signature(self, batch: int | None) -> Any:
+        """The type of such elements of ``batch`` samples; None for any number."""
+        return self._form.signature(self.rows, batch)
 
-    def _steps(self) -> ShardedBatches:
-        options = self.options
-        shard = options.shard or Shard(0, 1)
-        return ShardedBatches(len(self.rows), options.batch_size, shard, drop_last=options.drop_remainder)
+    def describe(self) -> list[str]:
+        """Who decodes, and what is kept, in lines."""
+        return self.runtime.describe()
 
-    def _batches(self, epoch: int) -> Iterator[Made]:
-        count, runtime = len(self.rows), self.runtime
-        order = np.arange(count)
-        if self.options.shuffle:
-            order = epoch_order(count, seed=self.options.seed, epoch=epoch)
-        begun: deque[_Begun] = deque()
-        try:
-            for step in self._steps():
-                positions = np.array(step.positions, np.int64)
-                begun.append(runtime.begin(order[positions % count], positions, epoch))
-                if len(begun) > _AHEAD:
-                    yield begun.popleft().finish()
-            while begun:
-                yield begun.popleft().finish()
-        finally:
-            for batch in begun:
-                batch.job.cancel()
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self.batching.shuffle:
+            return epoch_order(self.count, seed=self.batching.seed, epoch=epoch)
+        return np.arange(self.count)
+
+    def _begin(self, samples: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> Begun:
+        return self.runtime.begin(samples, draws, epoch)
 
 
 class _Runtime:
     """Threads, decoders, memory and the cache of one stream in one process."""
 
-    def __init__(self, rows: Rows, options: StreamOptions, clock: StageClock) -> None:
+    def __init__(self, rows: Rows, batching: Batching, making: Making, clock: StageClock) -> None:
         self.pid = os.getpid()
-        self._rows, self._options = rows, options
-        self.threads = default_threads() if options.threads == "auto" else options.threads
+        self._rows, self._seed, self._output = rows, batching.seed, making.output
+        self._policy = batching.bad_samples.policy
+        self.threads = default_threads() if making.threads == "auto" else making.threads
         self.pool = ThreadPool(self.threads, "fastpipe-decode")
-        self._bad = BadSampleLog(options.bad_samples)
-        pixels = [maker_of(column.spec, options.decode) for column in rows.columns]
-        kept = open_kept(options.cache, rows.columns, pixels)
-        word = np.uint8 if options.output == "uint8" else np.float32
+        self._bad = BadSampleLog(batching.bad_samples)
+        pixels = [maker_of(column.spec, making.decode) for column in rows.columns]
+        kept = open_kept(making.cache, rows.columns, pixels)
+        word = np.uint8 if making.output == "uint8" else np.float32
         self.makers = [
             ColumnMaker(column, one, kept[n] if kept else None, word, clock)
             for n, (column, one) in enumerate(zip(rows.columns, pixels, strict=True))
         ]
-        self._slots = [SlotPool(_IN_FLIGHT) for _ in rows.columns]
+        self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]
         self.gathers = all(maker.gathers and maker.kept is not None for maker in self.makers)
 
-    def begin(self, chosen: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> _Begun:
+    def begin(self, chosen: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> Begun:
         """Begin a batch of these rows."""
         rows = chosen.tolist()
         arrays = [
@@ -172,7 +134,7 @@ class _Runtime:
             places = [maker.kept.places(rows) for maker in self.makers if maker.kept is not None]
             if all(one is not None for one in places):
                 return _Gathered(self, chosen, draws, epoch, arrays, places)  # type: ignore[arg-type]
-        seeds = [sample_seed(self._options.seed, epoch, draw) for draw in draws.tolist()]
+        seeds = [sample_seed(self._seed, epoch, draw) for draw in draws.tolist()]
         items = [self._item(row, seed) for row, seed in zip(rows, seeds, strict=True)]
 
         def substitute(number: int, attempt: int) -> RowItem | None:
@@ -182,10 +144,10 @@ class _Runtime:
             other = another_of_its_class(classes, item.target or 0, item.position, item.seed, attempt)
             return None if other is None else self._item(other, item.seed)
 
-        policy = self._options.bad_samples.policy
         pending = PendingRows(
-            items, self.makers, arrays, policy, self._bad, substitute if policy == "replace" else None
-        )
+            items, self.makers, arrays, self._policy, self._bad,
+            substitute if self._policy == "replace" else None,
+        )  # fmt: skip
         pending.begin(self.pool)
         return _Making(self, pending, arrays, draws, epoch)
 
@@ -211,7 +173,7 @@ class _Runtime:
         for array, maker in zip(arrays, self.makers, strict=True):
             spec = maker.column.spec
             array = array.reshape(len(array), *spec.size, spec.channels)
-            made.append(array.astype(np.float16) if self._options.output == "float16" else array)
+            made.append(array.astype(np.float16) if self._output == "float16" else array)
         return made
 
 
@@ -224,7 +186,6 @@ class _Making:
     ) -> None:  # fmt: skip
         self._runtime, self._pending, self._arrays = runtime, pending, arrays
         self._draws, self._epoch = draws, epoch
-        self.job = pending.job
 
     def finish(self) -> Made:
         """Wait for it."""
@@ -235,6 +196,10 @@ class _Making:
         rows = np.array([pending.made[number].position for number in there], np.int64)
         arrays = self._arrays if len(there) == len(pending.items) else [one[there] for one in self._arrays]
         return Made(self._runtime.shaped(arrays), rows, self._draws[there], self._epoch)
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._pending.job.cancel()
 
 
 class _Gathered:
@@ -247,7 +212,7 @@ class _Gathered:
         self._runtime, self._rows, self._arrays, self._places = runtime, rows, arrays, places
         self._draws, self._epoch = draws, epoch
         self._parts = -(-runtime.threads // len(arrays))
-        self.job: Job = runtime.pool.submit(self._gather, self._parts * len(arrays))
+        self._job: Job = runtime.pool.submit(self._gather, self._parts * len(arrays))
 
     def _gather(self, number: int) -> None:
         column, part = divmod(number, self._parts)
@@ -262,36 +227,9 @@ class _Gathered:
 
     def finish(self) -> Made:
         """Wait for it."""
-        self.job.wait()
+        self._job.wait()
         return Made(self._runtime.shaped(self._arrays), self._rows, self._draws, self._epoch)
 
-
-_Begun = _Making | _Gathered
-
-
-def _refilled(batches: Iterator[Made], options: StreamOptions) -> Iterator[Made]:
-    """Batches that are full although rows are missing: with those that follow."""
-    size = options.batch_size
-    rest: Made | None = None
-    for made in batches:
-        if rest is None and len(made.rows) == size:
-            yield made
-            continue
-        if rest is not None:
-            made = Made(
-                [np.concatenate(pair) for pair in zip(rest.images, made.images, strict=True)],
-                np.concatenate([rest.rows, made.rows]),
-                np.concatenate([rest.draws, made.draws]),
-                made.epoch,
-            )
-        while len(made.rows) >= size:
-            yield _cut(made, slice(size))
-            made = _cut(made, slice(size, None))
-        rest = made if len(made.rows) else None
-    if rest is not None and not options.drop_remainder:
-        yield rest
-
-
-def _cut(made: Made, part: slice) -> Made:
-    """Some rows of a batch."""
-    return Made([images[part] for images in made.images], made.rows[part], made.draws[part], made.epoch)
+    def cancel(self) -> None:
+        """Give it up."""
+        self._job.cancel()
