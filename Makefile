@@ -16,6 +16,9 @@ SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 # A real S3 server for tests, of Debian's packages.
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 
+# TensorFlow has processes of its own: a fork of one where it runs may wait for its locks for ever.
+PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+
 .PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format clean
 
 help:
@@ -94,7 +97,9 @@ s3-server:
 
 test: $(READY) s3-server
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+	@$(PARALLEL) --ignore=tests/tf --ignore=fastpipe/tf
+	@echo "==> pytest, with TensorFlow"
+	@$(PARALLEL) tests/tf fastpipe/tf
 
 nightly: $(READY) s3-server
 	@echo "==> pytest, the slow tests"
