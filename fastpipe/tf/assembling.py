@@ -16,6 +16,7 @@ from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
 from fastpipe.tf.form import form_of
 from fastpipe.tf.graph import graph_dataset, why_not_graph
+from fastpipe.tf.malloc import reuse_freed_memory
 from fastpipe.tf.reference import reference_dataset
 from fastpipe.tf.rows import Rows
 from fastpipe.tf.stream import Making, RowStream
@@ -120,6 +121,7 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
         found = living()
         if found is None:
             raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
+        reuse_freed_memory()
         for made in found.next_epoch():
             element = found.element(made)
             yield element if augment is None else (element, (np.int64(made.epoch), made.draws))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from fastpipe.tf.options import check_choice
 __all__ = ["Augment"]
 
 _DRAWS = {"horizontal_flip": 1, "vertical_flip": 1, "affine": 6, "colour": 8, "cutout": 24}
+_COLOURS = ("brightness", "contrast", "saturation", "hue")
+_UNCHANGED = ((1, 1), (1, 1), (1, 1), (0, 0))
 _REPLICA = 1 << 40  # draws of one replica, before those of the next
 
 
@@ -119,7 +121,11 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False,
             aggregation="only_first_replica",
         )  # fmt: skip
-        self._apply = tf.function(self._changed, jit_compile=self._arguments["jit_compile"] or None)
+        # Each step is compiled by itself: of them together XLA makes loops that do steps anew for each pixel
+        # of the next.
+        self._apply = tf.function(self._changed)
+        self._drawn = self._compiled(uniforms)
+        self._stepped = {step: self._compiled(partial(self._step, step)) for step in self._steps}
 
     def call(self, inputs: Any, labels: Any = None, training: bool | None = None, key: Any = None) -> Any:
         """Change a batch.
@@ -183,12 +189,12 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         """The steps that change anything, and the columns of their numbers."""
         arguments = self._arguments
         is_still = arguments["rotation"] == (0, 0) and arguments["translation"] == (0, 0)
-        colours = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
+        colours = [arguments[kind] for kind in _COLOURS]
         used = {
             "horizontal_flip": arguments["horizontal_flip"] > 0,
             "vertical_flip": arguments["vertical_flip"] > 0,
             "affine": not (is_still and arguments["zoom"] == (1, 1)),
-            "colour": colours != [(1, 1), (1, 1), (1, 1), (0, 0)],
+            "colour": colours != list(_UNCHANGED),
             "cutout": arguments["cutout"] > 0,
         }
         steps, end = {}, 0
@@ -201,15 +207,18 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 
     # ---- changes --------------------------------------------------------------------------------
 
+    def _compiled(self, function: Callable[..., Any]) -> Any:
+        return tf.function(function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
+
     def _changed(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
         stream = tf.constant(STREAM, tf.int64)
-        u = uniforms(tf.bitwise.bitwise_xor(seed, stream), epoch, draws, self._count)
+        u = self._drawn(tf.bitwise.bitwise_xor(seed, stream), epoch, draws, self._count)
         return {name: self._image(image, name, u) for name, image in images.items()}
 
     def _image(self, image: Any, name: str, u: Any) -> Any:
         values = tf.cast(image, tf.float32)
         for step, columns in self._steps.items():
-            values = self._step(step, values, u[:, columns], image.dtype == tf.uint8, name)
+            values = self._stepped[step](values, u[:, columns], image.dtype == tf.uint8, name)
         return tf.ensure_shape(tf.cast(values, image.dtype), image.shape)
 
     def _step(self, step: str, values: Any, u: Any, of_bytes: bool, name: str) -> Any:
@@ -241,12 +250,14 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 
     def _coloured(self, values: Any, u: Any, of_bytes: bool) -> Any:
         arguments = self._arguments
-        ranges = [arguments[kind] for kind in ("brightness", "contrast", "saturation", "hue")]
+        every = enumerate(arguments[kind] for kind in _COLOURS)
+        ranges = {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
         factors, order = jitter(u, ranges)
         low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
         if (low, high) == (0.0, 1.0):
-            return jittered(values, factors, order, of_bytes=of_bytes)
-        return jittered((values - low) / (high - low), factors, order, of_bytes=False) * (high - low) + low
+            return jittered(values, factors, order, list(ranges), of_bytes=of_bytes)
+        scaled = (values - low) / (high - low)
+        return jittered(scaled, factors, order, list(ranges), of_bytes=False) * (high - low) + low
 
     def _images(self, named: Mapping[str, Any]) -> list[str]:
         """Names of the inputs that are images."""

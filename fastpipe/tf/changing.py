@@ -5,6 +5,7 @@ The formulas are those of ``fastpipe.augment``, which are torchvision's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,37 +68,52 @@ def warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_byte
     return tf.round(found) if of_bytes else found
 
 
-def jittered(images: Any, factors: Any, order: Any, *, of_bytes: bool) -> Any:
-    """Images changed in brightness, contrast, saturation and hue.
+def jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], *, of_bytes: bool) -> Any:
+    """Images changed in some of brightness, contrast, saturation and hue, which are 0 to 3.
 
     Args:
         images: float32 (N, H, W, C), in [0, 1]; or whole numbers of 0 … 255.
-        factors: (N, 4).
-        order: (N, 4): which of the four comes first, and so on.
-        of_bytes: the latter.
+        factors: (N, K).
+        order: (N, K): which of the K factors comes first, and so on.
+        kinds: what each factor is of.
+        of_bytes: whether they are whole numbers.
     """
-    brightness, contrast, saturation, hue = (
-        factor[:, None, None, None] for factor in tf.unstack(factors, axis=1)
-    )
-    for kind in tf.unstack(order, axis=1):
-        kind = kind[:, None, None, None]
-        images = _blended(images, kind, (brightness, contrast, saturation), of_bytes)
-        if images.shape[3] == 3:
-            images = _turned_where((kind == 3) & (hue != 0), images, hue, of_bytes)
+    if images.shape[3] != 3:  # grey images have neither saturation nor hue, which change nothing
+        kinds = [kind if kind < 2 else -1 for kind in kinds]
+    by_kind = {
+        kind: (place, factors[:, place, None, None, None]) for place, kind in enumerate(kinds) if kind >= 0
+    }
+    mixed = {kind: found for kind, found in by_kind.items() if kind < 3}
+    for turn in tf.unstack(order, axis=1):
+        turn = turn[:, None, None, None]
+        if mixed:
+            images = _blended(images, turn, mixed, of_bytes)
+        if 3 in by_kind:
+            place, hue = by_kind[3]
+            images = _turned_where((turn == place) & (hue != 0), images, hue, of_bytes)
     return images
 
 
-def _blended(images: Any, kind: Any, factors: tuple[Any, Any, Any], of_bytes: bool) -> Any:
-    """Images mixed with black, with their mean, or with their greys."""
-    bound = 255.0 if of_bytes else 1.0
-    factor = tf.where(kind == 0, factors[0], tf.where(kind == 1, factors[1], factors[2]))
-    grey = _luminance(images, of_bytes)
-    mean = tf.reduce_mean(grey, axis=(1, 2, 3), keepdims=True)
-    other = tf.where(kind == 0, tf.zeros_like(grey), tf.where(kind == 1, mean, grey))
-    mixed = tf.clip_by_value(images * factor + other * (1 - factor), 0.0, bound)
+def _blended(images: Any, turn: Any, used: Mapping[int, tuple[int, Any]], of_bytes: bool) -> Any:
+    """Images mixed with black, with their mean, or with their greys, as it is their turn.
+
+    Args:
+        images, of_bytes: as above.
+        turn: (N, 1, 1, 1): the place whose turn it is.
+        used: by kind its place, and its factors (N, 1, 1, 1).
+    """
+    grey = _luminance(images, of_bytes) if set(used) != {0} else None
+    factor, other = tf.ones_like(images[:, :1, :1, :1]), tf.zeros((), images.dtype)
+    for kind, (place, factors) in used.items():
+        is_turn = turn == place
+        factor = tf.where(is_turn, factors, factor)
+        if kind == 1:
+            other = tf.where(is_turn, tf.reduce_mean(grey, axis=(1, 2, 3), keepdims=True), other)
+        elif kind == 2:
+            other = tf.where(is_turn, grey, other)
+    mixed = tf.clip_by_value(images * factor + other * (1 - factor), 0.0, 255.0 if of_bytes else 1.0)
     mixed = tf.floor(mixed) if of_bytes else mixed
-    last = 2 if images.shape[3] == 3 else 1  # grey images have no saturation
-    return tf.where((kind <= last) & (factor != 1), mixed, images)
+    return tf.where(factor != 1, mixed, images)
 
 
 def _luminance(images: Any, of_bytes: bool) -> Any:

@@ -7,6 +7,7 @@ The distributions, and which number is for what, are those of ``fastpipe.augment
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -46,18 +47,19 @@ def affine_matrices(
     return tf.cast(tf.stack(rows, axis=1), tf.float32)
 
 
-def jitter(u: Any, ranges: list[tuple[float, float]]) -> tuple[Any, Any]:
-    """Factors of brightness, contrast, saturation and hue, and the order of the four.
+def jitter(u: Any, ranges: Mapping[int, tuple[float, float]]) -> tuple[Any, Any]:
+    """Factors of some of brightness, contrast, saturation and hue, which are 0 to 3, and their order.
 
     Args:
-        u: float64 (N, 8).
-        ranges: of the factors.
+        u: float64 (N, 8): for the factors of all four, and for their order.
+        ranges: by kind, of the factors of those that are used.
 
     Returns:
-        float32 (N, 4), int32 (N, 4).
+        float32 (N, K), int32 (N, K): of which of the K factors comes first, and so on.
     """
-    factors = tf.stack([between(u[:, at], *limits) for at, limits in enumerate(ranges)], axis=1)
-    return tf.cast(factors, tf.float32), tf.argsort(u[:, 4:], axis=1, stable=True)
+    factors = tf.stack([between(u[:, kind], *limits) for kind, limits in ranges.items()], axis=1)
+    places = tf.stack([u[:, 4 + kind] for kind in ranges], axis=1)
+    return tf.cast(factors, tf.float32), tf.argsort(places, axis=1, stable=True)
 
 
 def erased_boxes(

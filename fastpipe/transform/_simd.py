@@ -1,6 +1,6 @@
-"""Two vector building blocks that a compiler does not find in plain loops.
+"""Vector building blocks that a compiler does not find in plain loops.
 
-Both are written in LLVM's vector types, so they compile on every processor: to AVX-512, AVX2,
+All are written in LLVM's vector types, so they compile on every processor: to AVX-512, AVX2,
 SSE or NEON code, whichever the machine has.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fastpipe._extras import require
 
-__all__ = ["LANES", "PRECISION_BITS", "transpose_block", "weighted_lanes"]
+__all__ = ["LANES", "PRECISION_BITS", "between_pixels", "transpose_block", "weighted_lanes"]
 
 _ir = require("llvmlite.ir", extra="image")
 _types = require("numba.types", extra="image")
@@ -24,6 +24,7 @@ LANES = 32
 PRECISION_BITS = 22
 
 _I8, _I32 = _ir.IntType(8), _ir.IntType(32)
+_F32 = _ir.FloatType()
 _BLOCK = 16
 
 
@@ -111,6 +112,37 @@ def weighted_lanes(
         builder.store(
             builder.trunc(result, bytes_type), _vector_at(builder, target, args[7], bytes_type), align=1
         )
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def between_pixels(
+    typing_context: Any, src: Any, left: Any, right: Any, part: Any, dst: Any, dst_offset: Any
+) -> Any:
+    """Four floats between four bytes and four others, each operation rounded.
+
+    ``dst[dst_offset + c] = src[left + c] + (src[right + c] - src[left + c]) * part``, for c of 0 to 3: the
+    fourth is beside a pixel of three colours.
+    """
+    signature = _types.void(src, left, right, part, dst, dst_offset)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bytes_type, floats_type = _ir.VectorType(_I8, 4), _ir.VectorType(_F32, 4)
+        source = _data(context, builder, signature.args[0], args[0])
+        target = _data(context, builder, signature.args[4], args[4])
+
+        def pixel(offset: Any) -> Any:
+            loaded = builder.load(_vector_at(builder, source, offset, bytes_type), align=1)
+            return builder.uitofp(loaded, floats_type)
+
+        undefined = _ir.Constant(floats_type, _ir.Undefined)
+        factor = builder.insert_element(undefined, args[3], _ir.Constant(_I32, 0))
+        factor = builder.shuffle_vector(factor, undefined, _ir.Constant(_ir.VectorType(_I32, 4), [0] * 4))
+        first = pixel(args[1])
+        more = builder.fmul(builder.fsub(pixel(args[2]), first), factor)
+        builder.store(builder.fadd(first, more), _vector_at(builder, target, args[5], floats_type), align=4)
         return context.get_dummy_value()
 
     return signature, codegen

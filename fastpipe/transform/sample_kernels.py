@@ -9,6 +9,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.transform._simd import between_pixels
 
 __all__ = ["bilinear_scratch", "gather_scaled", "resize_bilinear", "scale_bytes"]
 
@@ -33,6 +34,16 @@ def _places(in_size: int, out_size: int, channels: int, low: Any, high: Any, par
             low[i * channels + c] = before * channels + c
             high[i * channels + c] = after * channels + c
             parts[i * channels + c] = place - floor
+
+
+@compiled()
+def _stretch_colours(src: Any, left: Any, right: Any, parts: Any, dst: Any) -> None:
+    """One row of pixels of three colours, resampled; ``dst`` has room for one more element.
+
+    Pixels are taken four bytes at a time: which beyond the row's last one there must be.
+    """
+    for x in range(0, len(parts), 3):
+        between_pixels(src, np.int64(left[x]), np.int64(right[x]), parts[x], dst, x)
 
 
 @compiled()
@@ -66,8 +77,8 @@ def resize_bilinear(
     left, right = places[:line], places[line : 2 * line]
     upper, lower = places[2 * line : 2 * line + out_height], places[2 * line + out_height :]
     x_parts, y_parts = numbers[:line], numbers[line : line + out_height]
-    rows = numbers[line + out_height : 3 * line + out_height]
-    row = numbers[3 * line + out_height :][: width * channels]
+    rows = numbers[line + out_height : 3 * line + out_height + 2]
+    row = numbers[3 * line + out_height + 2 :][: width * channels]
     _places(width, out_width, channels, left, right, x_parts)
     _places(height, out_height, 1, upper, lower, y_parts)
     held = np.array([-1, -1])  # which row of the image is in each half of ``rows``
@@ -76,13 +87,14 @@ def resize_bilinear(
         for wanted, half in ((upper[y], first), (lower[y], 1 - first)):
             if held[half] != wanted:
                 at = start + wanted * pitch
-                _stretch(
-                    src[at : at + width * channels], row, left, right, x_parts,
-                    rows[half * line : (half + 1) * line],
-                )  # fmt: skip
+                into = rows[half * (line + 1) : (half + 1) * (line + 1)]
+                if channels == 3 and at + width * 3 < len(src):
+                    _stretch_colours(src[at:], left, right, x_parts, into)
+                else:
+                    _stretch(src[at : at + width * channels], row, left, right, x_parts, into[:line])
                 held[half] = wanted
-        top = rows[first * line : (first + 1) * line]
-        bottom = rows[(1 - first) * line : (2 - first) * line]
+        top = rows[first * (line + 1) :][:line]
+        bottom = rows[(1 - first) * (line + 1) :][:line]
         out, part = dst[y * line : (y + 1) * line], y_parts[y]
         for x in range(line):
             out[x] = top[x] + (bottom[x] - top[x]) * part
@@ -91,7 +103,7 @@ def resize_bilinear(
 def bilinear_scratch(width: int, channels: int, out_height: int, out_width: int) -> tuple[int, int]:
     """Elements of ``places`` and ``numbers`` that ``resize_bilinear`` needs."""
     line = out_width * channels
-    return 2 * (line + out_height), 3 * line + out_height + width * channels
+    return 2 * (line + out_height), 3 * line + out_height + 2 + width * channels
 
 
 @compiled(_t.void(_in8, _float, _float, _f32))

@@ -522,6 +522,39 @@ print("same")
 """
 
 
+_FAULTS = """
+import ctypes, resource, sys
+import fastpipe
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+made = fastpipe.tf.image_dataset([{path!r}], None, image_size=8, cache="off")
+for _ in range(2):
+    for _ in made:
+        pass
+libc.free(libc.malloc(1 << 20))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(200):
+    memory = libc.malloc(1 << 20)
+    ctypes.memset(memory, 1, 1 << 20)
+    libc.free(memory)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is asked for is glibc's; run it on Linux")
+@pytest.mark.parametrize("is_told", [False, True], ids=["as it is", "told otherwise"])
+def test_freed_memory_is_used_again(photo_table: Any, is_told: bool) -> None:
+    """Each 256 pages of 200 pieces of memory are mapped anew after TensorFlow's generators, unless."""
+    more = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"} if is_told else {}
+    done = subprocess.run(
+        [sys.executable, "-c", _FAULTS.format(path=photo_table.paths[0])],
+        capture_output=True, text=True, check=True, env={**os.environ, **more},
+    )  # fmt: skip
+    faults = int(done.stdout.splitlines()[-1])
+    assert faults > 200 * 200 if is_told else faults < 2 * 256
+
+
 @pytest.mark.parametrize(("first", "second"), [("torch", "tensorflow"), ("tensorflow", "torch")])
 def test_torch_and_tensorflow_in_one_process(photo_tree: Path, first: str, second: str) -> None:
     code = _CHILD.format(first=first, second=second, root=str(photo_tree))
