@@ -8,7 +8,7 @@
 ``images``                the case: its rows, its check, its result
 ``loaders`` ``floor``     the rows of the case: loaders in this process, decoding alone
 ``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
-``hdf5`` ``volume``       other cases, each in a folder of its own; so are ``s3`` and ``augment``
+``hdf5`` ``volume``       other cases, each in a folder of its own; so are ``s3``, ``augment`` and ``tf``
 ``windows`` ``places``    orders and places that peers of these cases have too
 ``samples`` ``memory``    what these cases compare, and how they measure memory
 ``targets``               what was asked for, and whether it is met

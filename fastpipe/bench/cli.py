@@ -16,6 +16,7 @@ from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.s3 import case as s3
+from fastpipe.bench.tf import case as tf
 from fastpipe.bench.volume import case as volume
 
 __all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
@@ -48,6 +49,11 @@ CASES = {
         "augmentation of batches: torchvision sample by sample, and kornia, against fastpipe.augment",
         augment.add_arguments,
         augment.run,
+    ),
+    "tf": Command(
+        "TensorFlow: tf.py_function + Pillow, tf.io, and Keras's loader and layers against fastpipe.tf",
+        tf.add_arguments,
+        tf.run,
     ),
 }
 

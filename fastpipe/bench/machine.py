@@ -46,6 +46,7 @@ PACKAGES = (
     "albumentations",
     "opencv-python-headless",
     "torchaudio",
+    "keras",
 )
 
 

@@ -37,6 +37,7 @@ _PACKAGES = {
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),
     "augment": ("fastpipe", "torch", "torchvision", "numba"),
+    "tf": ("fastpipe", "tensorflow", "tensorflow-cpu", "keras", "pillow"),
 }
 
 # In a narrower terminal the notes would be columns of single words.
