@@ -1,0 +1,78 @@
+"""What README says of TensorFlow runs, and the swap gives the same samples."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+import zarr
+from PIL import Image
+
+import fastpipe
+
+_README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+@pytest.fixture
+def table(photo_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
+    """The table that README speaks of, with photos in two folders; in the folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    count = 12
+    for folder in ("photo", "thermal"):
+        Path(folder).mkdir()
+        for number, path in enumerate(photo_table.paths[:count]):
+            os.symlink(path, f"{folder}/{number}.jpg")
+    table = pd.DataFrame(photo_table.boxes[:count], columns=["x0", "y0", "x1", "y1"])
+    table["file"] = [f"{number}.jpg" for number in range(count)]
+    table["grade"] = np.arange(count) % 3
+    table["age"], table["area"] = np.arange(count) + 30.0, np.linspace(0, 1, count)
+    table.to_csv("wounds.csv", index=False)
+    return table
+
+
+def _blocks(kind: str) -> list[str]:
+    """The pieces of code that are about TensorFlow."""
+    found = re.findall(rf"```{kind}\n(.*?)```", _README, re.S)
+    return [code for code in found if "fastpipe.tf" in code]
+
+
+def _rows(dataset: Any) -> list[tuple[int, bytes]]:
+    """Labels and pixels of all samples, sorted."""
+    return sorted((int(label), image.numpy().tobytes()) for image, label in dataset.unbatch())
+
+
+def _side(diff: str, sign: str, table: pd.DataFrame) -> list[tuple[int, bytes]]:
+    """The rows of one side.  In a frame of its own: TensorFlow keeps those that its warnings came through."""
+    code = "\n".join(line[1:] for line in diff.splitlines() if line.startswith((sign, " ")))
+    scope = {"tf": tf, "np": np, "Image": Image, "fastpipe": fastpipe, "table": table}
+    exec(compile(code, "README.md", "exec"), scope)
+    return _rows(scope["dataset"])
+
+
+def test_both_sides_of_the_swap_give_the_same(table: pd.DataFrame) -> None:
+    (diff,) = _blocks("diff")
+    table = table.assign(file=[str(Path("photo", name).absolute()) for name in table["file"]])
+    before, after = (_side(diff, sign, table) for sign in ("-", "+"))
+    assert before == after
+    assert len(before) == len(table)
+
+
+def test_the_snippet_runs(table: pd.DataFrame) -> None:
+    with h5py.File("speech.h5", "w") as file:
+        file["mels"], file["words"] = np.ones((40, 8, 4), "f4"), np.arange(40)
+    zarr.create_array("scan.zarr/image", data=np.ones((10, 20, 20), np.uint16), chunks=(5, 10, 10))
+    (code,) = _blocks("python")
+    scope: dict[str, Any] = {"PATCH": (4, 8, 8)}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert scope["photo"].shape == (12, 128, 128, 3)
+    assert scope["thermal"].shape == (12, 128, 128, 1)
+    assert scope["patient"].shape == (12, 2)
+    assert next(iter(scope["mels"]))[0]["mel"].shape == (40, 8, 4)
+    assert next(iter(scope["patches"])).shape == (2, 4, 8, 8, 1)
