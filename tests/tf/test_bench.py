@@ -34,7 +34,7 @@ from fastpipe.cli import main
 from fastpipe.errors import CacheError, FastpipeError, OptionError
 from fastpipe.testing import photo_tree
 
-_LENGTHS = Lengths(8, 6, 5, 2)
+_LENGTHS = Lengths(8, 6, 5, 2, 9, 5)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_copied_folder_has_so_many_files_in_the_same_classes(photos: Photos, t
 
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
     keys = [spec.key for spec in specs()]
-    assert len(set(keys)) == len(keys) == 19
+    assert len(set(keys)) == len(keys) == 25
     assert list(dict.fromkeys(spec.section for spec in specs())) == list(SECTIONS)
     for section in SECTIONS:
         of_it = [spec for spec in specs() if spec.section == section]
@@ -170,11 +170,13 @@ def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) 
 @pytest.mark.parametrize("key", [spec.key for spec in specs() if spec.section != "augment"])
 def test_a_row_goes_through_whole_epochs(key: str, rows: Any) -> None:
     (row,) = rows(key)
-    assert row.chunk == {"crop": 8, "folder": 6, "modalities": 5}[row.spec.section]
+    lengths = {"crop": 8, "folder": 6, "modalities": 5, "hdf5": 9, "patches": 5}
+    assert row.chunk == lengths[row.spec.section]
     assert row.measure(2 * row.chunk) > 0
     if row.spec.group == "fastpipe" and not key.endswith("graph"):
         assert row.stage_seconds()["decode"] > 0
-    assert row.spec.info.unit == ("samples" if row.spec.section == "modalities" else "images")
+    units = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
+    assert row.spec.info.unit == units.get(row.spec.section, "images")
 
 
 @pytest.mark.parametrize("key", ["augment-replaced", "augment-images", "augment-stateless"])
@@ -249,11 +251,12 @@ def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Settin
     said: list[str] = []
     check = check_rows(setting, made, said.append)
     assert check.ok, check.problems
-    assert said == ["comparing: crop", "comparing: folder", "comparing: modalities"]
-    assert check.epochs == 2 * (4 + 2 + 2) and check.samples == 2 * (4 * 8 + 2 * 6 + 2 * 5)
+    assert said == [f"comparing: {one}" for one in ("crop", "folder", "modalities", "hdf5", "patches")]
+    assert check.epochs == 2 * (4 + 2 + 2 + 2 + 2)
+    assert check.samples == 2 * (4 * 8 + 2 * 6 + 2 * 5 + 2 * 9 + 2 * 5)
     assert check.values == 128 * 128 * 3 * (4 * 8 + 2 * 4 * 5) + 256 * 256 * 3 * 2 * 6
     assert check.largest <= 1 and check.over_one == 0
-    assert "samples in 16 epochs equal those of the replaced datasets bit for bit" in check.sentence()
+    assert "samples in 24 epochs equal those of the replaced datasets bit for bit" in check.sentence()
     assert check.as_json()["ok"] and check.as_json()["text"] == check.sentence()
 
 
@@ -367,7 +370,7 @@ def test_a_quick_run_gives_table_json_and_picture(result: dict[str, Any]) -> Non
     assert set(result["best"]) == set(SECTIONS) and result["best"]["crop"] == "crop-replaced"
     main_row = next(row for row in result["rows"] if row["key"] == "crop-threads")
     assert main_row["note"].startswith("ms an image in its threads: ") and "decode" in main_row["note"]
-    assert result["check"]["ok"] and result["check"]["epochs"] == 16
+    assert result["check"]["ok"] and result["check"]["epochs"] == 24
     assert "threads of this process" in result["plan"]
     assert "--data photos0 --batch-size 4 --peers" in result["command"]
 
@@ -375,7 +378,7 @@ def test_a_quick_run_gives_table_json_and_picture(result: dict[str, Any]) -> Non
 def test_a_result_is_printed_and_written(result: dict[str, Any]) -> None:
     result = {name: value for name, value in result.items() if name != "printed"}
     text = markdown(result)
-    assert text.count("× best replaced dataset") == 4 and "| modalities" not in text
+    assert text.count("× best replaced dataset") == 6 and "| modalities" not in text
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1

@@ -40,18 +40,22 @@ class Lengths:
         folder: photos of a folder.
         modalities: four boxes of each.
         batches: batches in memory, of which it is the number.
+        rows: of an HDF5 file.
+        patches: of a volume.
     """
 
     crops: int
     folder: int
     modalities: int
     batches: int
+    rows: int
+    patches: int
 
 
 # Epochs as long as those of small data sets, for each has a beginning and an end that cost something; of
 # larger samples fewer, so that an epoch takes as long.
-FULL = Lengths(2048, 512, 512, 32)
-QUICK = Lengths(40, 24, 24, 4)
+FULL = Lengths(2048, 512, 512, 32, 1024, 128)
+QUICK = Lengths(40, 24, 24, 4, 40, 6)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError
-from fastpipe.bench.tf import augmenting, own, scripts
+from fastpipe.bench.tf import arrays, augmenting, own, scripts
 from fastpipe.bench.tf.data import Lengths, Setting
 from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.errors import CacheError
@@ -23,6 +23,8 @@ SECTIONS = {
     "folder": "a folder of photos at 256×256",
     "modalities": "four boxes of each photo at 128×128, and numbers",
     "augment": "batches in memory: flip, rotation, brightness, contrast",
+    "hdf5": "rows of 64×128 floats of an HDF5 file, gzip",
+    "patches": "patches of 32×64×64 of a Zarr volume",
 }
 _KEPT = "from the second epoch on"
 
@@ -65,23 +67,29 @@ class Spec:
     @property
     def info(self) -> RowInfo:
         """What the report calls it."""
-        unit = "samples" if self.section == "modalities" else "images"
+        unit = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}.get(self.section, "images")
+        kind = "uint16" if self.section == "patches" else "float32"
         return RowInfo(
-            self.key, self.label, self.group, None, "float32", self.note, section=self.section, unit=unit
+            self.key, self.label, self.group, None, kind, self.note, section=self.section, unit=unit
         )
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether a script's own dataset is one of a Python generator."""
+        return self.section in ("hdf5", "patches")
 
     def samples(self, lengths: Lengths, batch_size: int) -> int:
         """Samples of an epoch."""
         by_section = {
             "crop": lengths.crops, "folder": lengths.folder, "modalities": lengths.modalities,
-            "augment": lengths.batches * batch_size,
+            "augment": lengths.batches * batch_size, "hdf5": lengths.rows, "patches": lengths.patches,
         }  # fmt: skip
         return by_section[self.section]
 
 
 def specs() -> list[Spec]:
     """The datasets that are measured; that of scripts without fastpipe comes first in each section."""
-    return [*_crops(), *_others(), *_augmented()]
+    return [*_crops(), *_others(), *_augmented(), *_arrays()]
 
 
 def _crops() -> list[Spec]:
@@ -147,6 +155,22 @@ def _augmented() -> list[Spec]:
              of(augmenting.by_stateless_operations), each),
         Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(augmenting.by_augment),
              "compiled by XLA; brightness is a factor"),
+    ]  # fmt: skip
+
+
+def _arrays() -> list[Spec]:
+    rows, patches = "hdf5_dataset", "patch_dataset"
+    return [
+        Spec("hdf5", "replaced", "generator over h5py, row by row", "replaced", arrays.rows_by_h5py),
+        Spec("hdf5", "window", f'{rows}, shuffle=Shuffle(16, "group")', "fastpipe",
+             partial(arrays.rows, unit="group"), "chunks, then rows of 16 chunks at a time", most_apart=0),
+        Spec("hdf5", "ram", f'{rows}, cache="ram"', "fastpipe", partial(arrays.rows, cache="ram"), _KEPT,
+             most_apart=0),
+        Spec("patches", "replaced", "generator that slices a zarr array", "replaced", arrays.patches_by_zarr),
+        Spec("patches", "uniform", patches, "fastpipe", arrays.patches, "a third of the volume fits",
+             most_apart=0),
+        Spec("patches", "tour", f'{patches}, shuffle=Shuffle(unit="group")', "fastpipe",
+             partial(arrays.patches, unit="group"), "the same room; neighbours come together", most_apart=0),
     ]  # fmt: skip
 
 
