@@ -1,0 +1,217 @@
+"""The example ``keras_multimodal``: both scripts have the same batches and losses, and differ by the swap.
+
+TensorFlow runs in processes of its own: of one where it runs no other test can fork.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "keras_multimodal"
+_ROWS, _BATCH = 18, 6
+_MODALITIES = ("depth_rgb", "depth_map", "thermal_rgb", "thermal_map")
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install tensorflow-cpu"
+    ),
+    pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas: pip install pandas"),
+]
+
+
+def _script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"keras_multimodal_{name}", _FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, settled: Any) -> str:
+    folder = tmp_path_factory.mktemp("wounds")
+    _script("make_data").main(str(folder), _ROWS)
+    return str(settled(folder))
+
+
+def _beside(*calls: tuple[Any, ...]) -> list[Any]:
+    """What functions of this file print as JSON, each in a process of its own, at the same time."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, function.__name__, *map(str, given)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for function, *given in calls
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=150) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    for process, (_, err) in zip(running, said, strict=True):
+        assert process.returncode == 0, err[-3000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def _scripts() -> tuple[Any, Any]:
+    before, after = _script("before"), _script("after")
+    before.BATCH = after.BATCH = _BATCH
+    return before, after
+
+
+def compare_batches(data: str) -> Any:
+    """Which batches of both scripts are not the same, bit for bit; and how many were compared."""
+    import tensorflow as tf
+
+    before, after = _scripts()
+    table, different, count = before.read_table(data), [], 0
+    for fold in range(before.FOLDS):
+        for part in (table[table["fold"] != fold], table[table["fold"] == fold]):
+            found = [list(script.dataset(part, data, _MODALITIES)) for script in (before, after)]
+            for number, pair in enumerate(zip(*found, strict=True)):
+                tf.nest.assert_same_structure(*pair)
+                assert sorted(pair[0][0]) == sorted((*_MODALITIES, "tabular"))
+                flat = [tf.nest.flatten(one) for one in pair]
+                count += len(flat[0])
+                different += [
+                    [fold, number, place]
+                    for place, (one, other) in enumerate(zip(*flat, strict=True))
+                    if one.dtype != other.dtype or not np.array_equal(one, other)
+                ]
+    return different, count
+
+
+def test_batches_are_the_same_bit_for_bit(data: str) -> None:
+    [(different, count)] = _beside((compare_batches, data))
+    assert different == []
+    assert count == 3 * (2 + 1) * 6  # batches of three folds, of four images, numbers and labels
+
+
+def train(name: str, data: str) -> Any:
+    """Replicas, accuracy and losses of one fold, with half the images."""
+    script = _script(name)
+    script.BATCH, script.MODALITIES = _BATCH, ("depth_rgb", "thermal_map")
+    accuracy, losses = script.train(script.read_table(data), data, 0, 1, plain=True)
+    return script.replicas().num_replicas_in_sync, accuracy, losses
+
+
+def test_losses_are_the_same(data: str) -> None:
+    before, after = _beside((train, "before", data), (train, "after", data))
+    assert before[0] == after[0] == 2
+    assert len(before[2]) == len(set(before[2])) == 3 * 2  # three stages of two steps
+    assert after[2] == pytest.approx(before[2], rel=1e-3)
+    assert after[1] == before[1]
+
+
+def decode_in_stages(data: str) -> Any:
+    """Seconds spent decoding, of one dataset after another."""
+    _, after = _scripts()
+    table, seconds = after.read_table(data), []
+    for names in (_MODALITIES, _MODALITIES[:1], _MODALITIES):
+        made = after.dataset(table, data, names)
+        assert sum(len(labels) for _, labels in made) == _ROWS
+        seconds.append(made.stage_seconds.get("decode", 0.0))
+    return seconds
+
+
+def test_each_image_is_decoded_once(data: str) -> None:
+    [seconds] = _beside((decode_in_stages, data))
+    assert seconds[0] > 0
+    assert seconds[1:] == [0, 0]
+
+
+def change(data: str) -> Any:
+    """Mean, least and greatest value of images, and how their means differ: unchanged, and by each script."""
+    import pandas as pd
+    import tensorflow as tf
+
+    tf.random.set_seed(0)
+    before, after = _scripts()
+    table, name = pd.concat([before.read_table(data)] * 6, ignore_index=True), _MODALITIES[-1]
+    augment, found = after.augmentation(), []
+    for script, seed in ((after, None), (before, 1), (after, 1)):
+        batches = [inputs[name] for inputs, _ in script.dataset(table, data, (name,), seed)]
+        assert {len(batch) for batch in batches} == {_BATCH}
+        if script is after and seed is not None:
+            batches = [augment(batch) for batch in batches]
+        images = np.concatenate(batches)
+        of_each = images.mean((1, 2, 3))
+        found.append([float(value) for value in (images.mean(), images.min(), images.max(), of_each.std())])
+    return found
+
+
+def test_both_change_images_as_much(data: str) -> None:
+    [(plain, before, after)] = _beside((change, data))
+    for mean, least, greatest, _ in (before, after):
+        assert least >= 0 and greatest <= 255.001
+        assert 0.1 < abs(mean - plain[0]) < 15  # corners are turned away from
+    assert before[0] == pytest.approx(after[0], abs=5)
+    assert before[3] == pytest.approx(after[3], rel=0.25)
+
+
+def test_boxes_are_a_part_of_their_images(photos: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    make_data = _script("make_data")
+    make_data.main(str(tmp_path), 3, str(photos))
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert len(table) == 3 and table["phase"].nunique() == 3
+    for name in _MODALITIES:
+        camera = name.split("_")[0]
+        boxes = table[[f"{camera}_{edge}" for edge in make_data.EDGES]].to_numpy()
+        for file, (left, top, right, bottom) in zip(table[name], boxes, strict=True):
+            with Image.open(tmp_path / name / file) as image:
+                width, height = image.size
+            assert (width, height) == make_data.CAMERAS[camera]
+            assert 0 <= left < right <= width and 0 <= top < bottom <= height
+            assert 0.29 < (right - left) * (bottom - top) / (width * height) <= 0.6
+
+
+def test_the_comparison_tells_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"before.py": "accuracy 70.0%, mean of 3 folds; 1.0 s", "after.py": "accuracy 71.5%, mean"}
+    compare, given = _script("compare"), []
+
+    def run(command: list[str], **options: Any) -> Any:
+        given.append(command[1:])
+        return subprocess.CompletedProcess(command, 0, f"fold 0: 1%\n{said[Path(command[1]).name]}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = compare.main("folder", 2, 2)
+    assert [one for one, _ in found["before.py"]] == [70, 70]
+    assert [one for one, _ in found["after.py"]] == [71.5, 71.5]
+    assert given[3] == [str(_FOLDER / "after.py"), "folder", "2", "1"]
+    printed = capsys.readouterr().out
+    assert printed.count("; mean 7") == 2 and "times as long" in printed
+
+
+def test_the_scripts_differ_by_the_swap_alone() -> None:
+    before, after = (
+        (_FOLDER / f"{name}.py").read_text().split('"""', 2)[2].splitlines() for name in ("before", "after")
+    )
+    gone = [line for line in before if line and line not in after]
+    new = [line for line in after if line and line not in before]
+    assert len(gone) == 45 and len(new) == 16
+    words = ("fastpipe", "Cache", "Augment", "augment", "Modality", "image_dataset", "timer.watch", "plain")
+    assert sum(any(word in line for word in words) for line in new) == 12
+
+
+if __name__ == "__main__":
+    called: dict[str, Callable[..., Any]] = {
+        one.__name__: one for one in (change, compare_batches, decode_in_stages, train)
+    }
+    print(json.dumps(called[sys.argv[1]](*sys.argv[2:])))
