@@ -207,6 +207,15 @@ def test_an_epoch_may_be_left(speech: Path) -> None:
     assert sorted(_numbers(made)) == list(range(_ROWS))
 
 
+def test_a_file_of_a_store_is_staged(speech: Path, tmp_path: Path) -> None:
+    made = hdf5_dataset(f"file://{speech}", "mels", "words", 8, False, stage=tmp_path / "stage")
+    for element, expected in zip(made, hdf5_dataset(speech, "mels", "words", 8, False), strict=True):
+        for one, other in zip(element, expected, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+    with pytest.raises(OptionError, match="stage"):
+        hdf5_dataset(f"file://{speech}", "mels")
+
+
 # ---- Keras ------------------------------------------------------------------------------------
 
 

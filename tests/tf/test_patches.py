@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fastpipe import Shard, Shuffle
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
+from fastpipe.stage.reading import ObjectReader
 from fastpipe.tf import Augment, patch_dataset
 
 _SHAPE = (20, 26, 23)
@@ -132,6 +133,39 @@ def test_ranks_share_an_epoch(zarrs: Any, shuffle: Any) -> None:
     every = sorted(patch.tobytes() for patch in _all(dataset())[0])
     ranks = [_all(dataset(Shard(rank, 3, "eval")))[0] for rank in range(3)]
     assert sorted(patch.tobytes() for rank in ranks for patch in rank) == every
+
+
+# ---- stores -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["ahead", "staged"])
+@pytest.mark.parametrize("shuffle", [True, Shuffle(unit="group")], ids=str)
+def test_chunks_of_a_store_are_fetched_ahead(
+    zarrs: Any, tmp_path: Path, shuffle: Any, is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {"patch_size": (4, 5, 6), "batch_size": 4, "shuffle": shuffle, "seed": 5, "sampling": Uniform(30)}
+    expected = patch_dataset(*zarrs[:1], **both)
+    followed: list[int] = []
+    real = ObjectReader.follow
+
+    def follow(self: Any, order: Any, uses: Any, *, is_here: bool) -> None:
+        def counted() -> Any:
+            for rows in order:
+                followed.append(len(rows))
+                yield rows
+
+        real(self, counted(), uses, is_here=is_here)
+
+    monkeypatch.setattr(ObjectReader, "follow", follow)
+    made = patch_dataset(f"file://{zarrs[0]}", stage=tmp_path / "stage" if is_staged else None, **both)
+    for _ in range(2):
+        for batch, other in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(batch.numpy(), other.numpy())
+    assert sum(followed) > 0  # each chunk once, as all of them are remembered
+    assert sum(followed) <= 3 * 3 * 3
+    for _ in made.take(1):  # an epoch that is left
+        pass
+    assert len(list(made)) == 8
 
 
 # ---- life, Keras, faults -----------------------------------------------------------------------
