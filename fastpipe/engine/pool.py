@@ -313,8 +313,11 @@ def stopped_at_exit() -> Iterator[None]:
 
 def _stop_if_ending() -> None:
     """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
-    error would be printed as the thread's last words."""
-    if _is_ending and threading.current_thread().daemon:
+    error would be printed as the thread's last words.
+
+    Not one that Python has not started: whoever has, such as TensorFlow, waits for it and takes the error."""
+    thread = threading.current_thread()
+    if _is_ending and thread.daemon and not isinstance(thread, threading._DummyThread):
         _inside.discard(threading.get_ident())
         threading.Event().wait()
 

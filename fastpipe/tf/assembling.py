@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
+from fastpipe.tf.ending import at_work
 from fastpipe.tf.form import form_of
 from fastpipe.tf.graph import graph_dataset, why_not_graph
 from fastpipe.tf.malloc import reuse_freed_memory
@@ -122,9 +124,14 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
         if found is None:
             raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
         reuse_freed_memory()
-        for made in found.next_epoch():
-            element = found.element(made)
-            yield element if augment is None else (element, (np.int64(made.epoch), made.draws))
+        with closing(found.next_epoch()) as batches:
+            while True:
+                with at_work() as goes_on:
+                    made = next(batches, None) if goes_on else None
+                    if made is None:
+                        return
+                    element = found.element(made)
+                yield element if augment is None else (element, (np.int64(made.epoch), made.draws))
 
     size = batching.batch_size if batching.drop_remainder else None
     signature = stream.signature(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -134,7 +134,7 @@ class Stream(ABC):
         """The number of the next epoch that is begun."""
         self._next_epoch = epoch
 
-    def next_epoch(self) -> Iterator[Made]:
+    def next_epoch(self) -> Generator[Made, None, None]:
         """The batches of the next epoch."""
         with self._lock:
             epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
@@ -147,7 +147,7 @@ class Stream(ABC):
             self.count, how.batch_size, how.shard or Shard(0, 1), drop_last=how.drop_remainder
         )
 
-    def _batches(self, epoch: int) -> Iterator[Made]:
+    def _batches(self, epoch: int) -> Generator[Made, None, None]:
         order, begun = self._order(epoch), deque[Begun]()
         self._expect(lambda: (samples for samples, _ in self._parts(order)), epoch)
         try:
@@ -167,7 +167,7 @@ class Stream(ABC):
             draws = np.array(step.positions, np.int64)
             yield order[draws % len(order)], draws
 
-    def _refilled(self, batches: Iterator[Made]) -> Iterator[Made]:
+    def _refilled(self, batches: Iterator[Made]) -> Generator[Made, None, None]:
         """Batches that are full although samples are missing: with those that follow."""
         size = self.batching.batch_size
         rest: Made | None = None

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -520,6 +521,46 @@ image, _ = next(iter(FastLoader(folder, batch_size=len(batch))))
 assert numpy.array_equal(batch, image.permute(0, 2, 3, 1).numpy())
 print("same")
 """
+
+
+_ENDING = """
+import os, signal, sys
+import fastpipe
+import keras
+
+def slow(image):
+    sum(range(1 << 20))  # the epoch's thread is in Python nearly all the time
+    return image
+
+made = fastpipe.tf.image_dataset(
+    [{path!r}] * 400, [0] * 400, image_size=8, batch_size=2, preprocess=slow if {slow} else None, cache="off"
+)
+if {how!r} == "exit":
+    iterator = iter(made)
+    next(iterator)
+    sys.exit(7)
+if {how!r} == "error":
+    for _ in made:
+        raise ValueError("in the middle of an epoch")
+class Interrupted(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        os.kill(os.getpid(), signal.SIGINT)
+model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(made, verbose=0, callbacks=[Interrupted()])
+"""
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["kernels", "the script's code"])
+@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("error", 1), ("interrupt", -signal.SIGINT)])
+def test_the_interpreter_ends_in_the_middle_of_an_epoch(
+    photo_table: Any, how: str, code: int, slow: bool
+) -> None:
+    script = _ENDING.format(path=photo_table.paths[0], how=how, slow=slow)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr[-2000:]
 
 
 _FAULTS = """
