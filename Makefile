@@ -16,7 +16,7 @@ SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 # A real S3 server for tests, of Debian's packages.
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 
-# TensorFlow has processes of its own: a fork of one where it runs may wait for its locks for ever.
+# Two files of tests at a time, on two cores.
 PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format clean
@@ -95,6 +95,7 @@ s3-server:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CEPH) </dev/null >/dev/null 2>&1 || \
 	    echo "    it cannot be installed; tests that need it are skipped"; }
 
+# TensorFlow has processes of its own: a fork of one where it runs may wait for its locks for ever.
 test: $(READY) s3-server
 	@echo "==> pytest"
 	@$(PARALLEL) --ignore=tests/tf --ignore=fastpipe/tf

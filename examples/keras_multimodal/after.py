@@ -52,10 +52,12 @@ def dataset(
     )  # fmt: skip
 
 
-def branch() -> keras.Model:
+def branch(plain: bool) -> keras.Model:
     """From an image to 64 features."""
     image = keras.Input((SIDE, SIDE, 3))
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(image)
+    # On the device; of each branch with numbers of its own, as ``tf.image`` draws them for each image.
+    augment = Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10, brightness=0.2, contrast=0.2)
+    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(image if plain else augment(image))
     for filters in (16, 32, 64):
         x = keras.layers.Conv2D(filters, 3, strides=2, padding="same", use_bias=False)(x)
         x = keras.layers.BatchNormalization(momentum=0.9)(x)
@@ -63,16 +65,10 @@ def branch() -> keras.Model:
     return keras.Model(image, keras.layers.GlobalAveragePooling2D()(x))
 
 
-def augmentation() -> Augment:
-    """On the device, while it trains; all images of a row are moved alike."""
-    return Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10, brightness=0.2, contrast=0.2)
-
-
-def classifier(branches: dict[str, keras.Model], classes: int, plain: bool) -> keras.Model:
+def classifier(branches: dict[str, keras.Model], classes: int) -> keras.Model:
     images = {name: keras.Input((SIDE, SIDE, 3), name=name) for name in branches}
     numbers = keras.Input((len(TABULAR),), name="tabular")
     inputs = {**images, "tabular": numbers}
-    images = images if plain else augmentation()(images)
     x = [branches[name](image) for name, image in images.items()]
     x = keras.layers.Concatenate()([*x, keras.layers.Dense(16, activation="relu")(numbers)])
     x = keras.layers.Dense(64, activation="relu")(x)
@@ -98,9 +94,9 @@ def train(
     rest, held_out = table[table["fold"] != fold], table[table["fold"] == fold]
     classes, first = table["label"].nunique(), MODALITIES[0]
     with replicas().scope():
-        branches = {name: branch() for name in MODALITIES}
-        alone = classifier({first: branches[first]}, classes, plain)
-        fusion = classifier(branches, classes, plain)
+        branches = {name: branch(plain) for name in MODALITIES}
+        alone = classifier({first: branches[first]}, classes)
+        fusion = classifier(branches, classes)
     losses = []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     for model, names, is_frozen, rate in (

@@ -70,7 +70,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> timer = EpochTimer()
-    >>> history = model.fit(timer.watch(train), epochs=2, verbose=0, callbacks=[timer])
+    >>> history = model.fit(timer.watch(train), epochs=2, shuffle=False, verbose=0, callbacks=[timer])
     >>> [(times.steps, 0 <= times.waiting <= 1) for times in timer.epochs]
     [(2, True), (2, True)]
     """
