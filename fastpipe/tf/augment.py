@@ -54,6 +54,9 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             once.
         name: of the layer.
 
+    Making one initialises TensorFlow, as it has a weight: say before which devices there are.  Of several
+    layers each draws numbers of its own, of one layer all images of a sample are moved alike.
+
     Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and stay so.  What is done, in this order,
     and which numbers are drawn for it, is that of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
     ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing`` in a ``Compose`` of those
