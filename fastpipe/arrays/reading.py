@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from fastpipe.errors import OptionError
 from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import Key
 
-__all__ = ["Reading", "checked_threads", "drawn_substitute"]
+__all__ = ["BatchReader", "Reading", "checked_threads", "drawn_substitute"]
 
 # Samples tried in a bad one's place.
 _MOST_REPLACEMENTS = 100
@@ -32,6 +32,28 @@ class Reading(NamedTuple):
     policy: ReadPolicy
     substitute: Callable[[int, int], int | None] | None
     where: Callable[[], str]
+
+
+class BatchReader(Protocol):
+    """What reads the batches of a dataset of arrays."""
+
+    def _reading(
+        self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
+        arrays: list[npt.NDArray[Any]],
+    ) -> Reading:  # fmt: skip
+        """How a batch is read.
+
+        Args:
+            indices: as they were asked for.
+            samples: int64 (N,): the same as positions in the dataset.
+            key: of what is drawn; None where nothing is.
+            is_keyed: whether a loader set it.
+            runtime: what this process has.
+            arrays: the batch's memory.
+        """
+
+    def _running(self) -> Any:
+        """What this process has, made when first needed."""
 
 
 def checked_threads(threads: Any) -> Any:

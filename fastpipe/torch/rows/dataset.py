@@ -80,16 +80,7 @@ class RowsDataset(Dataset[Any]):
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]],
     ) -> Reading:  # fmt: skip
-        """How a batch is read.
-
-        Args:
-            indices: as they were asked for.
-            samples: int64 (N,): the same as positions in the dataset.
-            key: of what is drawn; None where nothing is.
-            is_keyed: whether a loader set it.
-            runtime: what this process has.
-            arrays: the batch's memory.
-        """
+        """How a batch is read; as of `BatchReader`."""
 
     @abstractmethod
     def _running(self) -> RowsRuntime:
