@@ -55,8 +55,12 @@ def dataset(
 def branch(plain: bool) -> keras.Model:
     """From an image to 64 features."""
     image = keras.Input((SIDE, SIDE, 3))
-    # On the device; of each branch with numbers of its own, as ``tf.image`` draws them for each image.
-    augment = Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10, brightness=0.2, contrast=0.2)
+    # On the device; of each branch with numbers of its own, and colours changed as ``tf.image`` does.
+    augment = keras.Sequential([
+        Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10),
+        keras.layers.RandomBrightness(25 / 255, value_range=(0, 255)),
+        keras.layers.RandomContrast(0.2, value_range=(0, 255)),
+    ])  # fmt: skip
     x = keras.layers.Rescaling(1 / 127.5, offset=-1)(image if plain else augment(image))
     for filters in (16, 32, 64):
         x = keras.layers.Conv2D(filters, 3, strides=2, padding="same", use_bias=False)(x)
