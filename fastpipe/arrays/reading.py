@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +36,18 @@ class Reading(NamedTuple):
 
 class BatchReader(Protocol):
     """What reads the batches of a dataset of arrays."""
+
+    @property
+    def plan(self) -> Any:
+        """What is read how; its ``lines`` say it in words."""
+
+    def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
+        """Have fetched ahead what an epoch needs of arrays that are in stores.
+
+        Args:
+            batches: gives, for each batch in its turn, the samples: int64 (N,).
+            seed, epoch: of the epoch.
+        """
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from fastpipe._cpus import default_threads
 from fastpipe.arrays.arrangements import Arrangement, order_of
-from fastpipe.arrays.hdf5.samples import HDF5Samples
-from fastpipe.arrays.patches.samples import PatchSamples
 from fastpipe.arrays.process import Process
+from fastpipe.arrays.reading import BatchReader
 from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
@@ -50,7 +49,7 @@ class ArrayStream(Stream):
 
     def __init__(
         self,
-        samples: HDF5Samples | PatchSamples,
+        samples: BatchReader,
         rows: Int64Array,
         batching: Batching,
         arrangement: Arrangement | None,
@@ -58,13 +57,8 @@ class ArrayStream(Stream):
         stock: Callable[[], Iterator[Any]],
     ) -> None:
         super().__init__(batching)
-        self.of, self.stock, self._rows, self._arrangement, self._form = (
-            samples,
-            stock,
-            rows,
-            arrangement,
-            form,
-        )
+        self.of, self.stock, self._form = samples, stock, form
+        self._rows, self._arrangement = rows, arrangement
 
     @property
     def count(self) -> int:
@@ -99,8 +93,7 @@ class ArrayStream(Stream):
         return self._rows[np.asarray(order_of(self.count, seed, epoch, self._arrangement), np.int64)]
 
     def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:
-        if isinstance(self.of, PatchSamples):
-            self.of.follow(batches, self.batching.seed, epoch)
+        self.of.follow(batches, self.batching.seed, epoch)
 
     def _begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> Begun:
         runtime = self._running()
@@ -112,10 +105,7 @@ class ArrayStream(Stream):
         ]
         key = Key(self.batching.seed, epoch, draws)
         reading = self.of._reading(samples, samples, key, True, runtime, arrays)
-        pending = PendingRead(
-            runtime.pool, reading.read, reading.samples, reading.policy,
-            reading.substitute if self.batching.bad_samples.policy == "replace" else None,
-        )  # fmt: skip
+        pending = PendingRead(runtime.pool, reading.read, reading.samples, reading.policy, reading.substitute)
         return _Reading(pending, Made(arrays, samples, draws, epoch))
 
     def _running(self) -> Any:

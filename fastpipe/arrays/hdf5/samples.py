@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -118,6 +118,9 @@ class HDF5Samples(GroupedSamples):
     def plan(self) -> HDF5Plan:
         """What is read how; ``print`` it."""
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
+
+    def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
+        """Nothing has to be fetched: files of stores are staged whole, before the dataset is there."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,

@@ -185,12 +185,7 @@ class PatchSamples(TouredSamples):
         return self._places.is_random
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Have fetched ahead what an epoch needs of arrays that are in stores.
-
-        Args:
-            batches: gives, for each batch in its turn, the samples: int64 (N,).
-            seed, epoch: of the epoch.
-        """
+        """Have fetched ahead what an epoch needs; as of `BatchReader`."""
         if self._chunks is None:
             return
         self._chunks.expect_nothing()
