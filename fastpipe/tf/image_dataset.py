@@ -8,21 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import tensorflow as tf
 
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
 from fastpipe.tf.assembling import dataset_of_rows
+from fastpipe.tf.batching import batching_of
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
 from fastpipe.tf.options import Modality, check_choice
-from fastpipe.tf.ranks import shard_of
 from fastpipe.tf.stream import Making
-from fastpipe.tf.streaming import Batching
 
 __all__ = ["image_dataset"]
-
-_SINGLES = 32  # rows made together, where the script wants single samples
 
 
 def image_dataset(
@@ -151,8 +147,7 @@ def image_dataset(
         raise OptionError("rescale= makes floats: it cannot go with output='uint8'")
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise OptionError("only one of crop_to_aspect_ratio and pad_to_aspect_ratio can be True")
-    if batch_size is not None and operator.index(batch_size) < 1:
-        raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
+    batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples)
     if threads != "auto" and operator.index(threads) < 1:
         raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
     is_folder = isinstance(source, (str, os.PathLike))
@@ -164,9 +159,8 @@ def image_dataset(
         preprocess, thread_safe,
     )  # fmt: skip
     arguments = Arguments(
-        labels, label_mode, class_names, shuffle,
-        int(np.random.randint(1_000_000)) if seed is None else operator.index(seed),
-        validation_split, subset, "crop" if crop_to_aspect_ratio else "pad" if pad_to_aspect_ratio else None,
+        labels, label_mode, class_names, shuffle, batching.seed, validation_split, subset,
+        "crop" if crop_to_aspect_ratio else "pad" if pad_to_aspect_ratio else None,
         ("tf" if is_folder else "pil") if parity == "auto" else parity, modality, modalities, tabular,
     )  # fmt: skip
     if is_folder:
@@ -178,11 +172,6 @@ def image_dataset(
         subsets = rows_of_directory(source, arguments, more)
     else:
         subsets = rows_of_table(source, arguments)
-    part = shard_of(shard, is_shuffled=shuffle, seed=seed)
-    batching = Batching(
-        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, arguments.seed, part,
-        BadSamples.of(bad_samples),
-    )  # fmt: skip
     make = partial(
         dataset_of_rows, making=Making(output, Cache.of(cache), decode, threads), engine=engine,
         is_single=batch_size is None, data_format=data_format_of(data_format), augment=augment,

@@ -18,7 +18,8 @@ from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.tf.array_form import ArrayForm, Value
 from fastpipe.tf.array_stream import ArrayStream, this_process
-from fastpipe.tf.arrays import batching_of, dataset_of_arrays
+from fastpipe.tf.arrays import dataset_of_arrays
+from fastpipe.tf.batching import batching_of
 from fastpipe.tf.dataset import Dataset
 
 __all__ = ["hdf5_dataset"]

@@ -17,7 +17,8 @@ from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.tf.array_form import ArrayForm, Value
 from fastpipe.tf.array_stream import ArrayStream, this_process
-from fastpipe.tf.arrays import batching_of, dataset_of_arrays
+from fastpipe.tf.arrays import dataset_of_arrays
+from fastpipe.tf.batching import batching_of
 from fastpipe.tf.dataset import Dataset
 from fastpipe.tf.options import check_choice
 
