@@ -253,8 +253,12 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 
     def _coloured(self, values: Any, u: Any, of_bytes: bool) -> Any:
         arguments = self._arguments
-        every = enumerate(arguments[kind] for kind in _COLOURS)
+        # Grey images have neither saturation nor hue.
+        kinds = _COLOURS if values.shape[3] == 3 else _COLOURS[:2]
+        every = enumerate(arguments[kind] for kind in kinds)
         ranges = {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
+        if not ranges:
+            return values
         factors, order = jitter(u, ranges)
         low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
         if (low, high) == (0.0, 1.0):

@@ -72,17 +72,14 @@ def jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], *, of_
     """Images changed in some of brightness, contrast, saturation and hue, which are 0 to 3.
 
     Args:
-        images: float32 (N, H, W, C), in [0, 1]; or whole numbers of 0 … 255.
+        images: float32 (N, H, W, C), in [0, 1]; or whole numbers of 0 … 255.  Saturation and hue are of three
+            colours.
         factors: (N, K).
         order: (N, K): which of the K factors comes first, and so on.
         kinds: what each factor is of.
         of_bytes: whether they are whole numbers.
     """
-    if images.shape[3] != 3:  # grey images have neither saturation nor hue, which change nothing
-        kinds = [kind if kind < 2 else -1 for kind in kinds]
-    by_kind = {
-        kind: (place, factors[:, place, None, None, None]) for place, kind in enumerate(kinds) if kind >= 0
-    }
+    by_kind = {kind: (place, factors[:, place, None, None, None]) for place, kind in enumerate(kinds)}
     mixed = {kind: found for kind, found in by_kind.items() if kind < 3}
     for turn in tf.unstack(order, axis=1):
         turn = turn[:, None, None, None]

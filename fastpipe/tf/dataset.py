@@ -68,9 +68,9 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
         return {} if stream is None else stream.clock.totals()
 
     def reference(self) -> Any:
-        """The same samples from stock parts, to compare with, in the order of the dataset: Keras's loader for
-        a folder; ``tf.py_function`` with Pillow, or TensorFlow's operations, for a table; what the formats'
-        own libraries give, sample by sample, for arrays."""
+        """The same samples from stock parts, to compare with, one after the other in the order of the rows:
+        images by ``tf.py_function`` with Pillow, or with TensorFlow's operations; rows and patches by the
+        formats' own libraries."""
         return self._about.stock()
 
     def set_epoch(self, epoch: int) -> None:

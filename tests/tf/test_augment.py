@@ -122,14 +122,21 @@ def test_half_precision_is_the_float_s_rounded(dtype: str) -> None:
     assert apart.max() <= 2.0 ** (-8 if dtype == "bfloat16" else -11)
 
 
-def test_grey_images_and_images_of_many_channels() -> None:
-    for channels, colours in ((1, {"brightness": 0.4, "contrast": 0.3}), (5, {})):
-        images = _images("float32", (16, 24, 24, channels))
-        chain: list[Any] = [of_torch.RandomHorizontalFlip(0.5)]
-        if colours:
-            chain.append(of_torch.ColorJitter(0.4, 0.3))
-        made = Augment(horizontal_flip=0.5, value_range=(0, 1), **colours)(images, key=_KEY).numpy()
-        np.testing.assert_allclose(made, _by_torch(chain, images), atol=2e-5)
+@pytest.mark.parametrize(
+    ("channels", "colours", "jitter"),
+    [
+        (1, {"brightness": 0.4, "contrast": 0.3}, [of_torch.ColorJitter(0.4, 0.3)]),
+        (1, {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5, "hue": 0.2}, [of_torch.ColorJitter(0.4, 0.3, 0.5, 0.2)]),
+        (1, {"hue": 0.2}, [of_torch.ColorJitter(hue=0.2)]),
+        (5, {}, []),
+    ],
+    ids=["two of grey", "all of grey", "none of grey", "five channels"],
+)  # fmt: skip
+def test_grey_images_and_images_of_many_channels(channels: int, colours: Any, jitter: Any) -> None:
+    images = _images("float32", (16, 24, 24, channels))
+    made = Augment(horizontal_flip=0.5, value_range=(0, 1), **colours)(images, key=_KEY).numpy()
+    chain = [of_torch.RandomHorizontalFlip(0.5), *jitter]
+    np.testing.assert_allclose(made, _by_torch(chain, images), atol=2e-5)
 
 
 # ---- each sample has numbers of its own -----------------------------------------------------------

@@ -34,9 +34,8 @@ class Value(NamedTuple):
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
-        """The value of a dataset's dtype, whose elements may be arrays themselves, and a sample's shape."""
-        element, inner = dtype.subdtype or (dtype, ())
-        return cls(element, (*shape, *inner), dtype.itemsize * math.prod(shape), torch_dtype(dtype))
+        """The value of these elements, which are no arrays themselves, and this shape."""
+        return cls(dtype, shape, dtype.itemsize * math.prod(shape), torch_dtype(dtype))
 
 
 class Part(NamedTuple):
