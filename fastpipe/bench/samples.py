@@ -60,12 +60,26 @@ class RowCheck:
         for batch in batches:
             values, labels = batch if isinstance(batch, (list, tuple)) else (batch, None)
             found.update(digests_of_samples(values.numpy(), None if labels is None else labels.numpy()))
+        self.add_epoch(what, expected, found)
+
+    def add_epoch(
+        self, what: str, expected: Counter[bytes], found: Counter[bytes], strange: str = "are not in the file"
+    ) -> None:
+        """Compare the samples of an epoch, whatever their order.
+
+        Args:
+            what: whose.
+            expected, found: digests of samples, and how often each comes.
+            strange: what samples are that are not expected.
+        """
         self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
-        strange, missing = (found - expected).total(), (expected - found).total()
-        if strange or missing:
-            self.problems += (
-                f"{what}: {strange} samples are not in the file or come too often, {missing} do not come",
-            )
+        more, missing = (found - expected).total(), (expected - found).total()
+        if more or missing:
+            self._say(f"{what}: {more} samples {strange} or come too often, {missing} do not come")
+
+    def _say(self, problem: str) -> None:
+        """Note a problem."""
+        self.problems += (problem,)
 
 
 def digests_of_samples(values: Any, labels: Any) -> Iterator[bytes]:

@@ -302,7 +302,7 @@ def test_a_photo_that_cannot_be_read_fails_the_check(setting: Setting) -> None:
 
 def test_what_is_no_number_is_far_from_everything() -> None:
     check, right = SampleCheck(), np.zeros((1, 2, 2, 3), np.float32)
-    check.add("row", {"images": right}, {"images": right + np.float32(np.nan)}, 1)
+    check.add_batch("row", {"images": right}, {"images": right + np.float32(np.nan)}, 1)
     assert not check.ok and check.over_one == check.differing == 12
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.bench.samples import RowCheck
 from fastpipe.bench.tf.data import Setting
 from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.bench.tf.rows import EpochRow, Spec, specs
@@ -23,36 +24,26 @@ _LABELS = "labels"
 
 
 @dataclass
-class SampleCheck:
+class SampleCheck(RowCheck):
     """How samples compare with those of the datasets that are replaced.
 
     Attributes:
-        epochs: how many epochs were gone through.
-        samples: how many samples were in them.
         values: how many numbers were compared one by one.
         differing: how many of them differ.
         over_one: how many differ by more than 1 of 255.
         largest: the largest difference.
-        problems: what is wrong; empty when all is well.
     """
 
-    epochs: int = 0
-    samples: int = 0
+    whose: str = "those of the replaced datasets"
     values: int = 0
     differing: int = 0
     over_one: int = 0
     largest: float = 0.0
-    problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
 
     def sentence(self) -> str:
         """The outcome in words."""
         if not self.ok:
-            return f"outputs differ from those of the replaced datasets: {'; '.join(self.problems)}"
+            return super().sentence()
         apart = "" if not self.differing else (
             f" but for {self.differing / self.values:.2%} of the values, which differ by at most"
             f" {self.largest:g} of 255"
@@ -64,11 +55,10 @@ class SampleCheck:
 
     def as_json(self) -> dict[str, Any]:
         """The outcome for the JSON file."""
-        names = ("epochs", "samples", "values", "differing", "over_one", "largest")
-        told = {name: getattr(self, name) for name in names}
-        return {**told, "problems": list(self.problems), "ok": self.ok, "text": self.sentence()}
+        names = ("values", "differing", "over_one", "largest")
+        return {**super().as_json(), **{name: getattr(self, name) for name in names}}
 
-    def add(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
+    def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
         """Compare a batch.
 
         Args:
@@ -88,21 +78,6 @@ class SampleCheck:
                 self._add_images(f"{what}: {name}", right, got, most_apart)
             elif not np.array_equal(right, got):
                 self._say(f"{what}: {name} differ")
-
-    def add_epoch(self, what: str, expected: Counter[bytes], found: Counter[bytes]) -> None:
-        """Compare the samples of an epoch, whatever their order.
-
-        Args:
-            what: whose.
-            expected, found: digests of samples, and how often each comes.
-        """
-        self.epochs, self.samples = self.epochs + 1, self.samples + found.total()
-        strange, missing = (found - expected).total(), (expected - found).total()
-        if strange or missing:
-            self._say(
-                f"{what}: {strange} samples of a shuffled epoch are none of the others or come too often,"
-                f" {missing} do not come"
-            )
 
     def _add_images(
         self, what: str, wanted: npt.NDArray[Any], found: npt.NDArray[Any], most_apart: int
@@ -161,14 +136,15 @@ def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: S
         right = _parts(wanted)
         for row, samples, batch in zip(rows, found, batches, strict=True):
             made = _parts(batch)
-            check.add(f"{row.spec.section}: {row.spec.label}", right, made, row.spec.most_apart or 0)
+            check.add_batch(f"{row.spec.section}: {row.spec.label}", right, made, row.spec.most_apart or 0)
             samples.update(_digests(made))
     for row, samples in zip(rows, found, strict=True):
         check.epochs, check.samples = check.epochs + 1, check.samples + samples.total()
         again: Counter[bytes] = Counter()
         for batch in row.dataset:
             again.update(_digests(_parts(batch)))
-        check.add_epoch(f"{row.spec.section}: {row.spec.label}", samples, again)
+        what = f"{row.spec.section}: {row.spec.label}"
+        check.add_epoch(what, samples, again, "of a shuffled epoch are none of the others")
 
 
 def _parts(batch: Any) -> Parts:
