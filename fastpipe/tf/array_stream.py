@@ -44,7 +44,7 @@ class ArrayStream(Stream):
 
     Attributes:
         of: the samples.
-        stock: as given.
+        stock, form: as given.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ArrayStream(Stream):
         stock: Callable[[], Iterator[Any]],
     ) -> None:
         super().__init__(batching)
-        self.of, self.stock, self._form = samples, stock, form
+        self.of, self.stock, self.form = samples, stock, form
         self._rows, self._arrangement = rows, arrangement
 
     @property
@@ -73,11 +73,11 @@ class ArrayStream(Stream):
 
     def element(self, made: Made) -> Any:
         """A batch in the form that the dataset's elements have."""
-        return self._form.of(made.arrays)
+        return self.form.of(made.arrays)
 
     def signature(self, batch: int | None) -> Any:
         """The type of such elements of ``batch`` samples; None for any number."""
-        return self._form.signature(batch)
+        return self.form.signature(batch)
 
     def describe(self) -> list[str]:
         """What is read how, in lines."""
@@ -101,7 +101,7 @@ class ArrayStream(Stream):
             np.empty((len(samples), *value.shape), value.dtype)
             if value.dtype.hasobject
             else slots.take((len(samples), *value.shape), value.dtype)
-            for value, slots in zip(self._form.values, runtime.slots, strict=True)
+            for value, slots in zip(self.form.values, runtime.slots, strict=True)
         ]
         key = Key(self.batching.seed, epoch, draws)
         reading = self.of._reading(samples, samples, key, True, runtime, arrays)

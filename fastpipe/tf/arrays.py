@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe.errors import OptionError
-from fastpipe.tf.array_form import ArrayForm
 from fastpipe.tf.array_stream import ArrayStream
 from fastpipe.tf.assembling import streamed
 from fastpipe.tf.augment import Augment
@@ -22,28 +21,26 @@ __all__ = ["dataset_of_arrays"]
 _log = logging.getLogger("fastpipe.tf")
 
 
-def dataset_of_arrays(
-    stream: ArrayStream, form: ArrayForm, *, is_single: bool, augment: Callable[..., Any] | None
-) -> Dataset:
+def dataset_of_arrays(stream: ArrayStream, *, is_single: bool, augment: Callable[..., Any] | None) -> Dataset:
     """The dataset of a stream.
 
     Args:
         stream: makes its batches.
-        form: of the elements.
         is_single: whether elements are single samples.
         augment: of the dataset.
 
     Raises:
         OptionError: there is no image for ``augment``.
     """
-    if isinstance(augment, Augment) and form.is_tuple and not form.is_pair:
+    if isinstance(augment, Augment) and stream.form.is_tuple and not stream.form.is_pair:
         raise OptionError(
             "an Augment changes inputs, and hands labels through: name two datasets, or labels="
         )
     made = streamed(stream, is_single, augment)
     about = About(lambda: "\n".join(stream.describe()), partial(_reference, stream, is_single), stream)
     dataset = Dataset(made, about)
-    _log.info("%s", dataset.plan)
+    if _log.isEnabledFor(logging.INFO):  # a tour has to be planned for it
+        _log.info("%s", dataset.plan)
     return dataset
 
 

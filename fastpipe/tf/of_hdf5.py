@@ -123,7 +123,7 @@ def hdf5_dataset(
             yield shape.of([np.asarray(value)[None] for value in stock.values(row)])
 
     stream = ArrayStream(samples, chosen, batching, arrangement, shape, by_h5py)
-    return dataset_of_arrays(stream, shape, is_single=batch_size is None, augment=augment)
+    return dataset_of_arrays(stream, is_single=batch_size is None, augment=augment)
 
 
 def _chosen(rows: Any, count: int) -> npt.NDArray[np.int64]:

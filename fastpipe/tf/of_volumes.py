@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from fastpipe.arrays.arrangements import Tour
-from fastpipe.arrays.form import Form
 from fastpipe.arrays.patches.samples import PatchSamples
 from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.sampling import Sampling
@@ -96,12 +95,8 @@ def patch_dataset(
     )  # fmt: skip
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples)
     samples.seed = batching.seed
-    names = samples._form.names
-    values = [Value(name, *kind) for name, kind in zip(names, samples.kinds, strict=True)]
-    form = ArrayForm(
-        Form("tuple" if len(names) > 1 else "value", (), names), values,
-        len(samples.patch_size) if channels == "last" else None,
-    )  # fmt: skip
+    values = [Value(name, *kind) for name, kind in zip(samples._form.names, samples.kinds, strict=True)]
+    form = ArrayForm(samples._form, values, len(samples.patch_size) if channels == "last" else None)
     arrangement = None
     if isinstance(shuffle, Shuffle) and shuffle.unit == "group":
         window = samples._tour_window() if shuffle.window is None else shuffle.window
@@ -113,4 +108,4 @@ def patch_dataset(
             yield form.of([value[None] for value in stock.values(index, batching.seed, 0)])
 
     stream = ArrayStream(samples, np.arange(len(samples)), batching, arrangement, form, by_slicing)
-    return dataset_of_arrays(stream, form, is_single=batch_size is None, augment=augment)
+    return dataset_of_arrays(stream, is_single=batch_size is None, augment=augment)
