@@ -52,16 +52,17 @@ def dataset(
     )  # fmt: skip
 
 
+def augmented(image: keras.KerasTensor) -> keras.KerasTensor:
+    """On the device, while it trains: of each branch its own numbers; colours change as by ``tf.image``."""
+    image = Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10)(image)
+    image = keras.layers.RandomBrightness(25 / 255, value_range=(0, 255))(image)
+    return keras.layers.RandomContrast(0.2, value_range=(0, 255))(image)
+
+
 def branch(plain: bool) -> keras.Model:
     """From an image to 64 features."""
     image = keras.Input((SIDE, SIDE, 3))
-    # On the device; of each branch with numbers of its own, and colours changed as ``tf.image`` does.
-    augment = keras.Sequential([
-        Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10),
-        keras.layers.RandomBrightness(25 / 255, value_range=(0, 255)),
-        keras.layers.RandomContrast(0.2, value_range=(0, 255)),
-    ])  # fmt: skip
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(image if plain else augment(image))
+    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(image if plain else augmented(image))
     for filters in (16, 32, 64):
         x = keras.layers.Conv2D(filters, 3, strides=2, padding="same", use_bias=False)(x)
         x = keras.layers.BatchNormalization(momentum=0.9)(x)
