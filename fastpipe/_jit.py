@@ -23,6 +23,7 @@ KERNEL_MODULES = (
     "augment/resize_kernels.py",
     "augment/spectrogram_kernels.py",
     "augment/sum_kernels.py",
+    "augment/volumes/kernels.py",
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",

@@ -49,7 +49,7 @@ def test_both_mask_the_same(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> No
     mels = torch.randn(50, 32, 16, generator=torch.Generator().manual_seed(0))
     u = np.random.default_rng(0).random((50, 4)).astype(np.float32)
     op = augment.SpecAugment(1, 4, 1, 8)
-    parameters = augment.Parameters.of_table(op.names, op.table(u.astype(np.float64), 32, 16))
+    parameters = augment.Parameters.of_table(op.names, op.table(u.astype(np.float64), (1, 32, 16)))
     numbers = iter(torch.from_numpy(u).flatten())
     monkeypatch.setattr(torch, "rand", lambda *size: next(numbers))
     found = torch.stack([scripts["before"].masked(one.clone()) for one in mels])

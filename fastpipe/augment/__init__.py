@@ -46,38 +46,54 @@ if TYPE_CHECKING:
     from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
     from fastpipe.augment.translating import from_torchvision
+    from fastpipe.augment.volumes.geometry import RandomAffine3D, RandomFlip3D, RandomRotate90
+    from fastpipe.augment.volumes.intensity import Brightness3D, Contrast3D, Gamma3D, GaussianNoise3D
+    from fastpipe.augment.volumes.recipes import nnunet_default
+    from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
 
 __all__ = [
-    "BatchTransform", "ColorJitter", "Compose", "CutMix", "GaussianBlur", "MixUp", "Normalize",
-    "Parameters", "RandAugment", "RandomAffine", "RandomApply", "RandomErasing", "RandomGain",
-    "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotation", "RandomVerticalFlip",
-    "SpecAugment", "TimeShift", "ToDtype", "from_torchvision", "preview",
+    "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix", "Gamma3D",
+    "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp", "Normalize",
+    "Parameters", "RandAugment", "RandomAffine", "RandomAffine3D", "RandomApply", "RandomErasing",
+    "RandomFlip3D", "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RandomRotate90", "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype",
+    "from_torchvision", "nnunet_default", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
 _LAZY = {
     "BatchTransform": "base",
+    "Brightness3D": "volumes.intensity",
     "ColorJitter": "colour",
     "Compose": "compose",
+    "Contrast3D": "volumes.intensity",
     "CutMix": "mixing",
+    "Gamma3D": "volumes.intensity",
     "GaussianBlur": "blur",
+    "GaussianBlur3D": "volumes.smoothing",
+    "GaussianNoise3D": "volumes.intensity",
+    "LowResolution3D": "volumes.smoothing",
     "MixUp": "mixing",
     "Normalize": "colour",
     "Parameters": "parameters",
     "RandAugment": "policy",
     "RandomAffine": "affine",
+    "RandomAffine3D": "volumes.geometry",
     "RandomApply": "applying",
     "RandomErasing": "erasing",
+    "RandomFlip3D": "volumes.geometry",
     "RandomGain": "spectrograms",
     "RandomGrayscale": "colour",
     "RandomHorizontalFlip": "geometry",
     "RandomResizedCrop": "geometry",
+    "RandomRotate90": "volumes.geometry",
     "RandomRotation": "affine",
     "RandomVerticalFlip": "geometry",
     "SpecAugment": "spectrograms",
     "TimeShift": "spectrograms",
     "ToDtype": "colour",
     "from_torchvision": "translating",
+    "nnunet_default": "volumes.recipes",
     "preview": "previewing",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastpipe.augment import warp_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Size
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size
 from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.matrices import forward_affine, inverse_affine
@@ -56,7 +56,7 @@ class _Warped(BatchTransform):
             raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
 
 
-class _Affine(_Warped):
+class _Affine(_Warped, ABC):
     """Resamples images by affine maps about a centre."""
 
     center: tuple[float, float] | None
@@ -65,11 +65,11 @@ class _Affine(_Warped):
     def _maps(self, table: Float64Array) -> Maps:
         """What ``matrices`` makes maps of."""
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        return inverse_affine(*self._maps(table), self._about_centre(height, width))
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
+        return inverse_affine(*self._maps(table), self._about_centre(*shape[1:]))
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
-        found = forward_affine(*self._maps(table), self._centre(height, width))
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
+        found = forward_affine(*self._maps(table), self._centre(*shape[1:]))
         return Moves(found, np.ones(len(table), np.bool_))
 
     def for_masks(self) -> BatchTransform:
@@ -128,8 +128,8 @@ class RandomAffine(_Affine):
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill, self.center = filling_of(fill), _point(center)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        most = (self.translate[0] * width, self.translate[1] * height)
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        most = (self.translate[0] * shape[2], self.translate[1] * shape[1])
         columns = [
             between(u[:, 0], *self.degrees),
             *(np.rint(between(u[:, 1 + at], -most[at], most[at])) for at in (0, 1)),
@@ -174,7 +174,7 @@ class RandomRotation(_Affine):
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill, self.center = filling_of(fill), _point(center)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return between(u, *self.degrees)
 
     def _maps(self, table: Float64Array) -> Maps:

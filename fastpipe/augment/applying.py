@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Untouched, chosen
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Untouched, chosen
 from fastpipe.augment.matrices import after, identity
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import applied_table, drawn_table
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomApply", "checked_ops"]
+__all__ = ["RandomApply", "checked_ops", "kind_of"]
 
 
 class RandomApply(BatchTransform):
@@ -33,15 +33,27 @@ class RandomApply(BatchTransform):
         for op in self.ops:
             if op.mixes:
                 raise AugmentError(f"RandomApply leaves some images as they are, and {op} mixes all")
-        self.draws = 1 + sum(op.draws for op in self.ops)
-        self.ranks = (3, 4) if all(3 in op.ranks for op in self.ops) else (4,)
-        self.names = ("is_applied", *_nested([op.names for op in self.ops]))
-        self.applied_names = ("is_applied", *_nested([op.names_applied for op in self.ops]))
+        self.draws, self.names, self.applied_names = (
+            self.draws_for(1),
+            self.names_for(1),
+            self.applied_names_for(1),
+        )
+        self.kind = kind_of(self.ops)
+        self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
+
+    def draws_for(self, channels: int) -> int:
+        return 1 + sum(op.draws_for(channels) for op in self.ops)
+
+    def names_for(self, channels: int) -> tuple[str, ...]:
+        return ("is_applied", *_nested([op.names_for(channels) for op in self.ops]))
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        return ("is_applied", *_nested([op.applied_names_for(channels) for op in self.ops]))
 
     def check(self, shape: Sequence[int]) -> None:
         for op in self.ops:
             op.check(shape)
-            if op.size_after(shape[2], shape[3]) != (shape[2], shape[3]):
+            if op.shape_after(tuple(shape[1:])) != tuple(shape[1:]):
                 raise AugmentError(f"RandomApply leaves some images as they are, and {op} resizes")
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -50,19 +62,19 @@ class RandomApply(BatchTransform):
                 raise AugmentError(f"RandomApply leaves some images as they are, and {op} converts")
         return dtype
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         is_applied = (u[:, :1] < self.p).astype(np.float64)
-        return np.concatenate([is_applied, drawn_table(self.ops, u[:, 1:], height, width)], axis=1)
+        return np.concatenate([is_applied, drawn_table(self.ops, u[:, 1:], shape)], axis=1)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        return np.concatenate([table[:, :1], applied_table(self.ops, table[:, 1:], height, width)], axis=1)
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
+        return np.concatenate([table[:, :1], applied_table(self.ops, table[:, 1:], shape)], axis=1)
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         matrices, clips, begin = identity(len(table)), np.zeros(len(table), np.bool_), 1
         if self.for_masks() is None:
             return None
         for op in self.ops:
-            part = op.moves(table[:, begin : begin + len(op.names)], height, width, of_points)
+            part = op.moves(table[:, begin : begin + len(op.names)], shape, of_points)
             if part is not None:
                 matrices, clips = after(matrices, part.matrices), clips | part.clips
             begin += len(op.names)
@@ -72,12 +84,13 @@ class RandomApply(BatchTransform):
     def for_masks(self) -> BatchTransform | None:
         return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
         if row[0]:
             begin = 1
             for op in self.ops:
-                op.on_canvas(canvas, row[begin : begin + len(op.names_applied)])
-                begin += len(op.names_applied)
+                end = begin + len(op.applied_names_for(canvas.channels))
+                op.on_canvas(canvas, row[begin:end])
+                begin = end
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         changed = images
@@ -99,7 +112,7 @@ class _MaskApply(RandomApply):
     """Applies to masks what belongs to geometry."""
 
     def __init__(self, ops: Sequence[BatchTransform]) -> None:
-        super().__init__([op.for_masks() or Untouched(op.names_applied) for op in ops])
+        super().__init__([op.for_masks() or Untouched(op) for op in ops])
 
 
 def checked_ops(ops: Sequence[BatchTransform], name: str) -> tuple[BatchTransform, ...]:
@@ -113,4 +126,12 @@ def checked_ops(ops: Sequence[BatchTransform], name: str) -> tuple[BatchTransfor
             raise AugmentError(
                 f"{name} takes augmentations of batches, of fastpipe.augment, got {type(op).__name__}"
             )
+    if len({op.kind for op in ops}) > 1:
+        told = ", ".join(f"{type(op).__name__} of {op.kind}" for op in ops)
+        raise AugmentError(f"{name} takes augmentations of one kind, got {told}")
     return tuple(ops)
+
+
+def kind_of(ops: Sequence[BatchTransform]) -> str:
+    """What augmentations that were checked are for."""
+    return ops[0].kind if ops else "images"

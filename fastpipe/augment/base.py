@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,16 +10,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.canvas import Box, Canvas, Float32Array
+from fastpipe.augment.canvas import Box, Float32Array
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
-__all__ = ["BatchTransform", "Columns", "Moves", "Size", "Untouched", "chosen"]
+__all__ = ["BatchTransform", "Columns", "Moves", "Shape", "Size", "Untouched", "chosen"]
 
 # What is applied, where the images are: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
+Shape = tuple[int, ...]  # of a sample: (C, H, W) of an image
 Size = tuple[int, int]  # height and width
 _Own = TypeVar("_Own", bound="BatchTransform")
 
@@ -37,7 +37,7 @@ class Moves(NamedTuple):
     clips: npt.NDArray[np.bool_]
 
 
-class BatchTransform(ABC):
+class BatchTransform:
     """An augmentation of a batch, in which each sample has parameters of its own.
 
     Attributes:
@@ -45,7 +45,8 @@ class BatchTransform(ABC):
         names: of its parameters.
         applied_names: of what is applied, where that is computed from the parameters first.
         channels: numbers of channels that it takes; empty for any.
-        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T).
+        kind: what it is for: ``"images"``, which spectrograms are as well, or ``"volumes"``.
+        ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
         mixes: whether samples depend on each other.
         does_batches: whether there is ``on_batch``, where calls for each image would take too long.
     """
@@ -54,6 +55,7 @@ class BatchTransform(ABC):
     names: tuple[str, ...] = ()
     applied_names: tuple[str, ...] | None = None
     channels: tuple[int, ...] = ()
+    kind: str = "images"
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
     does_batches: bool = False
@@ -106,40 +108,52 @@ class BatchTransform(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
+    def draws_for(self, channels: int) -> int:
+        """Uniform numbers that a sample of so many channels needs."""
+        return self.draws
+
+    def names_for(self, channels: int) -> tuple[str, ...]:
+        """Names of the parameters of a sample of so many channels."""
+        return self.names
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        """Names of what is applied to a sample of so many channels."""
+        return self.names_applied
+
     @property
     def names_applied(self) -> tuple[str, ...]:
         """``applied_names``, or the parameters' own."""
         return self.names if self.applied_names is None else self.applied_names
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         """Parameters for uniform numbers.  Default: none are drawn.
 
         Args:
             u: (N, draws), in [0, 1).
-            height, width: of the images.
+            shape: of a sample, (C, H, W).
 
         Returns:
             (N, len(names)).
         """
         return np.zeros((len(u), len(self.names)))
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        """What is applied for parameters: (N, len(applied_names))."""
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
+        """What is applied for parameters of samples of this shape: (N, len(applied_names))."""
         return table
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
         """Change one image, on the processor; not called where ``mixes``.  Default: by ``on_tensors``.
 
         Args:
-            canvas: the image.
+            canvas: the image, a ``Canvas``; a ``Volume`` where ``kind`` says so, wherever that is.
             row: what is applied, (len(applied_names),).
         """
         image = torch.from_numpy(canvas.image())[None]
         found = self.on_tensors(image, self.columns(row[None]), canvas.of_bytes)[0].contiguous()
         canvas.replace(found.flatten(1).numpy(), found.shape[1], found.shape[2])
 
-    def region(self, row: Float64Array, height: int, width: int) -> Box | None:
-        """What it needs of an image of this size, if it comes first; None for all.
+    def region(self, row: Float64Array, shape: Shape) -> Box | None:
+        """What it needs of an image of this shape, if it comes first; None for all.
 
         Then the canvas has that.
         """
@@ -166,24 +180,24 @@ class BatchTransform(ABC):
         """
         torch.from_numpy(batch).copy_(self.on_tensors(torch.from_numpy(batch), self.columns(rows), False))
 
-    @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Changed images, by operations of torch's on the whole batch.
+        """Changed images, by operations of torch's on the whole batch.  Every operation on images has it.
 
         Args:
             images: (N, C, H, W), float32.
             columns: what is applied, on the same device.
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
+        raise NotImplementedError(f"{type(self).__name__}.on_tensors")
 
     def columns(self, rows: Float64Array) -> Columns:
         """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
         values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
         return dict(zip(self.names_applied, values, strict=True))
 
-    def size_after(self, height: int, width: int) -> Size:
-        """Height and width of images of this size afterwards."""
-        return height, width
+    def shape_after(self, shape: Shape) -> Shape:
+        """The shape of a sample of this one afterwards."""
+        return shape
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of images of this one afterwards.
@@ -197,17 +211,17 @@ class BatchTransform(ABC):
         """What does the same with masks; None where masks stay as they are."""
         return None
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         """Where pixels go, for boxes and keypoints; None where they stay.
 
         Args:
             table: parameters.
-            height, width: of the images.
+            shape: of an image, (C, H, W).
             of_points: whether it is for keypoints, which torchvision mirrors as indices of pixels.
         """
         return None
 
-    def check_labels(self, labels: Any, count: int) -> None:  # noqa: B027  # not all mix
+    def check_labels(self, labels: Any, count: int) -> None:  # not all mix
         """Raise an error for labels that it cannot mix; called where it ``mixes``.
 
         Args:
@@ -255,10 +269,13 @@ class BatchTransform(ABC):
 class Untouched(BatchTransform):
     """Leaves images as they are; stands for an operation that others of its table come after."""
 
-    def __init__(self, applied_names: tuple[str, ...]) -> None:
-        self.names = applied_names
+    def __init__(self, op: BatchTransform) -> None:
+        self._op, self.names, self.kind = op, op.names_applied, op.kind
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        return self._op.applied_names_for(channels)
+
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
         pass
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from fastpipe.augment import kernels
-from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.base import BatchTransform, Columns, Shape
 from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array
@@ -51,7 +51,7 @@ class GaussianBlur(BatchTransform):
                 f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
             )
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return between(u, *self.sigma)
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:

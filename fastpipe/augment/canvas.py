@@ -23,6 +23,7 @@ class Canvas:
     itself.  The last planes lie where the image goes, wherever that can be.
 
     Attributes:
+        channels: how many planes the image has.
         height, width: in pixels.
         top, left: where they begin in the image, of which they may be a part.
         of_bytes: whether the image is of bytes at this point of the chain.
@@ -30,7 +31,7 @@ class Canvas:
     """
 
     def __init__(self) -> None:
-        self.height = self.width = self.top = self.left = 0
+        self.channels = self.height = self.width = self.top = self.left = 0
         self.of_bytes = False
         self.least_weight = LEAST_WEIGHT
         self._memory: dict[str, Float32Array] = {}
@@ -47,7 +48,7 @@ class Canvas:
             out: where it goes, (C, H, W).
         """
         self.top, self.left, self.height, self.width = box
-        self.of_bytes = image.dtype == torch.uint8
+        self.channels, self.of_bytes = len(image), image.dtype == torch.uint8
         self._image, self._out, self._planes = image, out, None
         is_plain = out.dtype == torch.float32 and out.is_contiguous()
         self._goal = out.numpy().reshape(len(out), -1) if is_plain else None

@@ -21,8 +21,9 @@ from fastpipe.augment.running import (
     dtype_after,
     on_device,
     on_processor,
-    size_after,
+    shape_after,
 )
+from fastpipe.augment.volumes.running import followed_volumes, on_volumes
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["Chain"]
 
 _SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
-_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
+Shape = tuple[int, ...]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = {
+    "images": (torch.uint8, *_FLOATS),
+    "volumes": (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, *_FLOATS),
+}
 
 
 class Chain:
@@ -57,35 +63,36 @@ class Chain:
         return Chain, (self.ops, self.name, self.steps)  # a copy has a number of its own
 
     @property
-    def draws(self) -> int:
-        """Uniform numbers that a sample needs."""
-        return sum(op.draws for op in self.ops)
+    def kind(self) -> str:
+        """What it is for: see ``BatchTransform``."""
+        return self.ops[0].kind if self.ops else "images"
 
-    @property
-    def columns(self) -> int:
-        """Parameters of a sample."""
-        return sum(len(op.names) for op in self.ops)
+    def columns(self, channels: int) -> int:
+        """How many parameters a sample has."""
+        return sum(len(op.names_for(channels)) for op in self.ops)
 
-    @property
-    def applied_columns(self) -> int:
-        """Numbers that are applied to a sample."""
-        return sum(len(op.names_applied) for op in self.steps)
+    def applied_columns(self, channels: int) -> int:
+        """How many numbers are applied to a sample."""
+        return sum(len(op.applied_names_for(channels)) for op in self.steps)
 
     def __call__(
         self, images: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
     ) -> Any:
         """What calling the chain gives: see ``BatchTransform.__call__``."""
         batch = self.checked(images)
+        if self.kind != "images" and batch.requires_grad and torch.is_grad_enabled():
+            raise AugmentError(
+                f"{self.name} does not differentiate what it does to {self.kind}: give {self.kind}.detach()"
+            )
         if torch.compiler.is_compiling() and generator is None and key is None:
-            count, _, height, width = batch.shape
-            table: Tensor = torch.ops.fastpipe.drawn(self.number, count, self.columns, height, width)
+            table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
         else:
             table = self._drawn(batch.shape, generator, key)
         if any(op.mixes for op in self.ops):
             others = [self._mixed_labels(others[0] if others else None, batch, table), *others[1:]]
         changed = self._applied(batch, table)
-        changed = changed.squeeze(1) if images.ndim == 3 else changed
-        return (changed, *follow(self.steps, table, batch.shape, others)) if others else changed
+        changed = changed.squeeze(1) if images.ndim < batch.ndim else changed
+        return (changed, *self._followed(table, batch.shape, others)) if others else changed
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
@@ -93,29 +100,30 @@ class Chain:
 
     def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
         """Parameters for a batch of this shape, (N, columns)."""
-        u = uniform_rows(shape[0], self.draws, generator, key)
-        return drawn_table(self.ops, u, shape[-2], shape[-1])
+        sample = tuple(shape[1:])
+        u = uniform_rows(shape[0], sum(op.draws_for(sample[0]) for op in self.ops), generator, key)
+        return drawn_table(self.ops, u, sample)
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of images, (…, H, W), afterwards."""
-        size = size_after(self.steps, shape[-2], shape[-1])
-        return (*shape[:-2], *size), dtype_after(self.steps, dtype)
+        """Shape and dtype of a batch, (N, C, H, W), afterwards."""
+        return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
     def by_image(self, shape: Sequence[int], key: Key) -> Callable[[int, Tensor, Tensor], None]:
         """What changes the images of a batch of this shape one by one, on the processor, in any thread;
         see ``running.by_image``.  Each is what it would be in the whole batch."""
         table = self.table(shape, None, key)
-        return by_image(self.steps, applied_table(self.steps, table, shape[-2], shape[-1]))
+        return by_image(self.steps, applied_table(self.steps, table, tuple(shape[1:])))
 
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None
     ) -> list[Parameters]:
         """Parameters of each operation."""
-        self._check_shape(shape)
-        table, found, begin = self.table(shape, generator, key), [], 0
+        whole = self._check_shape(shape)
+        table, found, begin = self.table(whole, generator, key), [], 0
         for op in self.ops:
-            found.append(Parameters.of_table(op.names, table[:, begin : begin + len(op.names)]))
-            begin += len(op.names)
+            names = op.names_for(whole[1])
+            found.append(Parameters.of_table(names, table[:, begin : begin + len(names)]))
+            begin += len(names)
         return found
 
     def apply(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:
@@ -123,12 +131,13 @@ class Chain:
         batch = self._checked_with(images, parameters)
         tables = [np.zeros((len(batch), 0)), *(one.table for one in parameters)]
         changed = self._applied(batch, torch.from_numpy(np.concatenate(tables, axis=1)))
-        return changed.squeeze(1) if images.ndim == 3 else changed
+        return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
     def reference(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:
         """Images as torchvision changes them by the same parameters."""
-        changed = chain_reference(self.ops, self._checked_with(images, parameters), parameters)
-        return changed.squeeze(1) if images.ndim == 3 else changed
+        batch = self._checked_with(images, parameters)
+        changed = chain_reference(self.ops, batch, parameters)
+        return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
     def _checked_with(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:
         batch = self.checked(images)
@@ -137,16 +146,16 @@ class Chain:
                 f"{self.name} has {len(self.ops)} operations, got {len(parameters)} parameters"
             )
         for op, one in zip(self.ops, parameters, strict=True):
-            if len(one.table) != len(batch) or tuple(one) != op.names:
+            names = op.names_for(batch.shape[1])
+            if len(one.table) != len(batch) or tuple(one) != names:
                 raise AugmentError(
-                    f"{type(op).__name__} takes parameters {op.names} of {len(batch)} samples, got {one}"
+                    f"{type(op).__name__} takes parameters {names} of {len(batch)} samples, got {one}"
                 )
         return batch
 
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
         next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
-        _, _, height, width = images.shape
-        applied = torch.ops.fastpipe.applied(table, self.number, height, width, labels.is_cuda)
+        applied = torch.ops.fastpipe.applied(table, self.number, images.shape[1:], labels.is_cuda)
         applied, begin = applied.to(labels.device, non_blocking=True), 0
         for op in self.steps:
             end = begin + len(op.names_applied)
@@ -158,17 +167,30 @@ class Chain:
         mixed: Tensor = labels
         return mixed
 
+    def _followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+        along: Callable[..., Sequence[Any]] = followed_volumes if self.kind == "volumes" else follow
+        return along(self.steps, table, shape, others)
+
     def _applied(self, images: Tensor, table: Tensor) -> Tensor:
-        height, width = images.shape[2:]
+        if self.kind != "images":
+            if torch.compiler.is_compiling():
+                changed: Tensor = torch.ops.fastpipe.augmented(images, table, self.number)
+                return changed
+            return self.changed(images, table)
         is_recorded = images.requires_grad and torch.is_grad_enabled()
         if images.device.type == "cpu" and not is_recorded:
             if torch.compiler.is_compiling():
                 found: Tensor = torch.ops.fastpipe.augmented(images, table, self.number)
                 return found
-            applied = applied_table(self.steps, table.numpy(), height, width)
-            return on_processor(self.steps, images, applied, self.memory)
-        columns: Tensor = torch.ops.fastpipe.applied(table, self.number, height, width, images.is_cuda)
+            return self.changed(images, table)
+        columns: Tensor = torch.ops.fastpipe.applied(table, self.number, images.shape[1:], images.is_cuda)
         return on_device(self.steps, images, columns.to(images.device, non_blocking=True))
+
+    def changed(self, images: Tensor, table: Tensor) -> Tensor:
+        """A batch changed by the kernels of its kind, by parameters (N, columns)."""
+        applied = applied_table(self.steps, table.numpy(), tuple(images.shape[1:]))
+        run = on_volumes if self.kind == "volumes" else on_processor
+        return run(self.steps, images, applied, self.memory)
 
     # ---- checks --------------------------------------------------------------------------------
 
@@ -178,26 +200,41 @@ class Chain:
         Raises:
             AugmentError: it cannot be augmented; says what was got, and what to do.
         """
+        wanted = self._wanted()
         if not isinstance(images, Tensor):
-            raise AugmentError(f"{self.name} takes a tensor (N, C, H, W), got {type(images).__name__}")
-        self._check_shape(images.shape)
-        if images.dtype not in _DTYPES:
-            raise AugmentError(f"{self.name} takes uint8, float16, bfloat16 or float32, got {images.dtype}")
+            raise AugmentError(f"{self.name} takes a tensor {wanted[-1]}, got {type(images).__name__}")
+        whole = self._check_shape(images.shape)
+        if images.dtype not in _DTYPES[self.kind]:
+            told = [str(dtype).removeprefix("torch.") for dtype in _DTYPES[self.kind]]
+            raise AugmentError(f"{self.name} takes {', '.join(told[:-1])} or {told[-1]}, got {images.dtype}")
         dtype_after(self.ops, images.dtype)
-        return images.unsqueeze(1) if images.ndim == 3 else images
+        return images.unsqueeze(1) if images.ndim < len(whole) else images
 
-    def _check_shape(self, shape: Sequence[int]) -> None:
+    def _wanted(self) -> list[str]:
+        """Shapes of batches."""
+        if self.kind == "volumes":
+            return ["(N, D, H, W)", "(N, C, D, H, W)"]
         takes_spectrograms = bool(self.ops) and all(3 in op.ranks for op in self.ops)
-        if len(shape) != 4 and not (takes_spectrograms and len(shape) == 3):
-            wanted = "(N, F, T) or (N, C, F, T)" if takes_spectrograms else "(N, C, H, W)"
-            hint = ": give one image as image[None]" if len(shape) == 3 else ""
-            raise AugmentError(f"{self.name} takes a batch {wanted}, got shape {tuple(shape)}{hint}")
+        return ["(N, F, T)", "(N, C, F, T)"] if takes_spectrograms else ["(N, C, H, W)"]
+
+    def _check_shape(self, shape: Sequence[int]) -> Shape:
+        """The shape (N, C, H, W) of a batch of this one."""
+        wanted = self._wanted()
+        full = wanted[-1].count(",") + 1
+        if len(shape) not in range(full - len(wanted) + 1, full + 1):
+            one = f": give one {self.kind.removesuffix('s')} as {self.kind.removesuffix('s')}[None]"
+            hint = one if len(shape) == full - len(wanted) else ""
+            raise AugmentError(
+                f"{self.name} takes a batch {' or '.join(wanted)}, got shape {tuple(shape)}{hint}"
+            )
         if 0 in shape:
             raise AugmentError(f"{self.name} got an empty batch, of shape {tuple(shape)}")
-        at = [shape[0], 1 if len(shape) == 3 else shape[1], *shape[-2:]]
+        whole = (shape[0], 1, *shape[1:]) if len(shape) < full else tuple(shape)
+        at = whole
         for op in self.ops:
             op.check(at)
-            at[2:] = op.size_after(at[2], at[3])
+            at = (at[0], *op.shape_after(at[1:]))
+        return whole
 
 
 # ---- for torch.compile ---------------------------------------------------------------------------
@@ -216,45 +253,39 @@ def _register(chain: Chain) -> int:
     return _count
 
 
-def _drawn(number: int, count: int, columns: int, height: int, width: int) -> Tensor:
-    return torch.from_numpy(_chains[number].table((count, 1, height, width), None, None))
+def _drawn(number: int, shape: list[int]) -> Tensor:
+    return torch.from_numpy(_chains[number].table(shape, None, None))
 
 
-def _applied(table: Tensor, number: int, height: int, width: int, is_pinned: bool) -> Tensor:
-    found = applied_table(_chains[number].steps, table.numpy(), height, width).astype(np.float32)
+def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
+    found = applied_table(_chains[number].steps, table.numpy(), tuple(shape)).astype(np.float32)
     # Nobody waits for pinned memory's way to the device.
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 
 
 def _augmented(images: Tensor, table: Tensor, number: int) -> Tensor:
-    chain = _chains[number]
-    applied = applied_table(chain.steps, table.numpy(), *images.shape[2:])
-    return on_processor(chain.steps, images, applied, chain.memory)
+    return _chains[number].changed(images, table)
 
 
 def _define() -> None:
     library = torch.library
     seeded = torch.Tag.nondeterministic_seeded  # two draws are not one
-    library.define(
-        "fastpipe::drawn",
-        "(int number, int count, int columns, int height, int width) -> Tensor",
-        tags=seeded,
-    )
+    library.define("fastpipe::drawn", "(int number, SymInt[] shape) -> Tensor", tags=seeded)
     library.impl("fastpipe::drawn", "CompositeExplicitAutograd", _drawn)
     library.define(
-        "fastpipe::applied", "(Tensor table, int number, int height, int width, bool is_pinned) -> Tensor"
+        "fastpipe::applied", "(Tensor table, int number, SymInt[] shape, bool is_pinned) -> Tensor"
     )
     library.impl("fastpipe::applied", "CPU", _applied)
     library.define("fastpipe::augmented", "(Tensor images, Tensor table, int number) -> Tensor")
-    library.impl("fastpipe::augmented", "CPU", _augmented)
+    library.impl("fastpipe::augmented", "CompositeExplicitAutograd", _augmented)
 
     @library.register_fake("fastpipe::drawn")  # type: ignore[untyped-decorator]
-    def drawn(number: int, count: int, columns: int, height: int, width: int) -> Tensor:
-        return torch.empty((count, columns), dtype=torch.float64)
+    def drawn(number: int, shape: list[int]) -> Tensor:
+        return torch.empty((shape[0], _chains[number].columns(shape[1])), dtype=torch.float64)
 
     @library.register_fake("fastpipe::applied")  # type: ignore[untyped-decorator]
-    def applied(table: Tensor, number: int, height: int, width: int, is_pinned: bool) -> Tensor:
-        return table.new_empty((len(table), _chains[number].applied_columns), dtype=torch.float32)
+    def applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
+        return table.new_empty((len(table), _chains[number].applied_columns(shape[0])), dtype=torch.float32)
 
     @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
     def augmented(images: Tensor, table: Tensor, number: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment import kernels
-from fastpipe.augment.base import BatchTransform, Columns, chosen
+from fastpipe.augment.base import BatchTransform, Columns, Shape, chosen
 from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import between, orders
 from fastpipe.augment.options import probability, two_numbers
@@ -57,7 +57,7 @@ class ColorJitter(BatchTransform):
         self.saturation = _range_of(saturation, "saturation")
         self.hue = _range_of(hue, "hue", centre=0.0, bounds=(-0.5, 0.5))
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         ranges = (self.brightness, self.contrast, self.saturation, self.hue)
         factors = [between(u[:, at], *limits) for at, limits in enumerate(ranges)]
         return np.concatenate([np.stack(factors, axis=1), orders(u[:, 4:])], axis=1)
@@ -169,7 +169,7 @@ class RandomGrayscale(BatchTransform):
     def __init__(self, p: float = 0.1) -> None:
         self.p = probability(p)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return (u < self.p).astype(np.float64)
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:

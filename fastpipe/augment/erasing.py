@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment import noise_kernels
-from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.base import BatchTransform, Columns, Shape
 from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import erased_boxes
 from fastpipe.augment.options import filling_of, increasing, probability
@@ -60,8 +60,8 @@ class RandomErasing(BatchTransform):
                 raise AugmentError("value= is a number, one for each channel, or 'random', got None")
             self.value = (filling,) if isinstance(filling, float) else filling
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        boxes = erased_boxes(height, width, self.scale, self.ratio, u[:, :22])
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        boxes = erased_boxes(shape[1], shape[2], self.scale, self.ratio, u[:, :22])
         boxes *= u[:, 22:23] < self.p
         return np.concatenate([boxes, np.floor(u[:, 23:] * _SEEDS)], axis=1)
 

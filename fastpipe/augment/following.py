@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import applied_table, on_device, on_processor, size_after
+from fastpipe.augment.running import applied_table, on_device, on_processor, shape_after
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
@@ -71,7 +71,7 @@ class _Follower:
         self, ops: Sequence[BatchTransform], table: Float64Array, shape: Sequence[int], kinds: Any
     ) -> None:
         self.ops, self.table, self.kinds = ops, table, kinds
-        self.count, self.size = shape[0], (shape[2], shape[3])
+        self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
     def of_batch(self, thing: Any) -> Any:
         """What belongs to all images, in the order of these."""
@@ -118,7 +118,7 @@ class _Follower:
             found = self._of_masks(values, rows)
         else:
             self._check_size(thing, tuple(thing.canvas_size))
-            further["canvas_size"] = size_after(self.ops, *self.size)
+            further["canvas_size"] = shape_after(self.ops, self.shape)[1:]
             if isinstance(thing, self.kinds.KeyPoints):
                 found = self._of_points(values, rows)
             else:
@@ -137,7 +137,7 @@ class _Follower:
     @cached_property
     def _mask_chain(self) -> tuple[list[BatchTransform], Float64Array]:
         """What is done with masks, and what is applied."""
-        applied, begin = applied_table(self.ops, self.table, *self.size), 0
+        applied, begin = applied_table(self.ops, self.table, self.shape), 0
         chain: list[BatchTransform] = []
         parts = [applied[:, :0]]
         for op in self.ops:
@@ -191,13 +191,13 @@ class _Follower:
 
     def _moves(self, of_points: bool) -> list[tuple[Moves, tuple[int, int]]]:
         """What each operation of geometry does, and the size of images afterwards."""
-        found, begin, size = [], 0, self.size
+        found, begin, shape = [], 0, self.shape
         for op in self.ops:
             table = self.table[:, begin : begin + len(op.names)]
-            moves = op.moves(table, *size, of_points)
-            begin, size = begin + len(op.names), op.size_after(*size)
+            moves = op.moves(table, shape, of_points)
+            begin, shape = begin + len(op.names), op.shape_after(shape)
             if moves is not None:
-                found.append((moves, size))
+                found.append((moves, (shape[1], shape[2])))
         return found
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import grid_sample
 from fastpipe.augment import fused_kernels, warp_kernels
 from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, sampling_grid
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Size
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size
 from fastpipe.augment.blur import GaussianBlur
 from fastpipe.augment.canvas import LEAST_WEIGHT, Box, Canvas
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
@@ -111,59 +111,57 @@ class FusedRun(BatchTransform):
         at = list(shape)
         for op in self.ops:
             op.check(at)
-            at[2:] = op.size_after(at[2], at[3])
+            at[1:] = op.shape_after(tuple(at[1:]))
 
-    def size_after(self, height: int, width: int) -> Size:
+    def shape_after(self, shape: Shape) -> Shape:
         for op in self.ops:
-            height, width = op.size_after(height, width)
-        return height, width
+            shape = op.shape_after(shape)
+        return shape
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         for op in self.ops:
             dtype = op.dtype_after(dtype)
         return dtype
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         tables, begin = [], 0
         for op in self.ops:
-            tables.append(op.table(u[:, begin : begin + op.draws], height, width))
-            begin += op.draws
-            height, width = op.size_after(height, width)
+            tables.append(op.table(u[:, begin : begin + op.draws], shape))
+            begin, shape = begin + op.draws, op.shape_after(shape)
         return np.concatenate(tables, axis=1)
 
     # ---- what is applied -----------------------------------------------------------------------
 
     def _parts(
-        self, table: Float64Array, height: int, width: int
-    ) -> Iterable[tuple[BatchTransform, Float64Array, Size]]:
-        """Each operation with its parameters and the size of what it takes."""
+        self, table: Float64Array, shape: Shape
+    ) -> Iterable[tuple[BatchTransform, Float64Array, Shape]]:
+        """Each operation with its parameters and the shape of what it takes."""
         begin = 0
         for op in self.ops:
-            yield op, table[:, begin : begin + len(op.names)], (height, width)
-            begin += len(op.names)
-            height, width = op.size_after(height, width)
+            yield op, table[:, begin : begin + len(op.names)], shape
+            begin, shape = begin + len(op.names), op.shape_after(shape)
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves | None:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
         if not self.geometry:
             return None
-        for op, own, size in self._parts(table, height, width):
-            part = op.moves(own, *size, of_points)
+        for op, own, given in self._parts(table, shape):
+            part = op.moves(own, given, of_points)
             if part is not None:
                 matrices, clips = after(matrices, part.matrices), clips | part.clips
         return Moves(matrices, clips)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         parts = [np.zeros((len(table), 0))]
-        moves = self.moves(table, height, width, of_points=False)
+        moves = self.moves(table, shape, of_points=False)
         if moves is not None:
-            size, wanted = (height, width), self.size_after(height, width)
+            size, wanted = _size(shape), _size(self.shape_after(shape))
             back = inverted(moves.matrices)
             parts += [about_centres(back, size, wanted), _boxes(back, size, wanted)]
-        operations = list(self._parts(table, height, width))
+        operations = list(self._parts(table, shape))
         if self.colours:
             parts.append(colour_maps([(op, own) for op, own, _ in operations if _kind(op) == "colour"]))
-        parts += [op.applied(own, *size) for op, own, size in operations if _kind(op) == "blur"]
+        parts += [op.applied(own, given) for op, own, given in operations if _kind(op) == "blur"]
         return np.concatenate(parts, axis=1)
 
     def for_masks(self) -> BatchTransform | None:
@@ -171,7 +169,7 @@ class FusedRun(BatchTransform):
 
     # ---- on the processor ----------------------------------------------------------------------
 
-    def region(self, row: Float64Array, height: int, width: int) -> Box | None:
+    def region(self, row: Float64Array, shape: Shape) -> Box | None:
         return _region(row[len(MATRIX) :]) if self.geometry else None
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
@@ -230,7 +228,7 @@ class FusedRun(BatchTransform):
         return images.round().clamp(0, 255) if gives_bytes else images
 
     def _resampled(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        wanted = self.size_after(images.shape[2], images.shape[3])
+        wanted = _size(self.shape_after(tuple(images.shape[1:])))
         if self.is_boxes:
             mode = "bicubic" if self.is_cubic else "bilinear"
             across = axis_weights(columns["left"], columns["extent_x"], images.shape[3], wanted[1], mode)
@@ -276,11 +274,11 @@ class _FusedMask(BatchTransform):
         self.run = FusedRun(ops)
         self.names = self.applied_names = applied_names
 
-    def size_after(self, height: int, width: int) -> Size:
-        return self.run.size_after(height, width)
+    def shape_after(self, shape: Shape) -> Shape:
+        return self.run.shape_after(shape)
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        size = self.size_after(canvas.height, canvas.width)
+        size = _size(self.shape_after((1, canvas.height, canvas.width)))
         fill = fill_of(self.run.fill or 0.0, 1).repeat(len(canvas.planes))
         out = canvas.empty(*size)
         warp_kernels.warp(
@@ -289,12 +287,16 @@ class _FusedMask(BatchTransform):
         canvas.replace(out, *size)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        size = self.size_after(images.shape[2], images.shape[3])
+        size = _size(self.shape_after(tuple(images.shape[1:])))
         grid = sampling_grid(columns, images.shape[2], images.shape[3], size)
         fill = self.run.fill or 0.0
         values = images - (fill if isinstance(fill, float) else fill[0])  # what is outside is 0
         found = grid_sample(values, grid, mode="nearest", padding_mode="zeros", align_corners=False)
         return found + (fill if isinstance(fill, float) else fill[0])
+
+
+def _size(shape: Shape) -> Size:
+    return shape[1], shape[2]
 
 
 def _samples(size: float, wanted: int) -> int:

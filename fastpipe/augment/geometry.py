@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fastpipe.augment import resize_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Size, chosen
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size, chosen
 from fastpipe.augment.canvas import Box, Canvas
 from fastpipe.augment.distributions import crop_boxes
 from fastpipe.augment.matrices import identity, of_crops
@@ -30,17 +30,17 @@ class _RandomFlip(BatchTransform):
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return (u < self.p).astype(np.float64)
 
     def for_masks(self) -> BatchTransform:
         return self
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
         found, (diagonal, last) = identity(len(table)), ((0, 2) if self._dim == -1 else (4, 5))
         is_flipped = table[:, 0] > 0
         found[is_flipped, diagonal] = -1
-        found[is_flipped, last] = (width if self._dim == -1 else height) - of_points
+        found[is_flipped, last] = shape[self._dim] - of_points
         return Moves(found, np.zeros(len(table), np.bool_))
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
@@ -113,21 +113,21 @@ class RandomResizedCrop(BatchTransform):
         self.scale, self.ratio = increasing(scale, "scale", 1.0), increasing(ratio, "ratio")
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear", "bicubic"))
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        return crop_boxes(height, width, self.scale, self.ratio, u)
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        return crop_boxes(shape[1], shape[2], self.scale, self.ratio, u)
 
-    def size_after(self, height: int, width: int) -> Size:
-        return self.size
+    def shape_after(self, shape: Shape) -> Shape:
+        return shape[0], *self.size
 
     def for_masks(self) -> BatchTransform:
         return RandomResizedCrop(self.size, interpolation="nearest")
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
         return Moves(of_crops(table, *self.size), np.ones(len(table), np.bool_))
 
-    def region(self, row: Float64Array, height: int, width: int) -> Box:
-        top, left, box_height, box_width = map(int, row)
-        return top, left, box_height, box_width
+    def region(self, row: Float64Array, shape: Shape) -> Box:
+        top, left, height, width = map(int, row)
+        return top, left, height, width
 
     def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         top, left, height, width = map(int, row)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.base import BatchTransform, Columns, Shape
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
@@ -80,7 +80,7 @@ class MixUp(_Mixing):
     draws = BETA_DRAWS
     names = ("kept",)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return beta(self._numbers(u), self.alpha)[:, None]
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -118,7 +118,8 @@ class CutMix(_Mixing):
     names = ("top", "left", "bottom", "right")
     applied_names = (*names, "kept")
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        _, height, width = shape
         u = self._numbers(u)
         half = 0.5 * np.sqrt(1.0 - beta(u[:, :BETA_DRAWS], self.alpha))
         x, y = integers(u[:, -2], width), integers(u[:, -1], height)
@@ -129,8 +130,8 @@ class CutMix(_Mixing):
         ]  # fmt: skip
         return np.stack(columns, axis=1)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
-        top, left, bottom, right = table.T
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
+        (_, height, width), (top, left, bottom, right) = shape, table.T
         kept = 1.0 - (right - left) * (bottom - top) / (width * height)
         return np.concatenate([table, kept[:, None]], axis=1)
 

@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d
 
 from fastpipe.augment import kernels, policy_kernels
 from fastpipe.augment.affine import MATRIX, resampled, warp_canvas
-from fastpipe.augment.base import BatchTransform, Columns, Moves
+from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape
 from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
@@ -82,8 +82,8 @@ class RandAugment(BatchTransform):
         if isinstance(self.fill, tuple) and len(self.fill) not in (1, shape[1]):
             raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        magnitudes = self._magnitudes(height, width)
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        magnitudes = self._magnitudes(*shape[1:])
         found = np.empty((len(u), 2 * self.num_ops))
         for at in range(self.num_ops):
             change = integers(u[:, 2 * at], len(_CHANGES))
@@ -109,17 +109,17 @@ class RandAugment(BatchTransform):
         found[_AT["Solarize"]] = _spaced(1.0, 0.0, count, at)
         return found
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         parts = []
         for at in range(self.num_ops):
             change, magnitude = table[:, 2 * at], table[:, 2 * at + 1]
-            parts += [table[:, 2 * at : 2 * at + 2], _inverse(change, magnitude, height, width)]
+            parts += [table[:, 2 * at : 2 * at + 2], _inverse(change, magnitude, *shape[1:])]
         return np.concatenate(parts, axis=1) if parts else table
 
-    def moves(self, table: Float64Array, height: int, width: int, of_points: bool) -> Moves:
+    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
         found = identity(len(table))
         for at in range(self.num_ops):
-            found = after(found, _forward(table[:, 2 * at], table[:, 2 * at + 1], height, width))
+            found = after(found, _forward(table[:, 2 * at], table[:, 2 * at + 1], *shape[1:]))
         is_moved = np.isin(table[:, ::2], _GEOMETRY)
         return Moves(found, np.any(is_moved, axis=1))
 

@@ -1,4 +1,5 @@
-"""What torchvision makes of the images, one by one, by its own functions and the same parameters.
+"""What torchvision makes of the images, one by one, by its own functions and the same parameters; of volumes,
+what SciPy does.
 
 It is slow, and there to compare with: ``op.reference(images, parameters)`` beside ``op.apply``.
 """
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Parameters
+from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 
 __all__ = ["chain_reference"]
 
@@ -34,7 +36,10 @@ def _reference(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
         images: a batch; halves are worked on as float32, and rounded once.
         parameters: of its samples.
     """
-    values = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+    values = images.float() if op.dtype_after(images.dtype) in (torch.float16, torch.bfloat16) else images
+    values = (
+        values.float() if op.kind == "volumes" and op.dtype_after(images.dtype) == torch.float32 else values
+    )
     if op.mixes:
         found = _MIXED[type(op).__name__](op, values, parameters)
     else:
@@ -145,7 +150,7 @@ def _applied(op: Any, image: Tensor, p: Row) -> Any:
     if not p["is_applied"]:
         return image
     for at, inner in enumerate(op.ops):
-        own = {name: p[f"{at}.{name}"] for name in inner.names}
+        own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
         image = _of_one(inner)(inner, image, own)
     return image
 
@@ -205,6 +210,6 @@ _CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
     "RandomAffine": _affine, "RandomApply": _applied, "RandomErasing": _erased, "RandomGain": _louder,
     "RandomGrayscale": _grey, "RandomHorizontalFlip": _horizontal_flip, "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _vertical_flip, "SpecAugment": _masked,
-    "TimeShift": _shifted, "ToDtype": _converted,
+    "TimeShift": _shifted, "ToDtype": _converted, **VOLUME_CHANGES,
 }  # fmt: skip
 _MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

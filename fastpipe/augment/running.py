@@ -27,45 +27,46 @@ if TYPE_CHECKING:
 
 __all__ = [
     "applied_table", "by_image", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor",
-    "size_after",
+    "run_all", "shape_after",
 ]  # fmt: skip
 
 Ops = Sequence["BatchTransform"]
 Steps = Sequence[tuple["BatchTransform", Float64Array]]
+Shape = tuple[int, ...]
 _PART = 1 << 19  # bytes of small images that are worked on together
 
 
-def drawn_table(ops: Ops, u: Float64Array, height: int, width: int) -> Float64Array:
+def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
     """The parameters of a chain: of each operation, by uniform numbers that no other has.
 
     Args:
         ops: the chain.
-        u: (N, the sum of ``draws``).
-        height, width: of the images.
+        u: (N, the sum of ``draws_for``).
+        shape: of a sample.
     """
     tables, begin = [np.zeros((len(u), 0))], 0
     for op in ops:
-        tables.append(op.table(u[:, begin : begin + op.draws], height, width))
-        begin += op.draws
-        height, width = op.size_after(height, width)
+        end = begin + op.draws_for(shape[0])
+        tables.append(op.table(u[:, begin:end], shape))
+        begin, shape = end, op.shape_after(shape)
     return np.concatenate(tables, axis=1)
 
 
-def applied_table(ops: Ops, table: Float64Array, height: int, width: int) -> Float64Array:
+def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
     """What is applied for the parameters of a chain."""
     tables, begin = [np.zeros((len(table), 0))], 0
     for op in ops:
-        tables.append(op.applied(table[:, begin : begin + len(op.names)], height, width))
-        begin += len(op.names)
-        height, width = op.size_after(height, width)
+        end = begin + len(op.names_for(shape[0]))
+        tables.append(op.applied(table[:, begin:end], shape))
+        begin, shape = end, op.shape_after(shape)
     return np.concatenate(tables, axis=1)
 
 
-def size_after(ops: Ops, height: int, width: int) -> tuple[int, int]:
-    """Height and width of images after a chain."""
+def shape_after(ops: Ops, shape: Shape) -> Shape:
+    """The shape of a sample after a chain."""
     for op in ops:
-        height, width = op.size_after(height, width)
-    return height, width
+        shape = op.shape_after(shape)
+    return shape
 
 
 def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
@@ -141,21 +142,21 @@ def _mixed(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) ->
         ) -> None:  # fmt: skip
             op.on_pair(given[number], given[number - 1], rows[number], out[number])
 
-        _run_all(run, len(given))
+        run_all(run, len(given))
         images = out
     return images
 
 
 def _image_by_image(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    count, channels, height, width = images.shape
+    count, *sample = images.shape
     is_last = _layout(images) is torch.channels_last
-    shape = (count, channels, *size_after(ops, height, width))
+    shape = (count, *shape_after(ops, tuple(sample)))
     out = _empty(shape, dtype_after(ops, images.dtype), is_last, memory)
     if all(op.does_batches for op in ops) and images.dtype == out.dtype == torch.float32 and not is_last:
         _in_parts(list(_parts(ops, applied)), images, out)
         return out
     change = by_image(ops, applied)
-    _run_all(lambda number: change(number, images[number], out[number]), count)
+    run_all(lambda number: change(number, images[number], out[number]), count)
     return out
 
 
@@ -172,8 +173,8 @@ def by_image(ops: Ops, applied: Float64Array) -> Callable[[int, Tensor, Tensor],
     steps = list(_parts(ops, applied))
 
     def change(number: int, image: Tensor, out: Tensor) -> None:
-        canvas, (height, width) = _canvas(), image.shape[1:]
-        box = steps[0][0].region(steps[0][1][number], height, width) if steps else None
+        canvas, (channels, height, width) = _canvas(), image.shape
+        box = steps[0][0].region(steps[0][1][number], (channels, height, width)) if steps else None
         try:
             canvas.begin(image, box or (0, 0, height, width), out)
             for op, rows in steps:
@@ -197,10 +198,11 @@ def _in_parts(steps: Steps, images: Tensor, out: Tensor) -> None:
         for op, rows in steps:
             op.on_batch(values[part], rows[part])
 
-    _run_all(run, -(-count // size))
+    run_all(run, -(-count // size))
 
 
-def _run_all(run: Callable[[int], None], count: int) -> None:
+def run_all(run: Callable[[int], None], count: int) -> None:
+    """Do so many numbered tasks, in as many threads as torch uses."""
     threads = torch.get_num_threads()
     if threads == 1 or count == 1:  # also a worker process, which has a processor to itself
         for number in range(count):

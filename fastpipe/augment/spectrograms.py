@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment import spectrogram_kernels
-from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.base import BatchTransform, Columns, Shape
 from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import probability, range_about_zero
@@ -21,7 +21,7 @@ from fastpipe.errors import AugmentError
 __all__ = ["RandomGain", "SpecAugment", "TimeShift"]
 
 
-class _OfSpectrograms(BatchTransform):
+class _OfSpectrograms(BatchTransform, ABC):
     ranks = (3, 4)
     does_batches = True
 
@@ -90,11 +90,11 @@ class SpecAugment(_OfSpectrograms):
                     f"At most {size}, or p= below 1, which limits it for each input"
                 )
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         table = np.empty((len(u), self.draws))
         for at in range(self.draws // 2):
             is_time = at < self.n_time_masks
-            size, most = (width, self.time_mask_param) if is_time else (height, self.freq_mask_param)
+            size, most = (shape[2], self.time_mask_param) if is_time else (shape[1], self.freq_mask_param)
             most = most if self.p == 1.0 else min(most, int(size * self.p))
             extent = u[:, 2 * at] * most
             begin = np.floor(u[:, 2 * at + 1] * (size - extent))
@@ -147,10 +147,10 @@ class RandomGain(_OfSpectrograms):
             raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
         self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return between(u, *self.gain_db)
 
-    def applied(self, table: Float64Array, height: int, width: int) -> Float64Array:
+    def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         if self.scale == "decibel":
             return table
         return np.asarray(10.0 ** (table / (20 if self.scale == "amplitude" else 10)))
@@ -197,8 +197,8 @@ class TimeShift(_OfSpectrograms):
     def _most(self, width: int) -> int:
         return self.most if isinstance(self.most, int) else int(self.most * width)
 
-    def table(self, u: Float64Array, height: int, width: int) -> Float64Array:
-        most = self._most(width)
+    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
+        most = self._most(shape[2])
         return np.floor(u * (2 * most + 1)) - most
 
     def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:

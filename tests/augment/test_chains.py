@@ -219,7 +219,8 @@ def test_what_other_devices_do_compiles_and_is_the_same(make_images: Make) -> No
 
     for seed in range(3):
         tables = [one.table for one in chain.draw(images.shape, generator=seeded(seed))]
-        applied = torch.from_numpy(applied_table(chain.ops, np.concatenate(tables, axis=1), 40, 52)).float()
+        whole = np.concatenate(tables, axis=1)
+        applied = torch.from_numpy(applied_table(chain.ops, whole, tuple(images.shape[1:]))).float()
         assert torch.allclose(run(images, applied), on_device(chain.ops, images, applied), atol=1e-6)
     assert len(graphs) == 1
 
@@ -301,11 +302,11 @@ class Halved(augment.BatchTransform):
     draws = 1
     names = ("factor",)
 
-    def table(self, u: Any, height: int, width: int) -> Any:
+    def table(self, u: Any, shape: tuple[int, ...]) -> Any:
         return 0.5 + 0.5 * (u < 0.5)
 
-    def size_after(self, height: int, width: int) -> tuple[int, int]:
-        return height // 2, width // 2
+    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[0], shape[1] // 2, shape[2] // 2
 
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
         return images[:, :, ::2, ::2] * columns["factor"].view(-1, 1, 1, 1)

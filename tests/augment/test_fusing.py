@@ -190,7 +190,8 @@ def test_both_ways_are_the_same(make_images: Make, dtype: torch.dtype, rotates: 
     tables = np.concatenate([one.table for one in parameters], axis=1)
     steps = chain._chain.steps
     assert [type(step) for step in steps] == [FusedRun]
-    other = on_device(steps, images, torch.from_numpy(applied_table(steps, tables, 40, 52)).float())
+    applied = torch.from_numpy(applied_table(steps, tables, tuple(images.shape[1:]))).float()
+    other = on_device(steps, images, applied)
     apart = (found - other).abs()
     assert apart.max() < 2e-4 if not rotates else apart.mean() < 0.02
 

@@ -81,7 +81,7 @@ def assert_near(found: Tensor, wanted: Tensor, case: str, steps: bool = False) -
 
 def on_tensors(op: augment.BatchTransform, images: Tensor, parameters: augment.Parameters) -> Tensor:
     """The way of other devices, here."""
-    applied = applied_table([op], parameters.table, images.shape[2], images.shape[3])
+    applied = applied_table([op], parameters.table, tuple(images.shape[1:]))
     return on_device([op], images, torch.from_numpy(applied).float())
 
 

@@ -186,7 +186,7 @@ class _Own(augment.BatchTransform):
     draws = 1
     names = ("strength",)
 
-    def table(self, u: Any, height: int, width: int) -> Any:
+    def table(self, u: Any, shape: tuple[int, ...]) -> Any:
         return u
 
     def on_canvas(self, canvas: Any, row: Any) -> None:

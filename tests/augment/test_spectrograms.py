@@ -41,7 +41,7 @@ def test_both_ways_are_the_reference(case: str, shape: tuple[int, ...], dtype: t
         assert found.dtype == dtype and found.shape == shape
         assert torch.allclose(found, wanted, rtol=0.01 if dtype == torch.bfloat16 else 1e-3, atol=1e-6)
         planes = values.reshape(9, -1, 40, 70)
-        applied = torch.from_numpy(applied_table([op], parameters.table, 40, 70)).float()
+        applied = torch.from_numpy(applied_table([op], parameters.table, tuple(planes.shape[1:]))).float()
         other = on_device([op], planes, applied).view(shape)
         assert torch.allclose(other, found, rtol=0.01 if dtype == torch.bfloat16 else 1e-3, atol=1e-6)
         if dtype == torch.float32:
@@ -65,7 +65,7 @@ def test_masks_are_torchaudios(
     theirs = torchaudio.transforms.SpecAugment(2, 30, 3, 20, True, p, zero_masking)
     values = spectrograms(9, 1, 40, 70)
     u = np.random.default_rng(0).random((9, op.draws)).astype(np.float32)
-    parameters = augment.Parameters.of_table(op.names, op.table(u.astype(np.float64), 40, 70))
+    parameters = augment.Parameters.of_table(op.names, op.table(u.astype(np.float64), (1, 40, 70)))
     for at in range(9):
         numbers = iter(u[at])
         monkeypatch.setattr(torch, "rand", lambda *a, _n=numbers, **k: torch.tensor([[next(_n)]]))

@@ -1,0 +1,1 @@
+"""Augmentations of volumes, (N, C, D, H, W)."""

@@ -1,0 +1,109 @@
+"""What all augmentations of volumes have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.distributions import between
+from fastpipe.augment.options import two_numbers
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "about_one", "axes_of", "limits_of"]
+
+AXES = ("depth", "height", "width")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class VolumeTransform(BatchTransform):
+    """An augmentation of volumes, (N, C, D, H, W) or (N, D, H, W).
+
+    What is drawn is known to the host, so that nothing is done with volumes that an augmentation leaves out.
+    """
+
+    kind = "volumes"
+    ranks = (4, 5)
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype in FLOATS else torch.float32
+
+
+class PerChannel(VolumeTransform, ABC):
+    """Changes each channel with numbers of its own.
+
+    Attributes:
+        of_channel: names of a channel's parameters.
+        draws_of_channel: uniform numbers that they need.
+    """
+
+    of_channel: tuple[str, ...]
+    draws_of_channel: int
+
+    def draws_for(self, channels: int) -> int:
+        return channels * self.draws_of_channel
+
+    def names_for(self, channels: int) -> tuple[str, ...]:
+        return tuple(f"{c}.{name}" for c in range(channels) for name in self.of_channel)
+
+    def applied_names_for(self, channels: int) -> tuple[str, ...]:
+        return self.names_for(channels)
+
+    def table(self, u: Float64Array, shape: Sequence[int]) -> Float64Array:
+        # Channels are as samples are.
+        flat = self.channel_table(u.reshape(-1, self.draws_of_channel))
+        return flat.reshape(len(u), shape[0] * len(self.of_channel))
+
+    @abstractmethod
+    def channel_table(self, u: Float64Array) -> Float64Array:
+        """Parameters of channels, (N, len(of_channel)), for uniform numbers, (N, draws_of_channel)."""
+
+    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
+        for channel, own in enumerate(row.reshape(-1, len(self.of_channel))):
+            self.on_channel(canvas, channel, own)
+
+    @abstractmethod
+    def on_channel(self, canvas: Any, channel: int, row: Float64Array) -> None:
+        """Change a channel of a ``Volume``."""
+
+
+def about_one(u: Float64Array, low: float, high: float) -> Float64Array:
+    """Factors in [low, high), of which half are below 1 where 1 is between them: as nnU-Net draws them.
+
+    >>> import numpy as np
+    >>> about_one(np.array([0.0, 0.25, 0.5, 0.75]), 0.5, 2.0)
+    array([0.5 , 0.75, 1.  , 1.5 ])
+    """
+    if not low < 1.0 < high:
+        return between(u, low, high)
+    below, above = between(2 * u, low, 1.0), between(2 * u - 1, 1.0, high)
+    found: Float64Array = below * (u < 0.5) + above * (u >= 0.5)
+    return found
+
+
+def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
+    """Two numbers that increase, or one for both.
+
+    Raises:
+        AugmentError: they do not, or are below ``least``.
+    """
+    low, high = two_numbers(value) if isinstance(value, Sequence) else (float(value), float(value))
+    if not least <= low <= high < float("inf"):  # NaN neither
+        raise AugmentError(f"{name}= is a number of at least {least:g}, or two that increase, got {value!r}")
+    return low, high
+
+
+def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:
+    """Axes of (D, H, W), in order.
+
+    Raises:
+        AugmentError: there are no such axes.
+    """
+    given = [value] if isinstance(value, int) else list(value)
+    if not all(isinstance(axis, int) and 0 <= axis < 3 for axis in given) or len(set(given)) < len(given):
+        raise AugmentError(f"{name}= is some of 0, 1 and 2, depth, height and width, got {value!r}")
+    return tuple(sorted(given))

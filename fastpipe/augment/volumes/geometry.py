@@ -1,0 +1,269 @@
+"""What moves the voxels of volumes, and their labels along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastpipe.augment.distributions import between
+from fastpipe.augment.options import probability, range_about_zero
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
+from fastpipe.augment.volumes.maps import NO_BENDS, cropped, warped
+from fastpipe.augment.volumes.matrices import rotations
+from fastpipe.augment.volumes.volume import Volume
+from fastpipe.errors import AugmentError
+
+__all__ = ["RandomAffine3D", "RandomFlip3D", "RandomRotate90"]
+
+MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "1"))
+
+
+class _Geometry(VolumeTransform):
+    """Has nothing to do with what values are: labels go the same way."""
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def for_masks(self) -> VolumeTransform:
+        return self
+
+
+class RandomFlip3D(_Geometry):
+    """Mirror volumes, along each axis some of them.
+
+    Args:
+        axes: 0, 1 and 2 are depth, height and width.
+        p: the part of the volumes that are mirrored along an axis; each axis for itself.
+
+    >>> RandomFlip3D(2, p=1.0)(torch.arange(3.0).view(1, 1, 1, 1, 3)).flatten()
+    tensor([2., 1., 0.])
+    """
+
+    def __init__(self, axes: int | Sequence[int] = (0, 1, 2), p: float = 0.5) -> None:
+        self.axes, self.p = axes_of(axes), probability(p)
+        self.draws, self.names = len(self.axes), tuple(f"flips_{AXES[axis]}" for axis in self.axes)
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        return (u < self.p).astype(np.float64)
+
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
+        axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
+        if not axes:
+            return
+        values, depth = canvas.values, canvas.shape[1]
+        pieces = canvas.pieces(0, depth // 2 if 1 in axes else depth)
+
+        def task(number: int) -> None:
+            piece = pieces[number]
+            part = values[:, piece]
+            if 1 not in axes:
+                part.copy_(part.flip(axes))
+                return
+            other = values[:, depth - piece.stop : depth - piece.start]
+            kept = part.flip(axes)
+            part.copy_(other.flip(axes))
+            other.copy_(kept)
+
+        canvas.run(task, len(pieces))
+        if 1 in axes and depth % 2:
+            middle = values[:, depth // 2]
+            middle.copy_(middle.flip([axis - 1 for axis in axes if axis > 1]))
+
+    def extra_repr(self) -> str:
+        return f"axes={self.axes}, p={self.p}"
+
+
+class RandomRotate90(_Geometry):
+    """Turn volumes by 90, 180 or 270 degrees, all equally likely.
+
+    Args:
+        axes: the plane in which they are turned: two of 0, 1 and 2, depth, height and width, along which
+            volumes are of the same size.
+        p: the part of the volumes that are turned.
+
+    As ``numpy.rot90``, from the first axis to the second.
+
+    >>> RandomRotate90(p=1.0)(torch.ones(2, 1, 4, 8, 8)).shape
+    torch.Size([2, 1, 4, 8, 8])
+    """
+
+    draws = 2
+    names = ("turns",)
+
+    def __init__(self, axes: Sequence[int] = (1, 2), p: float = 0.5) -> None:
+        self.axes, self.p = axes_of(axes), probability(p)
+        if len(self.axes) != 2:
+            raise AugmentError(f"axes= is a plane, two of 0, 1 and 2, got {axes!r}")
+
+    def check(self, shape: Sequence[int]) -> None:
+        first, second = (shape[axis + 2] for axis in self.axes)
+        if first != second:
+            raise AugmentError(
+                f"RandomRotate90 turns {AXES[self.axes[0]]} and {AXES[self.axes[1]]}, which are "
+                f"{first} and {second} here, and have to be the same; axes= says which they are"
+            )
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        return (u[:, :1] < self.p) * (1.0 + np.minimum(np.floor(3 * u[:, 1:]), 2.0))
+
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
+        if not row[0]:
+            return
+        values, plane = canvas.values, [axis + 1 for axis in self.axes]
+        [across] = {0, 1, 2} - set(self.axes)
+        pieces = canvas.pieces(across)
+
+        def task(number: int) -> None:
+            part = values.narrow(across + 1, pieces[number].start, pieces[number].stop - pieces[number].start)
+            part.copy_(torch.rot90(part, int(row[0]), plane))
+
+        canvas.run(task, len(pieces))
+
+    def extra_repr(self) -> str:
+        return f"axes={self.axes}, p={self.p}"
+
+
+class RandomAffine3D(_Geometry):
+    """Rotate, scale and shift volumes about their centres, in one resampling; labels by the nearest voxel.
+
+    Args:
+        degrees: angles about the axes of depth, height and width are drawn from [-degrees, degrees], or from
+            two numbers given; three of either are for one axis each.
+        scale: least and greatest factor between places in the result and in the volume: above 1 more of the
+            volume is seen, and smaller, as nnU-Net and MONAI have it.
+        translate: greatest shifts along depth, height and width, as parts of the size; or one for all.
+        p_rotation, p_scale: the parts of the volumes that are rotated, and scaled; independently.
+        scale_axes: along which axes a volume is scaled; all by the same factor.
+        spacing: how far apart voxels are along depth, height and width, in any unit, so that rotated things
+            keep their form.
+        size: (D, H, W) of the result, at most that of the volumes, of which it is the middle.  Default: as
+            large as they are.
+        fill, label_fill: what is outside of volumes, and of labels.
+
+    Between voxels values are linear.
+
+    >>> RandomAffine3D(30, (0.7, 1.4))(torch.rand(2, 1, 8, 16, 16)).shape
+    torch.Size([2, 1, 8, 16, 16])
+    """
+
+    draws = 9
+    names = (
+        "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
+    )  # fmt: skip
+    applied_names = ("is_changed", *MATRIX)
+
+    def __init__(
+        self,
+        degrees: Any = 0.0,
+        scale: Sequence[float] | None = None,
+        translate: float | Sequence[float] = 0.0,
+        *,
+        p_rotation: float = 1.0,
+        p_scale: float = 1.0,
+        scale_axes: int | Sequence[int] = (0, 1, 2),
+        spacing: Sequence[float] = (1.0, 1.0, 1.0),
+        size: Sequence[int] | None = None,
+        fill: float = 0.0,
+        label_fill: float = 0.0,
+    ) -> None:
+        self.degrees = _angles(degrees)
+        self.scale = (1.0, 1.0) if scale is None else limits_of(scale, "scale", 1e-3)
+        self.translate = _three(translate, "translate", 0.0)
+        self.p_rotation, self.p_scale = probability(p_rotation, "p_rotation"), probability(p_scale, "p_scale")
+        self.scale_axes, self.spacing = axes_of(scale_axes, "scale_axes"), _three(spacing, "spacing", 1e-9)
+        self.size = None if size is None else _size(size)
+        self.fill, self.label_fill = float(fill), float(label_fill)
+
+    def check(self, shape: Sequence[int]) -> None:
+        size = tuple(shape[2:])
+        if self.size is not None and any(map(int.__gt__, self.size, size)):
+            raise AugmentError(f"size={self.size} is larger than the volumes, which are {size}")
+
+    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.size is None else (shape[0], *self.size)
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        is_rotated, is_scaled = u[:, 7] < self.p_rotation, u[:, 8] < self.p_scale
+        size = self.shape_after(shape)[1:]
+        return np.stack(
+            [
+                *(between(u[:, at], *limits) * is_rotated for at, limits in enumerate(self.degrees)),
+                np.where(is_scaled, between(u[:, 3], *self.scale), 1.0),
+                *(
+                    between(u[:, 4 + at], -part * length, part * length)
+                    for at, (part, length) in enumerate(zip(self.translate, size, strict=True))
+                ),
+            ],
+            axis=1,
+        )
+
+    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        scales = np.ones((len(table), 3))
+        scales[:, list(self.scale_axes)] = table[:, 3:4]
+        spacing = np.asarray(self.spacing)
+        linear = rotations(table[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
+        matrices = np.concatenate([linear, -(linear @ table[:, 4:7, None])], axis=2)
+        is_changed = (matrices != np.eye(3, 4)).any(axis=(1, 2))
+        return np.concatenate([is_changed[:, None], matrices.reshape(-1, 12)], axis=1)
+
+    def for_masks(self) -> VolumeTransform:
+        return _LabelAffine(self)
+
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
+        _resample(canvas, row, self.size, self.fill, nearest=False)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.degrees}, {self.scale}, {self.translate}, p_rotation={self.p_rotation}, "
+            f"p_scale={self.p_scale}, scale_axes={self.scale_axes}, spacing={self.spacing}, "
+            f"size={self.size}, fill={self.fill}, label_fill={self.label_fill}"
+        )
+
+
+class _LabelAffine(_Geometry):
+    """Moves labels as volumes were."""
+
+    def __init__(self, op: RandomAffine3D) -> None:
+        self.names, self.size, self.fill = op.names_applied, op.size, op.label_fill
+
+    def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.size is None else (shape[0], *self.size)
+
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
+        _resample(canvas, row, self.size, self.fill, nearest=True)
+
+
+def _resample(
+    volume: Volume, row: Float64Array, size: tuple[int, ...] | None, fill: float, nearest: bool
+) -> None:
+    wanted = volume.shape[1:] if size is None else size
+    if row[0]:
+        warped(volume, np.ascontiguousarray(row[1:]), NO_BENDS, wanted, fill, nearest)
+    else:
+        cropped(volume, wanted)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:
+    given = degrees if isinstance(degrees, Sequence) and len(degrees) == 3 else [degrees] * 3
+    return tuple(range_about_zero(one, "degrees") for one in given)
+
+
+def _three(value: float | Sequence[float], name: str, least: float) -> tuple[float, ...]:
+    given = tuple(map(float, value)) if isinstance(value, Sequence) else (float(value),) * 3
+    if len(given) != 3 or not all(least <= one < np.inf for one in given):
+        raise AugmentError(f"{name}= is three numbers, of depth, height and width, got {value!r}")
+    return given
+
+
+def _size(size: Sequence[int]) -> tuple[int, ...]:
+    given = tuple(size)
+    if len(given) != 3 or not all(isinstance(one, int) and one > 0 for one in given):
+        raise AugmentError(f"size= is depth, height and width in voxels, got {size!r}")
+    return given

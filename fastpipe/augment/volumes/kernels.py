@@ -1,0 +1,269 @@
+"""The CPU kernels of volumes: each does a part of one, so that threads share it.
+
+Every function releases the GIL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe._jit import compiled
+
+__all__ = ["along_depth", "along_height", "along_width", "moments", "warp", "warp_nearest"]
+
+_t = require("numba.types", extra="image")
+_volume = _t.Array(_t.float32, 4, "C")
+_channel = _t.Array(_t.float32, 3, "C")
+_f64s = _t.Array(_t.float64, 1, "C", readonly=True)
+_f32 = _t.Array(_t.float32, 1, "C")
+_taps = _t.Array(_t.int64, 2, "C", readonly=True), _t.Array(_t.float32, 2, "C", readonly=True)
+_zero, _one = np.float32(0), np.float32(1)
+
+
+# ---- maps ----------------------------------------------------------------------------------------
+
+
+@compiled(_t.void(_volume, _t.int64, _t.int64, _t.int64, _t.int64, _t.int64, _f32))
+def _bend_row(bends: Any, depth: Any, height: Any, width: Any, z: Any, y: Any, found: Any) -> None:
+    """How far the voxels of a row are moved: ``found``, (3 · width,), is 0 without control points."""
+    _, rows_z, rows_y, rows_x = bends.shape
+    if rows_x == 0:
+        found[:] = _zero
+        return
+    at_z, at_y = z * (rows_z - 1) / max(depth - 1, 1), y * (rows_y - 1) / max(height - 1, 1)
+    z0, y0 = min(int(at_z), max(rows_z - 2, 0)), min(int(at_y), max(rows_y - 2, 0))
+    z1, y1 = min(z0 + 1, rows_z - 1), min(y0 + 1, rows_y - 1)
+    part_z, part_y = np.float32(at_z - z0), np.float32(at_y - y0)
+    step = (rows_x - 1) / max(width - 1, 1)
+    line = np.empty(rows_x, np.float32)
+    for axis in range(3):
+        for x in range(rows_x):
+            above = bends[axis, z0, y0, x] * (_one - part_y) + bends[axis, z0, y1, x] * part_y
+            below = bends[axis, z1, y0, x] * (_one - part_y) + bends[axis, z1, y1, x] * part_y
+            line[x] = above * (_one - part_z) + below * part_z
+        for x in range(width):
+            at = x * step
+            x0 = min(int(at), max(rows_x - 2, 0))
+            part = np.float32(at - x0)
+            found[axis * width + x] = line[x0] * (_one - part) + line[min(x0 + 1, rows_x - 1)] * part
+
+
+@compiled(
+    _t.void(_volume, _f64s, _volume, _t.float32, _volume, _t.int64, _t.int64), error_model="numpy",
+    fastmath={"contract"},
+)  # fmt: skip
+def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, last: Any) -> None:
+    """Take each voxel from between the eight that it comes from; outside is ``fill``.
+
+    Args:
+        values: (C, D, H, W).
+        matrix: (12,), from coordinates about the centre of the result to those about the volume's: three
+            rows, each of three factors and what is added.
+        bends: (3, Z, Y, X): control points, the first and the last of each axis at the result's first and
+            last voxel; how far voxels are moved before the matrix is applied.  X is 0 for none.
+        out: (C, d, h, w).
+        first, last: which planes of ``out`` are made.
+    """
+    channels, depth, height, width = values.shape
+    _, new_depth, new_height, new_width = out.shape
+    plane, flat = height * width, values.reshape(channels, depth * height * width)
+    bent = np.empty(3 * new_width, np.float32)
+    has_bends = bends.shape[3] > 0
+    mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
+    az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    for row in range(first * new_height, last * new_height):
+        z, y = row // new_height, row % new_height
+        bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (depth - 1)
+        by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (height - 1)
+        bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (width - 1)
+        from_z, from_y, from_x = np.float32(bz), np.float32(by), np.float32(bx)
+        if has_bends:
+            _bend_row(bends, new_depth, new_height, new_width, z, y, bent)
+        for x in range(new_width):
+            at = np.float32(x)
+            pz, py, px = from_z + at * az, from_y + at * ay, from_x + at * ax
+            if has_bends:
+                dz, dy, dx = bent[x], bent[new_width + x], bent[2 * new_width + x]
+                pz += np.float32(matrix[0]) * dz + np.float32(matrix[1]) * dy + az * dx
+                py += np.float32(matrix[4]) * dz + np.float32(matrix[5]) * dy + ay * dx
+                px += np.float32(matrix[8]) * dz + np.float32(matrix[9]) * dy + ax * dx
+            if not (pz > -1 and pz < depth and py > -1 and py < height and px > -1 and px < width):
+                for c in range(channels):
+                    out[c, z, y, x] = fill
+                continue
+            # Truncated towards 0, these are floors once they are above 0.
+            z0, y0, x0 = int(pz + _one) - 1, int(py + _one) - 1, int(px + _one) - 1
+            fz, fy, fx = pz - np.float32(z0), py - np.float32(y0), px - np.float32(x0)
+            source = z0 * plane + y0 * width + x0
+            if z0 >= 0 and z0 + 1 < depth and y0 >= 0 and y0 + 1 < height and x0 >= 0 and x0 + 1 < width:
+                for c in range(channels):
+                    line = flat[c]
+                    n0 = line[source] + fx * (line[source + 1] - line[source])
+                    n1 = line[source + width] + fx * (line[source + width + 1] - line[source + width])
+                    n0 += fy * (n1 - n0)
+                    below = source + plane
+                    s0 = line[below] + fx * (line[below + 1] - line[below])
+                    s1 = line[below + width] + fx * (line[below + width + 1] - line[below + width])
+                    s0 += fy * (s1 - s0)
+                    out[c, z, y, x] = n0 + fz * (s0 - n0)
+                continue
+            for c in range(channels):
+                total = _zero
+                for corner in range(8):
+                    cz, cy, cx = z0 + (corner >> 2), y0 + ((corner >> 1) & 1), x0 + (corner & 1)
+                    weight = fz if corner & 4 else _one - fz
+                    weight *= fy if corner & 2 else _one - fy
+                    weight *= fx if corner & 1 else _one - fx
+                    is_in = cz >= 0 and cz < depth and cy >= 0 and cy < height and cx >= 0 and cx < width
+                    total += weight * (flat[c, cz * plane + cy * width + cx] if is_in else fill)
+                out[c, z, y, x] = total
+
+
+def _labels(kind: Any) -> Any:
+    volume = _t.Array(kind, 4, "C")
+    return _t.void(volume, _f64s, _volume, kind, volume, _t.int64, _t.int64)
+
+
+@compiled(
+    *(_labels(kind) for kind in (_t.float32, _t.uint8, _t.uint16, _t.uint32, _t.uint64)),
+    error_model="numpy", fastmath={"contract"},
+)  # fmt: skip
+def warp_nearest(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, last: Any) -> None:
+    """As ``warp``, from the nearest voxel."""
+    channels, depth, height, width = values.shape
+    _, new_depth, new_height, new_width = out.shape
+    bent = np.empty(3 * new_width, np.float32)
+    has_bends = bends.shape[3] > 0
+    mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
+    az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    half = np.float32(0.5)
+    for row in range(first * new_height, last * new_height):
+        z, y = row // new_height, row % new_height
+        bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (depth - 1)
+        by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (height - 1)
+        bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (width - 1)
+        from_z, from_y, from_x = np.float32(bz), np.float32(by), np.float32(bx)
+        if has_bends:
+            _bend_row(bends, new_depth, new_height, new_width, z, y, bent)
+        for x in range(new_width):
+            at = np.float32(x)
+            pz, py, px = from_z + at * az, from_y + at * ay, from_x + at * ax
+            if has_bends:
+                dz, dy, dx = bent[x], bent[new_width + x], bent[2 * new_width + x]
+                pz += np.float32(matrix[0]) * dz + np.float32(matrix[1]) * dy + az * dx
+                py += np.float32(matrix[4]) * dz + np.float32(matrix[5]) * dy + ay * dx
+                px += np.float32(matrix[8]) * dz + np.float32(matrix[9]) * dy + ax * dx
+            is_in = pz >= -half and pz < depth - half and py >= -half and py < height - half
+            if is_in and px >= -half and px < width - half:
+                z0, y0, x0 = int(pz + half), int(py + half), int(px + half)
+                for c in range(channels):
+                    out[c, z, y, x] = values[c, z0, y0, x0]
+            else:
+                for c in range(channels):
+                    out[c, z, y, x] = fill
+
+
+# ---- numbers of all voxels -----------------------------------------------------------------------
+
+
+@compiled(_t.float32(_f32), fastmath=True)
+def _least(values: Any) -> Any:
+    found = values[0]
+    for at in range(len(values)):
+        found = min(found, values[at])
+    return found
+
+
+@compiled(_t.float32(_f32), fastmath=True)
+def _greatest(values: Any) -> Any:
+    found = values[0]
+    for at in range(len(values)):
+        found = max(found, values[at])
+    return found
+
+
+@compiled(_t.void(_f32, _t.float64, _t.Array(_t.float64, 1, "C")), fastmath={"reassoc", "contract", "nsz"})
+def moments(values: Any, about: Any, found: Any) -> None:
+    """Sum, sum of squares, least and greatest of values, the sums of what they differ from ``about``."""
+    total, squares = 0.0, 0.0
+    for at in range(len(values)):
+        value = np.float64(values[at]) - about
+        total += value
+        squares += value * value
+    found[0], found[1], found[2], found[3] = total, squares, _least(values), _greatest(values)
+
+
+# ---- along an axis -------------------------------------------------------------------------------
+#
+# Each voxel becomes a weighted sum of voxels of its line: of ``index[i, k]`` with ``weights[i, k]`` where it
+# is the line's i-th.  In place: what is read is copied first, and small enough to stay in cache.
+
+_along = _t.void(_channel, *_taps, _t.int64, _t.int64)
+
+
+@compiled(_along, error_model="numpy", fastmath={"contract"})
+def along_depth(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+    """Lines along the depth, of the rows ``first`` … ``last`` of each plane."""
+    depth, _, width = channel.shape
+    copied = np.empty((depth, width), np.float32)
+    for y in range(first, last):
+        for z in range(depth):
+            for x in range(width):
+                copied[z, x] = channel[z, y, x]
+        for z in range(depth):
+            row, source, weight = channel[z, y], copied[index[z, 0]], weights[z, 0]
+            for x in range(width):
+                row[x] = weight * source[x]
+            for k in range(1, index.shape[1]):
+                source, weight = copied[index[z, k]], weights[z, k]
+                for x in range(width):
+                    row[x] += weight * source[x]
+
+
+@compiled(_along, error_model="numpy", fastmath={"contract"})
+def along_height(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+    """Lines along the height, of the planes ``first`` … ``last``."""
+    _, height, width = channel.shape
+    copied = np.empty((height, width), np.float32)
+    for z in range(first, last):
+        for y in range(height):
+            for x in range(width):
+                copied[y, x] = channel[z, y, x]
+        for y in range(height):
+            row, source, weight = channel[z, y], copied[index[y, 0]], weights[y, 0]
+            for x in range(width):
+                row[x] = weight * source[x]
+            for k in range(1, index.shape[1]):
+                source, weight = copied[index[y, k]], weights[y, k]
+                for x in range(width):
+                    row[x] += weight * source[x]
+
+
+_LINES = 16  # that are turned together, so that there is something to do at once
+
+
+@compiled(_along, error_model="numpy", fastmath={"contract"})
+def along_width(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+    """Lines along the width, of the planes ``first`` … ``last``."""
+    _, height, width = channel.shape
+    turned, made = np.empty((width, _LINES), np.float32), np.empty((width, _LINES), np.float32)
+    for z in range(first, last):
+        for y in range(0, height, _LINES):
+            count = min(_LINES, height - y)
+            for line in range(count):
+                for x in range(width):
+                    turned[x, line] = channel[z, y + line, x]
+            for x in range(width):
+                row, source, weight = made[x], turned[index[x, 0]], weights[x, 0]
+                for line in range(_LINES):
+                    row[line] = weight * source[line]
+                for k in range(1, index.shape[1]):
+                    source, weight = turned[index[x, k]], weights[x, k]
+                    for line in range(_LINES):
+                        row[line] += weight * source[line]
+            for line in range(count):
+                for x in range(width):
+                    channel[z, y + line, x] = made[x, line]

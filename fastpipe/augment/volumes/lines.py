@@ -1,0 +1,72 @@
+"""Weighted sums along the axes of volumes: of blurs, and of lower resolutions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastpipe.augment.canvas import Float32Array
+from fastpipe.augment.volumes import kernels
+from fastpipe.augment.volumes.volume import Volume
+
+__all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]
+
+# Index and weights, (length, K): each voxel of a line becomes a sum of K voxels of it.
+Taps = tuple[npt.NDArray[np.int64], Float32Array]
+TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
+_KERNELS = (kernels.along_depth, kernels.along_height, kernels.along_width)
+
+
+def gaussian(length: int, sigma: float) -> Taps:
+    """A Gaussian, as ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3`` and ``mode="mirror"``.
+
+    Args:
+        length: of the lines.
+        sigma: in voxels, above 0.
+    """
+    radius = int(TRUNCATE * sigma + 0.5)
+    steps = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * (steps / sigma) ** 2)
+    index = np.arange(length)[:, None] + steps
+    if length == 1:
+        index[:] = 0
+    else:  # mirrored about the voxels at the ends, as often as it takes
+        index = np.abs((index + length - 1) % (2 * (length - 1)) - (length - 1))
+    values = np.broadcast_to((weights / weights.sum()).astype(np.float32), index.shape)
+    return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(values)
+
+
+@lru_cache(maxsize=64)
+def lower_resolution(length: int, fewer: int) -> Taps:
+    """So many voxels of a line, spread evenly, and what is between them linearly.
+
+    Args:
+        length: of the lines.
+        fewer: how many of its voxels are kept: at least 1, at most all.
+    """
+    kept = np.floor((np.arange(fewer) + 0.5) * (length / fewer)).astype(np.int64)
+    at = ((np.arange(length) + 0.5) * (fewer / length) - 0.5).clip(0, fewer - 1)
+    below = np.floor(at).astype(np.int64)
+    part = (at - below).astype(np.float32)
+    index = np.stack([kept[below], kept[np.minimum(below + 1, fewer - 1)]], axis=1)
+    return index, np.stack([1 - part, part], axis=1)
+
+
+def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
+    """Sum along an axis of (D, H, W), in place."""
+    values, (index, weights) = volume.values[channel], taps
+    across = 1 if axis == 0 else 0  # what the pieces are pieces of
+    pieces = volume.pieces(across)
+    if volume.is_host:
+        array, kernel = values.numpy(), _KERNELS[axis]
+        volume.run(lambda at: kernel(array, index, weights, pieces[at].start, pieces[at].stop), len(pieces))
+        return
+    dense = np.zeros((len(index), len(index)), np.float32)
+    np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
+    matrix = torch.from_numpy(dense).to(values.device, non_blocking=True)
+    for piece in pieces:
+        part = values[:, piece] if across else values[piece]
+        part.copy_(torch.movedim(torch.tensordot(matrix, part, dims=([1], [axis])), 0, axis))

@@ -1,0 +1,154 @@
+"""Resampling of volumes by affine maps and by moved control points."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, interpolate
+
+from fastpipe.augment.canvas import Float32Array
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.volumes import kernels
+from fastpipe.augment.volumes.volume import Volume
+
+__all__ = ["NO_BENDS", "cropped", "warped"]
+
+NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+def cropped(volume: Volume, size: tuple[int, ...]) -> None:
+    """Keep the middle, of a size (D, H, W) that is at most the volume's."""
+    if volume.shape[1:] == size:
+        return
+    edges = [(old - new) // 2 for old, new in zip(volume.shape[1:], size, strict=True)]
+    part = (slice(None), *(slice(edge, edge + new) for edge, new in zip(edges, size, strict=True)))
+    given = volume.given()
+    out = volume.empty((len(given), *size))
+    volume.copy(given[part], out)
+    volume.replace(out)
+
+
+def warped(
+    volume: Volume,
+    matrix: Float64Array,
+    bends: Float32Array,
+    size: tuple[int, ...],
+    fill: float,
+    nearest: bool,
+) -> None:
+    """Resample, linearly or from the nearest voxel; what is outside is the fill.
+
+    Args:
+        volume: the volume.
+        matrix: (12,); see ``kernels.warp``.
+        bends: (3, Z, Y, X), or ``NO_BENDS``.
+        size: (D, H, W) afterwards.
+        fill: a number.
+        nearest: whether values are labels.
+    """
+    given = volume.given()
+    out = volume.empty((len(given), *size))
+    if volume.is_host:
+        _on_host(volume, given, matrix, bends, fill, out, nearest)
+    else:
+        _on_device(volume, given, matrix, bends, fill, out, nearest)
+    volume.replace(out)
+
+
+def _on_host(
+    volume: Volume, given: Tensor, matrix: Float64Array, bends: Float32Array, fill: float, out: Tensor,
+    nearest: bool,
+) -> None:  # fmt: skip
+    planes = list(_planes(volume, out))
+    if not nearest:
+        source, target = given.numpy(), out.numpy()
+
+        def task(number: int) -> None:
+            kernels.warp(source, matrix, bends, np.float32(fill), target, *planes[number])
+    else:
+        # Whatever labels are, they are moved as they are.
+        kind = torch.float32 if given.dtype == torch.float32 else _UNSIGNED[given.element_size()]
+        outside = given.new_tensor([fill]).view(kind).numpy()[0]
+        labels, moved = given.view(kind).numpy(), out.view(kind).numpy()
+
+        def task(number: int) -> None:
+            kernels.warp_nearest(labels, matrix, bends, outside, moved, *planes[number])
+
+    volume.run(task, len(planes))
+
+
+def _planes(volume: Volume, out: Tensor) -> list[tuple[int, int]]:
+    step = max(1, (1 << 16) // max(1, out[0, 0].numel()))
+    return [(begin, min(begin + step, out.shape[1])) for begin in range(0, out.shape[1], step)]
+
+
+# ---- on a device ---------------------------------------------------------------------------------
+
+
+def _on_device(
+    volume: Volume, given: Tensor, matrix: Float64Array, bends: Float32Array, fill: float, out: Tensor,
+    nearest: bool,
+) -> None:  # fmt: skip
+    sizes, wanted = given.shape[1:], tuple(out.shape[1:])
+    moved = None
+    if bends.size:
+        moved = torch.from_numpy(bends).to(given.device, non_blocking=True)[None]
+    step = max(1, (1 << 18) // max(1, out[0, 0].numel()))
+    shifted = given - fill if fill and not nearest else given
+    for begin in range(0, wanted[0], step):
+        end = min(begin + step, wanted[0])
+        places = _places(matrix, moved, sizes, wanted, begin, end, given.device)
+        if nearest:
+            _take(given, places, fill, out[:, begin:end])
+        else:
+            grid = torch.stack(
+                [(2 * place + 1) / size - 1 for place, size in zip(places, sizes, strict=True)][::-1], dim=-1
+            )
+            part = grid_sample(shifted[None], grid[None], padding_mode="zeros", align_corners=False)[0]
+            out[:, begin:end].copy_(part.add_(fill) if fill else part)
+
+
+def _places(
+    matrix: Float64Array, bends: Tensor | None, sizes: tuple[int, ...], wanted: tuple[int, ...], begin: int,
+    end: int, device: torch.device,
+) -> list[Tensor]:  # fmt: skip
+    """Where voxels of some planes come from, along each axis: (end - begin, h, w) each, in voxels."""
+    spans = ((begin, end), (0, wanted[1]), (0, wanted[2]))
+    axes = [
+        torch.arange(first, last, dtype=torch.float32, device=device) - 0.5 * (size - 1)
+        for (first, last), size in zip(spans, wanted, strict=True)
+    ]
+    about = [axis.view([-1 if at == own else 1 for at in range(3)]) for own, axis in enumerate(axes)]
+    if bends is not None:
+        # The planes between control points, of which only these are made.
+        at = torch.arange(begin, end, dtype=torch.float32, device=device)
+        at = at * ((bends.shape[2] - 1) / max(wanted[0] - 1, 1))
+        below = at.floor().clamp_(max=max(bends.shape[2] - 2, 0))
+        first = below.long()
+        part = (at - below).view(1, 1, -1, 1, 1)
+        last = (first + 1).clamp_(max=bends.shape[2] - 1)
+        planes = bends[:, :, first] * (1 - part) + bends[:, :, last] * part
+        moved = interpolate(planes, (end - begin, *wanted[1:]), mode="trilinear", align_corners=True)[0]
+        about = [axis + move for axis, move in zip(about, moved, strict=True)]
+    rows = matrix.reshape(3, 4).tolist()
+    return [
+        (row[0] * about[0] + row[1] * about[1] + row[2] * about[2]) + (row[3] + 0.5 * (size - 1))
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def _take(given: Tensor, places: list[Tensor], fill: float, out: Tensor) -> None:
+    """The nearest voxels, of any dtype."""
+    index, inside = None, None
+    for place, size in zip(places, given.shape[1:], strict=True):
+        at = (place + 0.5).floor()
+        is_in = (at >= 0) & (at < size)
+        inside = is_in if inside is None else inside & is_in
+        at = at.clamp_(0, size - 1).long()
+        index = at if index is None else index * size + at
+    assert index is not None and inside is not None
+    for channel, target in zip(given, out, strict=True):
+        found = channel.reshape(-1).take(index)
+        target.copy_(torch.where(inside, found, found.new_full((), fill)))

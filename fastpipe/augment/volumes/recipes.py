@@ -1,0 +1,74 @@
+"""Recipes for volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastpipe.augment.applying import RandomApply
+from fastpipe.augment.compose import Compose
+from fastpipe.augment.volumes.geometry import RandomAffine3D, RandomFlip3D
+from fastpipe.augment.volumes.intensity import Brightness3D, Contrast3D, Gamma3D, GaussianNoise3D
+from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
+from fastpipe.errors import AugmentError
+
+__all__ = ["nnunet_default"]
+
+# How much longer than deep a patch is from which on nnU-Net augments its planes only.
+_ANISOTROPIC = 3
+
+
+def nnunet_default(
+    size: Sequence[int] | None = None,
+    *,
+    mirror_axes: int | Sequence[int] = (0, 1, 2),
+    spacing: Sequence[float] = (1.0, 1.0, 1.0),
+    planes: bool | None = None,
+) -> Compose:
+    """nnU-Net's default augmentation, with its order, probabilities and ranges (F. Isensee et al., "nnU-Net",
+    Nature Methods 18, 2021; the values are those of nnunetv2 2.8's ``nnUNetTrainer``).
+
+    Volumes are floats, normalised to a mean of about 0 and a standard deviation of about 1.  Labels, given
+    beside them, go along.
+
+    Args:
+        size: (D, H, W) of the result: the middle of volumes that may be larger, so that nothing is missing in
+            the corners of rotated ones.  Default: as large as they are.
+        mirror_axes: along which volumes are mirrored; () for none.
+        spacing: how far apart voxels are along depth, height and width.  nnU-Net rotates as if that were the
+            same for all, and so does the default.
+        planes: rotate and scale within planes of height and width only.  Default: as nnU-Net decides, if
+            ``size`` is more than 3 times as long as deep.
+
+    Raises:
+        AugmentError: an argument cannot work.
+
+    What differs from nnU-Net: labels are those of the nearest voxel, where it weights the labels around; and
+    blurs go on to three standard deviations, where it rounds that to an odd number of voxels.
+
+    >>> import torch
+    >>> from fastpipe import augment
+    >>> views = augment.nnunet_default((8, 16, 16))
+    >>> volumes, labels = views(torch.randn(2, 1, 12, 24, 24), torch.ones(2, 12, 24, 24, dtype=torch.uint8))
+    >>> volumes.shape, labels.shape
+    (torch.Size([2, 1, 8, 16, 16]), torch.Size([2, 8, 16, 16]))
+    """
+    if planes is None:
+        planes = size is not None and len(size) == 3 and max(size) > _ANISOTROPIC * size[0]
+    if planes and len(tuple(spacing)) == 3 and spacing[1] != spacing[2]:
+        raise AugmentError(f"planes=True turns height into width, which have spacing {tuple(spacing[1:])}")
+    axes = (1, 2) if planes else (0, 1, 2)
+    ops = [
+        RandomAffine3D(
+            ((-180, 180), 0, 0) if planes else 30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2, scale_axes=axes,
+            spacing=spacing, size=size,
+        ),
+        RandomApply(GaussianNoise3D((0.0, 0.1)), 0.1),
+        RandomApply(GaussianBlur3D((0.5, 1.0), p_channel=0.5), 0.2),
+        RandomApply(Brightness3D((0.75, 1.25)), 0.15),
+        RandomApply(Contrast3D((0.75, 1.25)), 0.15),
+        RandomApply(LowResolution3D((0.5, 1.0), axes=axes, p_channel=0.5), 0.25),
+        RandomApply(Gamma3D((0.7, 1.5), inverted=True), 0.1),
+        RandomApply(Gamma3D((0.7, 1.5)), 0.3),
+    ]  # fmt: skip
+    mirrors = RandomFlip3D(mirror_axes)
+    return Compose([*ops, mirrors] if mirrors.axes else ops)

@@ -1,0 +1,136 @@
+"""What NumPy and SciPy make of volumes with the same parameters: slow, and there to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastpipe._extras import require
+from fastpipe.augment.volumes import noise
+
+__all__ = ["VOLUME_CHANGES"]
+
+Row = dict[str, float]
+Values = Any  # float64, of NumPy
+
+
+def _ndimage() -> Any:
+    return require("scipy.ndimage", extra="dev")
+
+
+def _affine(op: Any, volume: Values, p: Row) -> Values:
+    """By homogeneous matrices: from the result's voxels to millimetres about its centre, and back."""
+    size = np.array(volume.shape[1:] if op.size is None else op.size)
+    matrix = np.eye(4)
+    for axis, name in enumerate(("depth", "height", "width")):
+        angle = np.deg2rad(p[f"angle_{name}"])
+        turn = np.eye(4)
+        first, second = (axis + 1) % 3, (axis + 2) % 3
+        turn[[first, second], [first, second]] = np.cos(angle)
+        turn[second, first], turn[first, second] = np.sin(angle), -np.sin(angle)
+        matrix = turn @ matrix
+    scales = [p["scale"] if axis in op.scale_axes else 1.0 for axis in range(3)]
+    spacing, shift, centre, middle = np.diag([*op.spacing, 1.0]), np.eye(4), np.eye(4), np.eye(4)
+    shift[:3, 3] = [-p["shift_depth"], -p["shift_height"], -p["shift_width"]]
+    centre[:3, 3], middle[:3, 3] = -(size - 1) / 2, (np.array(volume.shape[1:]) - 1) / 2
+    whole = middle @ np.linalg.inv(spacing) @ matrix @ np.diag([*scales, 1.0]) @ spacing @ shift @ centre
+    if np.allclose(matrix[:3, :3], np.eye(3)) and set(scales) == {1.0} and not shift[:3, 3].any():
+        begin = (np.array(volume.shape[1:]) - size) // 2
+        return volume[(slice(None), *(slice(at, at + one) for at, one in zip(begin, size, strict=True)))]
+    # What is beyond the outermost voxels is between them and the fill: with a rim it is so in SciPy.
+    rim = [np.pad(one, 1, constant_values=op.fill) for one in volume]
+    whole[:3, 3] += 1
+    warped = [
+        _ndimage().affine_transform(one, whole, output_shape=tuple(size), order=1, cval=op.fill)
+        for one in rim
+    ]
+    return np.stack(warped)
+
+
+def _flipped(op: Any, volume: Values, p: Row) -> Values:
+    names = ("flips_depth", "flips_height", "flips_width")
+    return np.flip(volume, tuple(axis + 1 for axis in op.axes if p[names[axis]]))
+
+
+def _turned(op: Any, volume: Values, p: Row) -> Values:
+    first, second = (axis + 1 for axis in op.axes)
+    return np.rot90(volume, int(p["turns"]), (first, second))
+
+
+def _noisy(op: Any, volume: Values, p: Row) -> Values:
+    found = []
+    for channel, values in enumerate(volume):
+        seed = (int(p["noise"]) + channel * 0x9E3779B9) % noise.SEEDS
+        even, odd = noise.normal(0, values.size, seed, torch.device("cpu"))
+        added = torch.stack([even, odd], dim=1).flatten()[: values.size].numpy()
+        found.append(values + p["std"] * added.reshape(values.shape))
+    return np.stack(found)
+
+
+def _brighter(op: Any, values: Values, p: Row) -> Values:
+    return values * p["factor"]
+
+
+def _contrasted(op: Any, values: Values, p: Row) -> Values:
+    found = (values - values.mean()) * p["factor"] + values.mean()
+    return found.clip(values.min(), values.max()) if op.keep_range else found
+
+
+def _raised(op: Any, values: Values, p: Row) -> Values:
+    values = -values if op.inverted else values
+    low, extent = values.min(), np.ptp(values)
+    found = ((values - low) / max(extent, 1e-7)) ** p["factor"] * extent + low
+    if op.keep_stats:
+        found = (found - found.mean()) * (values.std(ddof=1) / max(found.std(ddof=1), 1e-7)) + values.mean()
+    return -found if op.inverted else found
+
+
+def _blurred(op: Any, values: Values, p: Row) -> Values:
+    for axis, name in enumerate(("sigma_depth", "sigma_height", "sigma_width")):
+        if p[name] > 1e-3:
+            values = _ndimage().gaussian_filter1d(values, p[name], axis, mode="mirror", truncate=3)
+    return values
+
+
+def _coarse(op: Any, values: Values, p: Row) -> Values:
+    for axis in op.axes:
+        length = values.shape[axis]
+        fewer = max(1, round(length * p["scale"]))
+        middles = (np.arange(fewer) + 0.5) * length / fewer
+        kept = values.take(np.floor(middles).astype(int), axis)
+        places = np.arange(length) + 0.5
+        if fewer < length:
+            values = np.apply_along_axis(lambda line: np.interp(places, middles, line), axis, kept)  # noqa: B023
+    return values
+
+
+def _by_volume(change: Callable[[Any, Values, Row], Values]) -> Callable[[Any, Tensor, Row], Tensor]:
+    def changed(op: Any, volume: Tensor, p: Row) -> Tensor:
+        values = volume.double().numpy()
+        return torch.from_numpy(np.ascontiguousarray(change(op, values, p))).to(volume.dtype)
+
+    return changed
+
+
+def _by_channel(change: Callable[[Any, Values, Row], Values]) -> Callable[[Any, Tensor, Row], Tensor]:
+    def changed(op: Any, volume: Tensor, p: Row) -> Tensor:
+        found = []
+        for c, values in enumerate(volume.double().numpy()):
+            own = {name: p[f"{c}.{name}"] for name in op.of_channel}
+            found.append(change(op, values, own) if own[op.of_channel[0]] else values)
+        return torch.from_numpy(np.stack(found)).to(volume.dtype)
+
+    return changed
+
+
+VOLUME_CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
+    "Brightness3D": _by_channel(_brighter), "Contrast3D": _by_channel(_contrasted),
+    "Gamma3D": _by_channel(_raised), "GaussianBlur3D": _by_channel(_blurred),
+    "GaussianNoise3D": _by_volume(_noisy), "LowResolution3D": _by_channel(_coarse),
+    "RandomAffine3D": _by_volume(_affine), "RandomFlip3D": _by_volume(_flipped),
+    "RandomRotate90": _by_volume(_turned),
+}  # fmt: skip
