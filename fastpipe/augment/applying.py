@@ -56,6 +56,11 @@ class RandomApply(BatchTransform):
             if op.shape_after(tuple(shape[1:])) != tuple(shape[1:]):
                 raise AugmentError(f"RandomApply leaves some images as they are, and {op} resizes")
 
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        for op in reversed(self.ops):
+            size = op.size_before(size)
+        return size
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         for op in self.ops:
             if op.dtype_after(dtype) != dtype:

@@ -199,6 +199,15 @@ class BatchTransform:
         """The shape of a sample of this one afterwards."""
         return shape
 
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """How large volumes should be, (D, H, W), for a result of this size in which nothing is missing."""
+        return size
+
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W) in which
+        nothing is missing that was moved in from beyond: ``margin=`` of a ``FastPatchDataset``."""
+        return self._chain.margin(size)
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of images of this one afterwards.
 

@@ -108,6 +108,13 @@ class Chain:
         """Shape and dtype of a batch, (N, C, H, W), afterwards."""
         return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """See ``BatchTransform.margin``."""
+        before = tuple(size)
+        for op in reversed(self.ops):
+            before = op.size_before(before)
+        return tuple(-(-(more - one) // 2) for more, one in zip(before, size, strict=True))
+
     def by_image(self, shape: Sequence[int], key: Key) -> Callable[[int, Tensor, Tensor], None]:
         """What changes the images of a batch of this shape one by one, on the processor, in any thread;
         see ``running.by_image``.  Each is what it would be in the whole batch."""

@@ -68,6 +68,10 @@ class Compose:
         """What torchvision's functions make of the images with the same parameters: to compare with."""
         return self._chain.reference(images, parameters)
 
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """How many voxels more volumes should have, on each side: as of a single augmentation."""
+        return self._chain.margin(size)
+
     def __repr__(self) -> str:
         end = "], fuse=True)" if self.fuse else "])"
         return "\n".join(["Compose([", *(f"    {op}," for op in self.ops), end])

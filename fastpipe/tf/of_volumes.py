@@ -90,7 +90,7 @@ def patch_dataset(
     check_choice("channels", channels, ("as_stored", "last"))
     samples = PatchSamples(
         this_process, volume, patch_size, labels=labels, mask=mask, sampling=sampling, padding=padding,
-        cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
+        margin=0, cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
         threads=threads,
     )  # fmt: skip
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples)

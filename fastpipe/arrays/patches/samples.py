@@ -15,6 +15,7 @@ from fastpipe.arrays.locality import TouredSamples
 from fastpipe.arrays.patches.checks import checked_nan, checked_size, filling
 from fastpipe.arrays.patches.chunks import PatchChunks
 from fastpipe.arrays.patches.indices import keys_of
+from fastpipe.arrays.patches.margins import WithMargin, checked_margin
 from fastpipe.arrays.patches.padding import Padding
 from fastpipe.arrays.patches.places import places_of
 from fastpipe.arrays.patches.plan import PatchPlan
@@ -28,7 +29,7 @@ from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.engine.bad import Item
 from fastpipe.engine.reads import ReadPolicy
 from fastpipe.index.arrays import default_file_arrays
-from fastpipe.index.patches import PatchSpace, Places
+from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.transform.keys import sample_seed
@@ -45,11 +46,12 @@ class PatchSamples(TouredSamples):
 
     Args:
         process: gives this process, for a number of threads and their name.
-        volume, patch_size, labels, mask, sampling, padding, cache, stage, storage_options, nan, bad_samples,
-        threads: see :class:`fastpipe.FastPatchDataset`, with whose errors.
+        volume, patch_size, labels, mask, sampling, padding, margin, cache, stage, storage_options, nan,
+        bad_samples, threads: see :class:`fastpipe.FastPatchDataset`, with whose errors.
 
     Attributes:
         volume, labels, mask, patch_size, sampling, padding, stage: as given.
+        margin: voxels around each patch that are cut as well, of each dimension.
         cache, nan, bad_samples, threads: these options; what is changed counts from the next batch on.
     """
 
@@ -65,6 +67,7 @@ class PatchSamples(TouredSamples):
         mask: Any,
         sampling: Sampling | None,
         padding: Any,
+        margin: Any,
         cache: Cache | Literal["auto", "ram", "off"],
         stage: Stage | str | os.PathLike[str] | None,
         storage_options: Mapping[str, Any] | None,
@@ -74,6 +77,8 @@ class PatchSamples(TouredSamples):
     ) -> None:
         self._process = process
         self.patch_size = checked_size(patch_size)
+        self.margin = checked_margin(margin, self.patch_size)
+        self._cut = tuple(size + 2 * more for size, more in zip(self.patch_size, self.margin, strict=True))
         self._padding = Padding.of(padding)
         self.volume, self.labels, self.mask, self.padding = volume, labels, mask, padding
         self.cache = Cache.of(cache)
@@ -85,24 +90,27 @@ class PatchSamples(TouredSamples):
             volume, labels, mask, len(self.patch_size), may_write=self.cache.where != "off",
             storage_options=storage_options, stage=self.stage,
         )  # fmt: skip
-        self._chunks = PatchChunks.of(self._roles, self.patch_size)
+        self._chunks = PatchChunks.of(self._roles, self._cut)
         for role in self._roles:
             self._padding.check(role.name, role.dtype)
         first = self._roles[0]
         count = len(first.volumes)
-        self._space = PatchSpace(
-            [first.spatial(number) for number in range(count)], self.patch_size,
-            [one.name for one in first.volumes], self._padding.pads,
-        )  # fmt: skip
+        shapes, titles = [first.spatial(n) for n in range(count)], [one.name for one in first.volumes]
+        self._space = PatchSpace(shapes, self.patch_size, titles, self._padding.pads)
         self.sampling = sampling or Uniform(filling(self._space))
         kept = None if self.cache.where == "off" else default_file_arrays()
-        self._places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
+        self._own_places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
+        self._places: PatchPlaces = self._own_places
+        cut_space = self._space
+        if any(self.margin):  # which may be beyond the volume, wherever the patch is
+            self._places = WithMargin(self._own_places, self.margin)
+            cut_space = PatchSpace(shapes, self._cut, titles, pads=True)
         names = tuple(role.name for role in self._roles)
         self._form = Form("tuple" if len(names) > 1 else "value", (), names)
         self._remembered = Remembered(
             self._roles, budget_of(self.cache), is_fixed=self.cache.max_bytes != "auto"
         )
-        self._touring = Touring(self._roles, self._space, self._places, planned_room(self.cache))
+        self._touring = Touring(self._roles, cut_space, self._places, planned_room(self.cache))
         self._runtime: Runtime | None = None
 
     def __len__(self) -> int:
@@ -115,7 +123,7 @@ class PatchSamples(TouredSamples):
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
         """For each of a sample's values the type of its elements, and its shape."""
-        return [(role.dtype, (*role.lead, *self.patch_size)) for role in self._roles]
+        return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
     def places(self, epoch: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Where the patches of an epoch are.
@@ -124,9 +132,10 @@ class PatchSamples(TouredSamples):
             epoch: its number; the dataset's ``seed`` is taken, or 0.
 
         Returns:
-            int64 (N,), the number of each patch's volume; int64 (N, D), where it begins there.
+            int64 (N,), the number of each patch's volume; int64 (N, D), where it begins there, without its
+            margin.
         """
-        return self._places.places(self.seed or 0, epoch, np.arange(len(self)))
+        return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
     def locality_groups(self, epoch: int = 0) -> npt.NDArray[np.int64]:
         """The group of each sample: int64 (N,).  Patches of one group begin in the same unit of a volume,
@@ -157,13 +166,16 @@ class PatchSamples(TouredSamples):
     def plan(self) -> PatchPlan:
         """What is read how; ``print`` it."""
         decoded, used = self._running().counts.nbytes
-        return PatchPlan(
-            self._roles, self.patch_size, self._remembered.note, decoded / used if used else None
-        )
+        return PatchPlan(self._roles, self._cut, self._remembered.note, decoded / used if used else None)
+
+    @property
+    def _beyond(self) -> Padding:
+        """What is beyond the ends of volumes: of patches that fit, margins may not."""
+        return self._padding if self._padding.pads or not any(self.margin) else Padding("constant")
 
     def _sliced(self) -> SlicedPatches:
         """The same patches without fastpipe."""
-        return SlicedPatches(self._roles, self._places, self._padding, self.nan, self.patch_size)
+        return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
     # ---- orders -------------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class PatchSamples(TouredSamples):
         assert key is not None
         found = keys_of(indices) or {(key.seed, key.epoch): np.arange(len(samples))}
         volumes = np.empty(len(samples), np.int64)
-        starts = np.empty((len(samples), len(self.patch_size)), np.int64)
+        starts = np.empty((len(samples), len(self._cut)), np.int64)
         for (seed, epoch), rows in found.items():
             volumes[rows], starts[rows] = self._places.places(seed, epoch, samples[rows])
         return Places(volumes, starts)
@@ -238,18 +250,18 @@ class PatchSamples(TouredSamples):
 
         def uses() -> Callable[[int], npt.NDArray[np.int32]]:
             everything = self._places.places(seed, epoch, np.arange(len(self)))
-            return self._remembered.uses(everything, self.patch_size)
+            return self._remembered.uses(everything, self._cut)
 
         runtime.expect(seed, epoch, uses)
 
     def _item(self, index: int, places: Places, place: int) -> Item:
         volume = self._roles[0].volumes[int(places.volumes[place])]
-        size, start = "×".join(map(str, self.patch_size)), places.starts[place].tolist()
+        size, start = "×".join(map(str, self._cut)), places.starts[place].tolist()
         return Item(index, f"{volume.name}, patch of {size} at {tuple(start)}")
 
     def _running(self) -> Runtime:
         """Threads, open volumes and memory of this process, made when first needed."""
-        runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._padding, self.nan)
+        runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._beyond, self.nan)
         if runtime is None or not runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
             runtime = self._runtime = Runtime(options, self._roles, self._remembered, process, self._chunks)

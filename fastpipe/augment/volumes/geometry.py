@@ -13,12 +13,15 @@ from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
 from fastpipe.augment.volumes.maps import NO_BENDS, cropped, warped
-from fastpipe.augment.volumes.matrices import rotations
+from fastpipe.augment.volumes.matrices import covering, rotations
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomAffine3D", "RandomFlip3D", "RandomRotate90"]
 
+# Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
+# to be several times as large.
+_MOST_COVERED = 1 / 0.85
 MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "1"))
 
 
@@ -127,7 +130,7 @@ class RandomRotate90(_Geometry):
         return f"axes={self.axes}, p={self.p}"
 
 
-class RandomAffine3D(_Geometry):
+class RandomAffine3D(VolumeTransform):
     """Rotate, scale and shift volumes about their centres, in one resampling; labels by the nearest voxel.
 
     Args:
@@ -185,6 +188,16 @@ class RandomAffine3D(_Geometry):
 
     def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape if self.size is None else (shape[0], *self.size)
+
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        if self.size is None:
+            return size
+        if size != self.size:
+            raise AugmentError(f"{self} makes volumes of {self.size}, asked for {size}")
+        largest = covering(np.array(size) * self.spacing, self.degrees) / self.spacing
+        scales = np.ones(3)
+        scales[list(self.scale_axes)] = max(1.0, min(self.scale[1], _MOST_COVERED)) if self.p_scale else 1.0
+        return tuple(int(np.ceil(one - 1e-6)) for one in largest * scales)
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
         is_rotated, is_scaled = u[:, 7] < self.p_rotation, u[:, 8] < self.p_scale

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = ["rotations"]
+__all__ = ["covering", "rotations"]
 
 
 def rotations(degrees: Float64Array) -> Float64Array:
@@ -32,4 +34,24 @@ def rotations(degrees: Float64Array) -> Float64Array:
         turn[:, second, first] = np.sin(radians)
         turn[:, first, second] = -np.sin(radians)
         found = turn @ found
+    return found
+
+
+def covering(size: Float64Array, degrees: Sequence[tuple[float, float]]) -> Float64Array:
+    """The size of a box that covers another of a size, (3,), which is turned about one of its axes.
+
+    Args:
+        size: depth, height and width, in one unit.
+        degrees: least and greatest angle about each axis; other axes are not turned meanwhile.
+
+    >>> covering(np.array([2.0, 10.0, 10.0]), [(-45, 45), (0, 0), (0, 0)]).round(2)
+    array([ 2.  , 14.14, 14.14])
+    """
+    found = size.astype(np.float64)
+    for axis, limits in enumerate(degrees):
+        most = np.deg2rad(min(90.0, max(map(abs, limits))))
+        plane = [(axis + 1) % 3, (axis + 2) % 3]
+        for own, other in (plane, plane[::-1]):
+            angle = min(most, np.arctan2(size[other], size[own]))  # beyond, it covers less again
+            found[own] = max(found[own], size[own] * np.cos(angle) + size[other] * np.sin(angle))
     return found

@@ -52,6 +52,10 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             ``"constant"``, ``("constant", value[, value of labels])``, ``"edge"``, ``"reflect"``,
             ``"symmetric"`` and ``"wrap"`` are those of ``numpy.pad``.  A patch that is larger than a volume
             is put around its middle.
+        margin: voxels around each patch that are cut as well, on both sides: a number, or one for each
+            dimension. Patches are where they would be without, and beyond a volume's ends are zeros where
+            there is no ``padding``.  An augmentation of :mod:`fastpipe.augment` says itself how much it
+            needs: ``margin=augment.nnunet_default(patch_size)``, which cuts it off again.
         transform: called with the sample's values, ``transform(volume, labels, mask)`` as far as they are
             there; what it returns is the sample.
         seed: makes places, order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.
@@ -73,10 +77,11 @@ class FastPatchDataset(PatchSamples, RowsDataset):
 
     Attributes:
         volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
+        margin: for each dimension.
 
-    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, or a tuple of such; a batch
-    is collated to tensors.  With a random sampling the i-th patch of an epoch is a function of (seed, epoch,
-    i).  ``print(dataset)`` says what is read how.
+    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, with its margin if it has
+    one, or a tuple of such; a batch is collated to tensors.  With a random sampling the i-th patch of an
+    epoch is a function of (seed, epoch, i).  ``print(dataset)`` says what is read how.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -102,6 +107,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         mask: Any = None,
         sampling: Sampling | None = None,
         padding: Any = "error",
+        margin: Any = 0,
         transform: Callable[..., Any] | None = None,
         seed: int | None = None,
         cache: Cache | Literal["auto", "ram", "off"] = "auto",
@@ -114,8 +120,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     ) -> None:
         super().__init__(
             process_of, volume, patch_size, labels=labels, mask=mask, sampling=sampling, padding=padding,
-            cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
-            threads=threads,
+            margin=margin, cache=cache, stage=stage, storage_options=storage_options, nan=nan,
+            bad_samples=bad_samples, threads=threads,
         )  # fmt: skip
         self.transform, self.thread_safe = transform, thread_safe
         self.seed = seed if seed is None else operator.index(seed)
@@ -131,6 +137,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         lines = [f"Number of samples: {len(self):,} ({self.sampling!r})", *self.plan.lines]
         if self._padding.pads:
             lines.append(f"Padding: {self.padding!r}")
+        if any(self.margin):
+            lines.append(f"Margin: {self.margin}")
         if self.nan != "keep":
             lines.append(f"NaN: {self.nan!r}")
         if self.transform is not None:

@@ -97,6 +97,10 @@ def _checked(
         raise OptionError(
             f"stitch needs patches that are the same each time: sampling=Grid(…), not {dataset.sampling!r}"
         )
+    if any(dataset.margin):
+        raise OptionError(
+            f"stitch needs patches alone, and the dataset cuts a margin of {dataset.margin}: make one without"
+        )
     if dataset.bad_samples.policy != "raise":
         raise OptionError(
             f"with bad_samples={dataset.bad_samples.policy!r} predictions would be put into the places of "

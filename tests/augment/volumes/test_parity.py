@@ -82,7 +82,9 @@ def test_volumes_are_scipys(
         wanted = op.reference(volumes, parameters)
         for found in (op.apply(volumes, parameters), by_torch([op], volumes, parameters)):
             assert found.dtype == dtype and found.shape == wanted.shape and found.is_contiguous()
-            extent = (volumes.amax((1, 2, 3, 4)) - volumes.amin((1, 2, 3, 4))).clamp(min=1).view(-1, 1, 1, 1, 1)
+            extent = (
+                (volumes.amax((1, 2, 3, 4)) - volumes.amin((1, 2, 3, 4))).clamp(min=1).view(-1, 1, 1, 1, 1)
+            )
             size = volumes.abs().amax((1, 2, 3, 4)).clamp(min=1).view(-1, 1, 1, 1, 1)
             apart = (found.double() - wanted.double()).abs() / (size if dtype != torch.float32 else extent)
             assert apart.max() < 4 * TOLERANCE[dtype], f"{apart.amax((1, 2, 3, 4))}"
