@@ -58,7 +58,7 @@ def _of_apply(op: Any, row: Row) -> list[str]:
         return ["not applied"]
     found = []
     for at, inner in enumerate(op.ops):
-        own = {name: row[f"{at}.{name}"] for name in inner.names}
+        own = {name[len(f"{at}.") :]: number for name, number in row.items() if name.startswith(f"{at}.")}
         found += caption(inner, own)
     return found
 
@@ -127,6 +127,36 @@ def _masks(op: Any, row: Row) -> list[str]:
     return found
 
 
+def _affine_3d(op: Any, row: Row) -> list[str]:
+    axes = ("depth", "height", "width")
+    angles, shifts = [row[f"angle_{axis}"] for axis in axes], [row[f"shift_{axis}"] for axis in axes]
+    found = [", ".join(f"{_signed(angle)}°" for angle in angles)] if any(angles) else []
+    if row["scale"] != 1:
+        found.append(f"1/x{row['scale']:.2f}")
+    if any(shifts):
+        found.append(f"moved {', '.join(f'{shift:+.0f}' for shift in shifts)}")
+    return found
+
+
+def _of_channels(words: Callable[[Row], str]) -> Callable[[Any, Row], list[str]]:
+    """Words for each channel that is changed; which it is, where there are several."""
+
+    def found(op: Any, row: Row) -> list[str]:
+        flag, channels = op.of_channel[0], len(row) // len(op.of_channel)
+        lines = []
+        for c in range(channels):
+            own = {name: row[f"{c}.{name}"] for name in op.of_channel}
+            if own[flag]:
+                lines.append(f"{c}: {words(own)}" if channels > 1 else words(own))
+        return lines
+
+    return found
+
+
+def _sigmas(row: Row) -> str:
+    return "sigma " + ", ".join(f"{row[name]:.1f}" for name in ("sigma_depth", "sigma_height", "sigma_width"))
+
+
 # In the order of the numbers that RandAugment draws.
 _CHANGES: tuple[Callable[[float], str], ...] = (
     lambda by: "Identity",
@@ -145,15 +175,26 @@ _CHANGES: tuple[Callable[[float], str], ...] = (
     lambda by: "Equalize",
 )
 _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
+    "Brightness3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
     "ColorJitter": _jitter,
+    "Contrast3D": _of_channels(lambda row: f"x{row['factor']:.2f}"),
+    "Gamma3D": _of_channels(lambda row: f"power {row['factor']:.2f}"),
     "GaussianBlur": lambda op, row: [f"sigma {row['sigma']:.2f}"],
+    "GaussianBlur3D": _of_channels(_sigmas),
+    "GaussianNoise3D": lambda op, row: [f"std {row['std']:.3f}"],
+    "LowResolution3D": _of_channels(lambda row: f"{row['scale']:.0%} of voxels"),
     "RandAugment": _policy,
     "RandomAffine": _affine,
+    "RandomAffine3D": _affine_3d,
     "RandomErasing": _erased,
+    "RandomFlip3D": lambda op, row: [" ".join(name[6:] for name in op.names if row[name])][
+        : any(row.values())
+    ],
     "RandomGain": lambda op, row: [f"{_signed(row['gain_db'])} dB"],
     "RandomGrayscale": lambda op, row: ["grey"] if row["is_grey"] else [],
     "RandomHorizontalFlip": lambda op, row: ["mirrored"] if row["is_flipped"] else [],
     "RandomResizedCrop": _crop,
+    "RandomRotate90": lambda op, row: [f"{90 * row['turns']:.0f}°"] if row["turns"] else [],
     "RandomRotation": lambda op, row: [f"{_signed(row['angle'])}°"],
     "RandomVerticalFlip": lambda op, row: ["upside down"] if row["is_flipped"] else [],
     "SpecAugment": _masks,

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastpipe.augment.applying import checked_ops
+from fastpipe.augment.applying import checked_ops, kind_of
 from fastpipe.augment.base import BatchTransform
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.fusing import fused
 from fastpipe.augment.parameters import Parameters
+from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
 __all__ = ["Compose"]
@@ -46,6 +47,8 @@ class Compose:
 
     def __init__(self, ops: Sequence[BatchTransform], fuse: bool = False) -> None:
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
+        if fuse and kind_of(self.ops) != "images":
+            raise AugmentError(f"fuse=True is for images, got augmentations of {kind_of(self.ops)}")
         self._chain = Chain(self.ops, "Compose", fused(self.ops) if fuse else None)
 
     def __call__(

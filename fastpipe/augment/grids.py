@@ -14,7 +14,7 @@ from fastpipe._extras import require
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["GridRow", "Pixels", "draw_grid", "fitted", "heat"]
+__all__ = ["GridRow", "Pixels", "draw_grid", "fitted", "grey", "heat"]
 
 Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 INK, MUTED, LINE = "#1f2328", "#6a717b", "#e3e6ea"
@@ -56,6 +56,17 @@ def heat(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
     ends = np.arange(len(_HEAT))
     channels = [np.interp(place, ends, channel) for channel in zip(*_HEAT, strict=True)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def grey(values: npt.NDArray[np.float32], low: float, high: float) -> Pixels:
+    """Greys of numbers (H, W), from black to white; those outside of the range are its ends.
+
+    >>> grey(np.array([[0.0, 9.0]], np.float32), 0.0, 1.0).tolist()
+    [[[0, 0, 0], [255, 255, 255]]]
+    """
+    span = high - low if high > low else 1.0
+    place = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1)
+    return np.repeat((255 * place).round().astype(np.uint8)[..., None], 3, axis=-1)
 
 
 def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:

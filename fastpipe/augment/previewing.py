@@ -17,7 +17,7 @@ from fastpipe.augment.base import BatchTransform
 from fastpipe.augment.captions import caption, title
 from fastpipe.augment.colour import Normalize, ToDtype
 from fastpipe.augment.compose import Compose
-from fastpipe.augment.grids import GridRow, Pixels, draw_grid, fitted, heat
+from fastpipe.augment.grids import GridRow, Pixels, draw_grid, fitted, grey, heat
 from fastpipe.augment.parameters import Parameters
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -50,12 +50,14 @@ def preview(
     """Show what augmentations make of a batch: the originals, and below them the images after each step.
 
     Below each image is what was drawn for its sample.  ``Normalize`` is undone for the picture.  Spectrograms
-    are drawn as heat maps, low frequencies at the bottom, with the colours of each sample's original.
+    are drawn as heat maps, low frequencies at the bottom, with the colours of each sample's original; of
+    volumes the plane in the middle of the depth is, in greys that are those of the original's values.
 
     Args:
         ops: the augmentations: ``Compose``, one of them, or several.
         images: a batch, as the augmentations take it: (N, C, H, W) of 3 channels or 1, uint8 or floats in
-            [0, 1]; or spectrograms, floats (N, F, T) or (N, C, F, T).
+            [0, 1]; or spectrograms, floats (N, F, T) or (N, C, F, T); or volumes, (N, D, H, W) or
+            (N, C, D, H, W).
         path: a PNG file to write, which appears whole or not at all; its folder is made if it is missing.
         draws: show so many results of the whole chain, in the place of its steps.
         count: greatest number of samples that are shown; the first ones of the batch.
@@ -111,10 +113,11 @@ class _Pictures:
         self.total, self.fuse = len(images), chain.fuse
         self.images = images if is_whole else images[:count]
         self.count, self.given = count, given
-        self.is_heat = images.ndim == 3 or any(3 in op.ranks for op in chain.ops)
+        self.is_plane = chain.ops[0].kind == "volumes"
+        self.is_heat = not self.is_plane and (images.ndim == 3 or any(3 in op.ranks for op in chain.ops))
         self.tile = (round(_WIDER * tile), tile) if self.is_heat else (tile, tile)
         original = self._values(self.images, ())
-        if self.is_heat:
+        if self.is_heat or self.is_plane:
             self.ranges = [_finite_range(one) for one in original]
         else:
             _check_colours(original, images)
@@ -129,10 +132,11 @@ class _Pictures:
 
     def _shown(self, images: Tensor, ops: Sequence[BatchTransform]) -> list[Pixels]:
         values = self._values(images, ops)
-        if self.is_heat:
+        if self.is_heat or self.is_plane:
             # Channels one below the other.
-            flat = values[..., ::-1, :].reshape(len(values), -1, values.shape[-1])
-            found = [heat(one, *limits) for one, limits in zip(flat, self.ranges, strict=True)]
+            rows, draw = (values, grey) if self.is_plane else (values[..., ::-1, :], heat)
+            flat = rows.reshape(len(values), -1, values.shape[-1])
+            found = [draw(one, *limits) for one, limits in zip(flat, self.ranges, strict=True)]
         else:
             colours = np.nan_to_num(values).clip(0, 1) * 255
             found = list(np.broadcast_to(colours, (len(values), 3, *values.shape[2:])).round())
@@ -141,7 +145,10 @@ class _Pictures:
 
     def _values(self, images: Tensor, ops: Sequence[BatchTransform]) -> Any:
         """Numbers without normalisation, bytes as parts of their range: float32."""
-        values = images[: self.count].cpu()
+        values = images[: self.count]
+        if self.is_plane:
+            return values[..., values.shape[-3] // 2, :, :].float().cpu().numpy()
+        values = values.cpu()
         values = values.float() / 255 if values.dtype == torch.uint8 else values.float()
         given = [] if self.given is None else [self.given]
         for op in reversed([*given, *(op for op in ops if isinstance(op, Normalize))]):
@@ -214,6 +221,10 @@ def _chain_of(ops: Any) -> Compose:
             )
         ops = Compose(ops)
     chain: Compose = ops
+    if any(op.kind not in ("images", "volumes") for op in chain.ops):
+        raise AugmentError(
+            f"preview shows images, spectrograms and volumes, got augmentations of {chain.ops[0].kind}"
+        )
     if not chain.ops:
         raise AugmentError("preview takes at least one augmentation, got none")
     return chain

@@ -10,7 +10,7 @@ from torch.nn.functional import grid_sample, interpolate
 from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes import kernels
-from fastpipe.augment.volumes.volume import Volume
+from fastpipe.augment.volumes.volume import PART, PIECE, Volume
 
 __all__ = ["NO_BENDS", "cropped", "warped"]
 
@@ -80,7 +80,7 @@ def _on_host(
 
 
 def _planes(volume: Volume, out: Tensor) -> list[tuple[int, int]]:
-    step = max(1, (1 << 16) // max(1, out[0, 0].numel()))
+    step = max(1, PART // max(1, out[0, 0].numel()))
     return [(begin, min(begin + step, out.shape[1])) for begin in range(0, out.shape[1], step)]
 
 
@@ -95,7 +95,7 @@ def _on_device(
     moved = None
     if bends.size:
         moved = torch.from_numpy(bends).to(given.device, non_blocking=True)[None]
-    step = max(1, (1 << 18) // max(1, out[0, 0].numel()))
+    step = max(1, PIECE // max(1, out[0, 0].numel()))
     shifted = given - fill if fill and not nearest else given
     for begin in range(0, wanted[0], step):
         end = min(begin + step, wanted[0])

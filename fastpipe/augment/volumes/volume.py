@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fastpipe.augment.volumes import kernels
 
-__all__ = ["Run", "Volume"]
+__all__ = ["PART", "PIECE", "Run", "Volume"]
 
 # Does so many numbered tasks: here, or in threads.
 Run = Callable[[Callable[[int], None], int], None]
 
-_PART = 1 << 16  # voxels that a thread works on at a time: 256 KB, which stay in its cache
-_PIECE = 1 << 18  # voxels that a device works on where it needs more memory for them
+PART = 1 << 16  # voxels that a thread works on at a time: 256 KB, which stay in its cache
+PIECE = 1 << 17  # voxels that a device works on where it needs more memory for them
 
 
 class Volume:
@@ -75,7 +75,7 @@ class Volume:
         if not self.is_host:
             target.copy_(source, non_blocking=True)
             return
-        step = max(1, _PART // source[:, 0].numel())
+        step = max(1, PART // source[:, 0].numel())
 
         def task(number: int) -> None:
             part = slice(number * step, (number + 1) * step)
@@ -111,7 +111,7 @@ class Volume:
 
     def _parts(self, channel: int) -> list[Tensor]:
         flat = self.values[channel].view(-1)
-        return list(torch.split(flat, _PART)) if self.is_host else [flat]
+        return list(torch.split(flat, PART)) if self.is_host else [flat]
 
     # ---- where something is made of parts -------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Volume:
 
     @property
     def _most(self) -> int:
-        return _PART if self.is_host else _PIECE
+        return PART if self.is_host else PIECE
 
 
 def _ignore(value: object) -> None:

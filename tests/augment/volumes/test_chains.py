@@ -1,0 +1,415 @@
+"""Chains of augmentations of volumes: labels, keys, threads, memory, dtypes, errors, what was drawn."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastpipe import FastLoader, augment
+from fastpipe.augment.running import applied_table
+from fastpipe.augment.volumes.running import on_volumes
+from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import AugmentError
+from fastpipe.types import Key
+
+SIZE = (8, 12, 12)
+LABELS = (torch.uint8, torch.bool, torch.int16, torch.int32, torch.int64, torch.float32, torch.float16)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def smooth(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    small = torch.randn(shape[0], shape[1], 3, 4, 4, generator=seeded(9))
+    return torch.nn.functional.interpolate(small, shape[2:], mode="trilinear").to(dtype)
+
+
+# ---- labels ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    size=st.tuples(*[st.integers(1, 9)] * 3), axes=st.sets(st.integers(0, 2), min_size=1), seed=st.integers(0, 99),
+    is_host=st.booleans(),
+)  # fmt: skip
+def test_labels_are_moved_as_volumes_are(size: Any, axes: Any, seed: int, is_host: bool) -> None:
+    """Labels that are the values: after anything that only moves voxels they still are."""
+    volumes = torch.randint(0, 200, (3, 1, *size), generator=seeded(seed))
+    ops = [augment.RandomFlip3D(sorted(axes))]
+    for plane in ((0, 1), (0, 2), (1, 2)):
+        if size[plane[0]] == size[plane[1]]:
+            ops.append(augment.RandomRotate90(plane))
+    chain = augment.Compose(ops)
+    key = Key(seed, 0, np.arange(3))
+    if is_host:
+        images, flat, whole = chain(volumes.float(), volumes[:, 0].byte(), volumes, key=key)
+        assert torch.equal(images[:, 0].byte(), flat) and torch.equal(images.long(), whole)
+        assert flat.dtype == torch.uint8 and whole.dtype == torch.int64
+        assert sorted(images.flatten().tolist()) == sorted(volumes.flatten().tolist())
+        return
+    table = chain._chain.table(volumes.shape, None, key)
+    applied = applied_table(chain.ops, table, (1, *size))
+    given_host = on_volumes(chain.ops, volumes, applied, SlotPool(0), is_host=True)
+    assert torch.equal(on_volumes(chain.ops, volumes, applied, SlotPool(0), is_host=False), given_host)
+
+
+@pytest.mark.parametrize("axes", [0, 1, 2, (0, 1, 2)], ids=str)
+def test_mirrored_twice_is_what_it_was(axes: Any) -> None:
+    volumes, op = smooth((2, 2, 7, 5, 6)), augment.RandomFlip3D(axes, p=1.0)
+    once = op(volumes)
+    assert not torch.equal(once, volumes)
+    assert torch.equal(op(once), volumes)
+
+
+def test_four_quarter_turns_are_none() -> None:
+    volumes = smooth((4, 1, 6, 6, 6))
+    for plane in ((0, 1), (0, 2), (1, 2)):
+        op, turned = augment.RandomRotate90(plane, p=1.0), volumes
+        quarter = augment.Parameters(turns=np.ones(4))
+        for _ in range(4):
+            turned = op.apply(turned, quarter)
+        assert torch.equal(turned, volumes)
+        assert torch.equal(op.apply(volumes, quarter), torch.rot90(volumes, 1, [axis + 2 for axis in plane]))
+
+
+@pytest.mark.parametrize("dtype", LABELS, ids=str)
+@pytest.mark.parametrize("is_host", [True, False])
+def test_labels_are_the_voxels_that_are_nearest(dtype: torch.dtype, is_host: bool) -> None:
+    """A volume whose values are where its voxels are, and labels that number them."""
+    size = (9, 11, 13)
+    places = torch.stack(torch.meshgrid(*(torch.arange(one) for one in size), indexing="ij")).float()
+    volumes = torch.cat([places, torch.ones(1, *size)])[None].repeat(4, 1, 1, 1, 1)
+    most = 2 if dtype == torch.bool else 200
+    labels = (torch.arange(int(np.prod(size))).view(size) % most).to(dtype)[None].repeat(4, 1, 1, 1)
+    op = augment.RandomAffine3D(40, (0.7, 1.2), fill=-9.0, label_fill=1.0)
+    table = op.draw(volumes.shape, generator=seeded(1)).table
+    applied = applied_table([op], table, tuple(volumes.shape[1:]))
+    moved = on_volumes([op], volumes, applied, SlotPool(0), is_host=is_host)
+    twin = op.for_masks()
+    found = on_volumes([twin], labels[:, None], applied, SlotPool(0), 4, is_host=is_host)[:, 0]
+    assert found.dtype == dtype
+    # Where nothing of the fill is in them, a voxel's values say where it comes from.
+    inside, moved = moved[:, 3] > 0.9999, moved[:, :3]
+    sure = inside & ((moved - moved.round()).abs().amax(dim=1) < 0.499)
+    assert sure.float().mean() > 0.3
+    at = moved.round().long().clamp(min=0)
+    index = ((at[:, 0] * size[1] + at[:, 1]) * size[2] + at[:, 2]).clamp(max=labels[0].numel() - 1)
+    wanted = labels[0].flatten()[index]
+    assert torch.equal(found[sure], wanted[sure])
+    outside = (moved == -9).all(dim=1)
+    assert outside.any() and (found[outside] == torch.ones((), dtype=dtype)).all()
+
+
+def test_what_has_no_voxels_is_handed_through() -> None:
+    views = augment.nnunet_default()
+    volumes, classes = smooth((2, 1, *SIZE)), torch.tensor([3, 4])
+    spacing, dense = torch.rand(2, 3), torch.rand(2, 1, 4, 6, 6)
+    found = views(volumes, classes, {"labels": volumes[:, 0].byte(), "spacing": spacing}, "name", dense)
+    assert found[1] is classes and found[3] == "name" and found[4] is dense
+    assert found[2]["spacing"] is spacing and found[2]["labels"].shape == (2, *SIZE)
+
+
+# ---- the batch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SIZE, (40, 40, 40)], ids=str)
+def test_a_volume_is_augmented_the_same_whatever_is_beside_it(size: Any, monkeypatch: Any) -> None:
+    views, volumes = augment.nnunet_default(), smooth((6, 2, *size))
+    labels = (volumes[:, 0] > 0).byte()
+    whole, whole_labels = views(volumes, labels, key=Key(7, 2, np.arange(6)))
+    for rows in ([0, 1, 2], [5, 3], [4]):
+        part, part_labels = views(volumes[rows], labels[rows], key=Key(7, 2, np.array(rows)))
+        assert torch.equal(part, whole[rows]) and torch.equal(part_labels, whole_labels[rows])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            again, _ = views(volumes, labels, key=Key(7, 2, np.arange(6)))
+            assert torch.equal(again, whole)
+    finally:
+        torch.set_num_threads(threads)
+    other = views(volumes, key=Key(7, 3, np.arange(6)))
+    assert not torch.equal(other, whole)
+
+
+def test_both_ways_are_the_same() -> None:
+    views, volumes = augment.nnunet_default((6, 8, 10)), smooth((16, 2, *SIZE))
+    table = views._chain.table(volumes.shape, None, Key(3, 0, np.arange(16)))
+    applied = applied_table(views.ops, table, (2, *SIZE))
+    found, other = (
+        on_volumes(views.ops, volumes, applied, SlotPool(0), is_host=is_host) for is_host in (True, False)
+    )
+    assert torch.allclose(found, other, atol=2e-5)
+
+
+def test_volumes_without_channels_and_of_other_layouts() -> None:
+    views, volumes = augment.nnunet_default(), smooth((3, 1, *SIZE))
+    wanted = views(volumes, generator=seeded())
+    assert torch.equal(views(volumes[:, 0], generator=seeded()), wanted[:, 0])
+    turned = volumes.transpose(3, 4).contiguous().transpose(3, 4)
+    assert not turned.is_contiguous()
+    found = views(turned, generator=seeded())
+    assert torch.equal(found, wanted) and found.is_contiguous()
+    with torch.inference_mode():
+        assert torch.equal(views(volumes, generator=seeded()), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32], ids=str)
+def test_integers_become_floats_where_they_have_to(dtype: torch.dtype) -> None:
+    values = torch.randint(0, 100, (2, 1, *SIZE), generator=seeded()).to(dtype)
+    flipped = augment.RandomFlip3D(p=1.0)(values)
+    assert flipped.dtype == dtype
+    assert torch.equal(flipped.to(torch.int64), values.to(torch.int64).flip((2, 3, 4)))
+    chain = augment.Compose([augment.RandomFlip3D(2, p=1.0), augment.Brightness3D((0.5, 0.5))])
+    found = chain(values)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, values.float().flip(4) * 0.5)
+
+
+def test_given_volumes_are_left_as_they_are() -> None:
+    volumes = smooth((4, 1, *SIZE))
+    labels, kept = (volumes[:, 0] > 0).byte(), volumes.clone()
+    kept_labels = labels.clone()
+    for seed in range(10):
+        found, moved = augment.nnunet_default()(volumes, labels, generator=seeded(seed))
+        assert torch.equal(volumes, kept) and torch.equal(labels, kept_labels)
+        assert not np.shares_memory(found.numpy(), volumes.numpy())
+        assert not np.shares_memory(moved.numpy(), labels.numpy())
+
+
+class _Peak(TorchDispatchMode):
+    """Counts the memory of tensors that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        made = function(*given, **(options or {}))
+        for one in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(one, Tensor):
+                self._count(one.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        at = storage._cdata
+        if at in self._seen:
+            return
+        self._seen.add(at)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, at, storage.nbytes())
+
+    def _gone(self, at: int, nbytes: int) -> None:
+        self._seen.discard(at)
+        self.now -= nbytes
+
+
+OPS = [
+    augment.RandomAffine3D(30, (0.7, 1.4)), augment.RandomFlip3D(p=1.0), augment.RandomRotate90(p=1.0),
+    augment.GaussianNoise3D(0.1), augment.GaussianBlur3D(1.0), augment.LowResolution3D(0.5),
+    augment.Brightness3D(), augment.Contrast3D(), augment.Gamma3D(), augment.Gamma3D(inverted=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize("is_host", [True, False])
+def test_it_takes_little_memory(op: Any, is_host: bool) -> None:
+    """Of a batch of two, with what was given, at most three times the batch."""
+    volumes = smooth((2, 1, 72, 136, 136))
+    table = op.draw(volumes.shape, generator=seeded()).table
+    applied = applied_table([op], table, tuple(volumes.shape[1:]))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # the mode sees its own thread
+        with _Peak() as peak:
+            found = on_volumes([op], volumes, applied, SlotPool(0), is_host=is_host)
+    finally:
+        torch.set_num_threads(threads)
+    assert not torch.equal(found, volumes)
+    assert 2 * volumes.nbytes <= peak.most <= 3 * volumes.nbytes
+
+
+def test_compiled_it_is_the_same() -> None:
+    views, volumes = augment.nnunet_default(), smooth((3, 1, *SIZE))
+    labels = (volumes[:, 0] > 0).byte()
+    torch.manual_seed(5)
+    wanted, wanted_labels = views(volumes, labels)
+    compiled = torch.compile(lambda volumes, labels: views(volumes, labels), backend="eager")
+    torch.manual_seed(5)
+    found, found_labels = compiled(volumes, labels)
+    assert torch.equal(found, wanted) and torch.equal(found_labels, wanted_labels)
+
+
+def test_in_a_loader() -> None:
+    dataset = [(smooth((1, 1, *SIZE))[0], torch.ones(SIZE, dtype=torch.uint8), at) for at in range(6)]
+    views = augment.nnunet_default((6, 8, 8))
+    loader = FastLoader(dataset, batch_size=3, augment=views, seed=4)
+    first = [(images.clone(), labels.clone(), numbers) for images, labels, numbers in loader]
+    assert [tuple(part.shape for part in batch) for batch in first] == [
+        ((3, 1, 6, 8, 8), (3, 6, 8, 8), (3,))
+    ] * 2
+    loader.set_epoch(0)
+    for one, other in zip(first, loader, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def test_it_can_be_sent() -> None:
+    views, volumes = augment.nnunet_default(), smooth((2, 1, *SIZE))
+    sent = pickle.loads(pickle.dumps(views))
+    assert torch.equal(sent(volumes, generator=seeded()), views(volumes, generator=seeded()))
+    assert repr(sent) == repr(views)
+
+
+# ---- what is drawn ---------------------------------------------------------------------------------
+
+
+def test_parts_and_ranges_are_nnunets() -> None:
+    shape, count = (20_000, 2, *SIZE), 20_000
+    drawn = augment.nnunet_default().draw(shape, generator=seeded())
+    affine, noise, blur, bright, contrast, low, inverted, gamma, flips = drawn
+
+    def part(which: Any) -> float:
+        return float(np.mean(which))
+
+    assert abs(part(affine["angle_depth"] != 0) - 0.2) < 0.01
+    assert abs(part(affine["scale"] != 1) - 0.2) < 0.01
+    both = part((affine["angle_depth"] != 0) & (affine["scale"] != 1))
+    assert abs(both - 0.04) < 0.005  # independently
+    scales = affine["scale"][affine["scale"] != 1]
+    assert scales.min() > 0.7 and scales.max() < 1.4 and abs(scales.mean() - 1.05) < 0.02
+    assert 29 < np.abs(affine["angle_width"]).max() <= 30
+    for one, p in (
+        (noise, 0.1),
+        (blur, 0.2),
+        (bright, 0.15),
+        (contrast, 0.15),
+        (low, 0.25),
+        (inverted, 0.1),
+        (gamma, 0.3),
+    ):
+        assert abs(part(one["is_applied"]) - p) < 0.01
+    assert abs(part(blur["0.0.is_blurred"]) - 0.5) < 0.015 and abs(part(low["0.1.is_changed"]) - 0.5) < 0.015
+    for one in (bright, contrast):
+        factor = one["0.0.factor"]
+        assert factor.min() >= 0.75 and factor.max() < 1.25 and abs(part(factor < 1) - 0.5) < 0.015
+        assert abs(np.corrcoef(factor, one["0.1.factor"])[0, 1]) < 0.03  # each channel has its own
+    power = gamma["0.0.factor"]
+    assert abs(part(power < 1) - 0.5) < 0.015 and power.min() >= 0.7 and 1.45 < power.max() < 1.5
+    assert all(abs(part(flips[name]) - 0.5) < 0.015 for name in flips)
+    assert noise["0.std"].max() < 0.1 and len(affine["scale"]) == count
+
+
+def test_noise_is_normal_and_has_no_pattern() -> None:
+    op, size = augment.GaussianNoise3D((1.0, 1.0)), (32, 33, 35)
+    noise = op(torch.zeros(8, 2, *size), generator=seeded())
+    assert abs(noise.mean()) < 0.005 and abs(noise.std() - 1) < 0.005 and abs((noise**4).mean() - 3) < 0.05
+    assert abs((noise**3).mean()) < 0.02 and 4.3 < noise.abs().max() < 6.5
+    for dim in range(5):  # volumes, channels and neighbours have nothing in common
+        assert abs((noise * noise.roll(1, dim)).mean()) < 0.006
+    again = op(torch.zeros(8, 2, *size), generator=seeded(1))
+    assert abs((noise * again).mean()) < 0.006
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: augment.RandomFlip3D(3), "axes= is some of 0, 1 and 2, depth, height and width, got 3"),
+        (lambda: augment.RandomFlip3D((1, 1)), "axes= is some of 0, 1 and 2"),
+        (lambda: augment.RandomFlip3D(p=1.5), "p= is a probability"),
+        (lambda: augment.RandomRotate90(0), "axes= is a plane, two of 0, 1 and 2"),
+        (lambda: augment.RandomAffine3D((30, 10)), "degrees= is a number of at least 0, or two"),
+        (lambda: augment.RandomAffine3D(0, (1.2, 0.8)), "scale= is a number of at least 0.001, or two"),
+        (lambda: augment.RandomAffine3D(0, spacing=(1, 0, 1)), "spacing= is three numbers"),
+        (lambda: augment.RandomAffine3D(0, size=(4, 4)), "size= is depth, height and width in voxels"),
+        (lambda: augment.RandomAffine3D(0, translate=(0.1, 0.1)), "translate= is three numbers"),
+        (lambda: augment.GaussianNoise3D((0.1, float("nan"))), "std= is a number of at least 0"),
+        (lambda: augment.GaussianBlur3D(-1.0), "sigma= is a number of at least 0"),
+        (lambda: augment.LowResolution3D((0.5, 1.5)), "scale= is a part of the voxels"),
+        (lambda: augment.Gamma3D((2.0, 1.0)), "gamma= is a number of at least 0, or two that increase"),
+        (lambda: augment.Brightness3D(p_channel=2), "p_channel= is a probability"),
+        (lambda: augment.nnunet_default(planes=True, spacing=(1, 1, 2)), "turns height into width"),
+        (
+            lambda: augment.Compose([augment.RandomFlip3D(), augment.RandomHorizontalFlip()]),
+            "one kind, got RandomFlip3D of volumes, RandomHorizontalFlip of images",
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+    with pytest.raises(AugmentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("op", "volumes", "message"),
+    [
+        (augment.RandomFlip3D(), torch.zeros(8, 8, 8), r"batch \(N, D, H, W\) or \(N, C, D, H, W\).*volume\[None\]"),
+        (augment.RandomFlip3D(), torch.zeros(8, 8), r"takes a batch \(N, D, H, W\) or"),
+        (augment.RandomFlip3D(), torch.zeros(0, 1, 8, 8, 8), "empty batch"),
+        (augment.RandomFlip3D(), np.zeros((1, 1, 8, 8, 8)), "takes a tensor"),
+        (augment.Gamma3D(), torch.zeros(1, 1, 8, 8, 8, dtype=torch.float64), "got torch.float64"),
+        (augment.Gamma3D(), torch.zeros(1, 1, 8, 8, 8, requires_grad=True), r"give volumes.detach\(\)"),
+        (augment.RandomRotate90((0, 1)), torch.zeros(1, 1, 7, 8, 8), "turns depth and height, which are 7 and 8"),
+        (augment.RandomAffine3D(0, size=(9, 8, 8)), torch.zeros(1, 1, 8, 8, 8), "larger than the volumes"),
+        (
+            augment.RandomApply(augment.RandomAffine3D(0, size=(4, 4, 4))), torch.zeros(1, 1, 8, 8, 8),
+            "leaves some images as they are, and .* resizes",
+        ),
+    ],
+)  # fmt: skip
+def test_volumes_that_are_none(op: Any, volumes: Any, message: str) -> None:
+    with pytest.raises(AugmentError, match=message):
+        op(volumes)
+
+
+def test_there_is_nothing_to_fuse() -> None:
+    with pytest.raises(AugmentError, match="fuse=True is for images, got augmentations of volumes"):
+        augment.Compose([augment.RandomFlip3D()], fuse=True)
+
+
+# ---- preview ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [0, 1, 2])
+def test_preview_shows_the_middle_plane(channels: int) -> None:
+    volumes = smooth((3, max(channels, 1), *SIZE))
+    volumes = volumes if channels else volumes[:, 0]
+    size = augment.preview(augment.nnunet_default((6, 8, 8)), volumes, tile=40).size
+    bright = augment.preview(augment.Brightness3D(0.0), volumes, tile=40)
+    assert size[1] > bright.size[1] > 80
+    # What was drawn for each is beneath: black planes beside none that are.
+    pixels = np.asarray(bright)
+    assert (pixels == 0).all(axis=-1).sum() > 3 * 30 * 30
+
+
+def test_captions_say_what_was_drawn() -> None:
+    from fastpipe.augment.captions import caption, title
+
+    views = augment.nnunet_default()
+    drawn = [dict.fromkeys(op.names_for(1), 1.0) for op in views.ops]
+    words = [caption(op, row) for op, row in zip(views.ops, drawn, strict=True)]
+    assert words == [
+        ["+1.0°, +1.0°, +1.0°", "moved +1, +1, +1"], ["std 1.000"], ["sigma 1.0, 1.0, 1.0"], ["x1.00"], ["x1.00"],
+        ["100% of voxels"], ["power 1.00"], ["power 1.00"], ["depth height width"],
+    ]  # fmt: skip
+    assert caption(
+        augment.RandomFlip3D(), dict.fromkeys(("flips_depth", "flips_height", "flips_width"), 0.0)
+    ) == ["-"]
+    assert caption(
+        augment.Gamma3D(), {"0.is_changed": 0, "0.factor": 2, "1.is_changed": 1, "1.factor": 2}
+    ) == ["1: power 2.00"]
+    assert title(views.ops[1]) == ["GaussianNoise3D", "p = 0.1"]
