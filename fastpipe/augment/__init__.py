@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fastpipe.augment.erasing import RandomErasing
     from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
     from fastpipe.augment.mixing import CutMix, MixUp
+    from fastpipe.augment.motion.transforms import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
     from fastpipe.augment.parameters import Parameters
     from fastpipe.augment.policy import RandAugment
     from fastpipe.augment.previewing import preview
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix", "Gamma3D",
-    "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp", "Normalize",
+    "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp", "MotionMirror",
+    "MotionScale", "MotionSpeed", "MotionTranslation", "Normalize",
     "Parameters", "RandAugment", "RandomAffine", "RandomAffine3D", "RandomApply", "RandomErasing",
     "RandomFlip3D", "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
     "RandomRotate90", "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype",
@@ -74,6 +76,10 @@ _LAZY = {
     "GaussianNoise3D": "volumes.intensity",
     "LowResolution3D": "volumes.smoothing",
     "MixUp": "mixing",
+    "MotionMirror": "motion.transforms",
+    "MotionScale": "motion.transforms",
+    "MotionSpeed": "motion.transforms",
+    "MotionTranslation": "motion.transforms",
     "Normalize": "colour",
     "Parameters": "parameters",
     "RandAugment": "policy",

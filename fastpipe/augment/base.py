@@ -45,7 +45,7 @@ class BatchTransform:
         names: of its parameters.
         applied_names: of what is applied, where that is computed from the parameters first.
         channels: numbers of channels that it takes; empty for any.
-        kind: what it is for: ``"images"``, which spectrograms are as well, or ``"volumes"``.
+        kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
         ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
         mixes: whether samples depend on each other.
         does_batches: whether there is ``on_batch``, where calls for each image would take too long.
@@ -94,16 +94,20 @@ class BatchTransform:
         """The parameters for a batch of this shape; further arguments as of a call."""
         return self._chain.draw(shape, generator, key)[0]
 
-    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """The images changed by parameters that were drawn before; errors as of a call."""
-        return self._chain.apply(images, [parameters])
+    def apply(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
+        """The images changed by parameters that were drawn before; errors as of a call.
 
-    def reference(self, images: Tensor, parameters: Parameters) -> Tensor:
+        With the ``lengths`` of motion a tuple of it and its new lengths.
+        """
+        return self._chain.apply(images, [parameters], lengths)
+
+    def reference(self, images: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Any:
         """What torchvision's functions make of the images, one by one, with the same parameters.
 
-        It is slow, and there to compare with; it has the shape and the dtype of what ``apply`` gives.
+        Of volumes and motion, what NumPy and SciPy make of them.  It is slow, and there to compare with; it
+        has the shape and the dtype of what ``apply`` gives.
         """
-        return self._chain.reference(images, [parameters])
+        return self._chain.reference(images, [parameters], lengths)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
@@ -189,6 +193,33 @@ class BatchTransform:
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
         raise NotImplementedError(f"{type(self).__name__}.on_tensors")
+
+    def on_motion(
+        self, batch: Float32Array, rows: Float64Array, lengths: npt.NDArray[np.int64], has_lengths: bool
+    ) -> None:
+        """Change sequences, on the processor, in place.  Every operation on motion has it.
+
+        Args:
+            batch: (N, T, J, C), C-contiguous.
+            rows: what is applied, (N, len(applied_names)).
+            lengths: (N,), in frames; become what they are afterwards.
+            has_lengths: whether they were given; else all frames are motion, and have to be afterwards.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.on_motion")
+
+    def on_frames(
+        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Changed sequences and their lengths, by operations of torch's on the whole batch.  Every operation
+        on motion has it.
+
+        Args:
+            motion: (N, T, J, C), float32.
+            columns: what is applied, float64 on the same device.
+            lengths: int64 (N,), there too.
+            has_lengths: as of ``on_motion``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.on_frames")
 
     def columns(self, rows: Float64Array) -> Columns:
         """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.following import follow
+from fastpipe.augment.motion.reference import motion_reference
+from fastpipe.augment.motion.running import checked_lengths, on_motion
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
 from fastpipe.augment.running import (
@@ -38,6 +40,7 @@ Shape = tuple[int, ...]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPES = {
     "images": (torch.uint8, *_FLOATS),
+    "motion": _FLOATS,
     "volumes": (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, *_FLOATS),
 }
 
@@ -49,18 +52,23 @@ class Chain:
         ops: the augmentations.
         name: who is called, for messages.
         steps: what is done in their place, with the same parameters in the same order; default: they are.
+        lengths_at: which part of a batch of motion has its lengths; None for none.
     """
 
     def __init__(
-        self, ops: Sequence[BatchTransform], name: str, steps: Sequence[BatchTransform] | None = None
+        self,
+        ops: Sequence[BatchTransform],
+        name: str,
+        steps: Sequence[BatchTransform] | None = None,
+        lengths_at: int | None = None,
     ) -> None:
-        self.ops, self.name = tuple(ops), name
+        self.ops, self.name, self.lengths_at = tuple(ops), name, lengths_at
         self.steps = self.ops if steps is None else tuple(steps)
         self.memory = SlotPool(_SLOTS)
         self.number = _register(self)
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return Chain, (self.ops, self.name, self.steps)  # a copy has a number of its own
+        return Chain, (self.ops, self.name, self.steps, self.lengths_at)  # a copy has a number of its own
 
     @property
     def kind(self) -> str:
@@ -90,9 +98,29 @@ class Chain:
             table = self._drawn(batch.shape, generator, key)
         if any(op.mixes for op in self.ops):
             others = [self._mixed_labels(others[0] if others else None, batch, table), *others[1:]]
+        if self.kind == "motion":
+            return self._with_lengths(batch, table, others)
         changed = self._applied(batch, table)
         changed = changed.squeeze(1) if images.ndim < batch.ndim else changed
         return (changed, *self._followed(table, batch.shape, others)) if others else changed
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _with_lengths(self, motion: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
+        rest, at = list(others), self.lengths_at
+        if at is None:
+            changed, _ = self.moved(motion, table, None)
+            return (changed, *rest) if rest else changed
+        if at > len(rest):
+            raise AugmentError(
+                f"lengths={at} says where a batch has the sequences' lengths, got {1 + len(rest)} parts"
+            )
+        changed, rest[at - 1] = self.moved(motion, table, checked_lengths(rest[at - 1], motion))
+        return (changed, *rest)
+
+    def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Motion and its lengths changed by parameters, (N, columns)."""
+        applied = applied_table(self.steps, table.numpy(), tuple(motion.shape[1:]))
+        return on_motion(self.steps, motion, applied, lengths, self.memory)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
@@ -133,16 +161,24 @@ class Chain:
             begin += len(names)
         return found
 
-    def apply(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:
-        """Images changed by parameters of each operation."""
+    def apply(self, images: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        """Images changed by parameters of each operation; motion and its lengths, where they are given."""
         batch = self._checked_with(images, parameters)
-        tables = [np.zeros((len(batch), 0)), *(one.table for one in parameters)]
-        changed = self._applied(batch, torch.from_numpy(np.concatenate(tables, axis=1)))
+        table = torch.from_numpy(
+            np.concatenate([np.zeros((len(batch), 0)), *(one.table for one in parameters)], axis=1)
+        )
+        if self.kind == "motion":
+            given = None if lengths is None else checked_lengths(lengths, batch)
+            changed, now = self.moved(batch, table, given)
+            return changed if lengths is None else (changed, now)
+        changed = self._applied(batch, table)
         return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
-    def reference(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:
-        """Images as torchvision changes them by the same parameters."""
+    def reference(self, images: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        """Images as torchvision changes them by the same parameters; lengths as of ``apply``."""
         batch = self._checked_with(images, parameters)
+        if self.kind == "motion":
+            return motion_reference(self.ops, batch, parameters, lengths)
         changed = chain_reference(self.ops, batch, parameters)
         return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
@@ -219,8 +255,8 @@ class Chain:
 
     def _wanted(self) -> list[str]:
         """Shapes of batches."""
-        if self.kind == "volumes":
-            return ["(N, D, H, W)", "(N, C, D, H, W)"]
+        if self.kind != "images":
+            return ["(N, T, J, C)"] if self.kind == "motion" else ["(N, D, H, W)", "(N, C, D, H, W)"]
         takes_spectrograms = bool(self.ops) and all(3 in op.ranks for op in self.ops)
         return ["(N, F, T)", "(N, C, F, T)"] if takes_spectrograms else ["(N, C, H, W)"]
 

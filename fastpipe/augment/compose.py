@@ -38,6 +38,9 @@ class Compose:
 
             Crops and flips alone are the same as without.
 
+        lengths: of motion, which part of a batch has the lengths of its sequences, whole numbers (N,) of
+            frames: 1 is what comes right behind the motion.  They become what they are afterwards.
+
     >>> import torch
     >>> from fastpipe import augment
     >>> views = augment.Compose([augment.RandomResizedCrop(32), augment.RandomHorizontalFlip()])
@@ -45,11 +48,21 @@ class Compose:
     torch.Size([4, 3, 32, 32])
     """
 
-    def __init__(self, ops: Sequence[BatchTransform], fuse: bool = False) -> None:
+    def __init__(
+        self, ops: Sequence[BatchTransform], fuse: bool = False, *, lengths: int | None = None
+    ) -> None:
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
         if fuse and kind_of(self.ops) != "images":
             raise AugmentError(f"fuse=True is for images, got augmentations of {kind_of(self.ops)}")
-        self._chain = Chain(self.ops, "Compose", fused(self.ops) if fuse else None)
+        if lengths is not None and (
+            kind_of(self.ops) != "motion" or not isinstance(lengths, int) or lengths < 1
+        ):
+            raise AugmentError(
+                f"lengths= is of motion, the number of a part of its batches from 1, got {lengths!r} for "
+                f"augmentations of {kind_of(self.ops)}"
+            )
+        self.lengths = lengths
+        self._chain = Chain(self.ops, "Compose", fused(self.ops) if fuse else None, lengths)
 
     def __call__(
         self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None
@@ -63,13 +76,16 @@ class Compose:
         """The parameters of each augmentation, for images of a shape (N, C, H, W)."""
         return self._chain.draw(shape, generator, key)
 
-    def apply(self, images: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        """The images changed by parameters that were drawn before."""
-        return self._chain.apply(images, parameters)
+    def apply(self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None) -> Any:
+        """The images changed by parameters that were drawn before: as of a single augmentation."""
+        return self._chain.apply(images, parameters, lengths)
 
-    def reference(self, images: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        """What torchvision's functions make of the images with the same parameters: to compare with."""
-        return self._chain.reference(images, parameters)
+    def reference(
+        self, images: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None = None
+    ) -> Any:
+        """What torchvision's functions make of the images with the same parameters, or NumPy and SciPy of
+        volumes and motion: to compare with."""
+        return self._chain.reference(images, parameters, lengths)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
         """How many voxels more volumes should have, on each side: as of a single augmentation."""
@@ -77,4 +93,5 @@ class Compose:
 
     def __repr__(self) -> str:
         end = "], fuse=True)" if self.fuse else "])"
+        end = end if self.lengths is None else f"], lengths={self.lengths})"
         return "\n".join(["Compose([", *(f"    {op}," for op in self.ops), end])

@@ -212,7 +212,7 @@ def _note(chain: Compose, is_of_steps: bool) -> str:
 
 def _chain_of(ops: Any) -> Compose:
     if isinstance(ops, BatchTransform):
-        return Compose([ops])
+        ops = [ops]
     if not isinstance(ops, Compose):
         if not isinstance(ops, Sequence):
             raise AugmentError(
@@ -221,12 +221,10 @@ def _chain_of(ops: Any) -> Compose:
             )
         ops = Compose(ops)
     chain: Compose = ops
-    if any(op.kind not in ("images", "volumes") for op in chain.ops):
-        raise AugmentError(
-            f"preview shows images, spectrograms and volumes, got augmentations of {chain.ops[0].kind}"
-        )
     if not chain.ops:
         raise AugmentError("preview takes at least one augmentation, got none")
+    if (kind := chain.ops[0].kind) not in ("images", "volumes"):
+        raise AugmentError(f"preview shows images, spectrograms and volumes, got augmentations of {kind}")
     return chain
 
 

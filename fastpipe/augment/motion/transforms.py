@@ -1,0 +1,267 @@
+"""What is done to motion."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.canvas import Float32Array
+from fastpipe.augment.distributions import between
+from fastpipe.augment.motion import kernels
+from fastpipe.augment.options import increasing, probability
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.errors import AugmentError
+
+__all__ = ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform", "MotionTranslation"]
+
+Int64Array = npt.NDArray[np.int64]
+_MOST_COORDINATES = 3  # where one number is given for all
+
+
+class MotionTransform(BatchTransform):
+    """An augmentation of motion, (N, T, J, C): T frames of J joints with C coordinates, floats.
+
+    ``Compose(ops, lengths=1)`` says that the batch has the sequences' lengths behind them; frames from a
+    sequence's length on are left as they are.
+    """
+
+    kind = "motion"
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+
+class MotionSpeed(MotionTransform):
+    """Play sequences faster or slower: linearly between frames.
+
+    Args:
+        speed: least and greatest; 2 takes half as many frames, up to T.  As likely to be faster than slower:
+            its logarithm is uniform.
+
+    Sequences that become longer than T frames end there.  Where lengths are given they become others, with
+    zeros behind; else the last frame stays until the end.
+
+    >>> MotionSpeed((2.0, 2.0))(torch.arange(5.0).view(1, 5, 1, 1)).flatten()
+    tensor([0., 2., 4., 4., 4.])
+    """
+
+    draws = 1
+    names = ("speed",)
+
+    def __init__(self, speed: Sequence[float] = (0.8, 1.25)) -> None:
+        self.speed = increasing(speed, "speed")
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        found: Float64Array = np.exp(between(u, *np.log(self.speed)))
+        return found
+
+    def on_motion(
+        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
+    ) -> None:
+        kernels.resample(batch, rows, lengths, not has_lengths)
+
+    def on_frames(
+        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
+    ) -> tuple[Tensor, Tensor]:
+        speed, frames = columns["speed"], motion.shape[1]
+        new_lengths = (((lengths - 1) / speed).long() + 1).clamp(max=frames)
+        time = torch.arange(frames, device=motion.device)
+        time = (
+            torch.minimum(time, new_lengths.view(-1, 1) - 1)
+            if not has_lengths
+            else time.expand(len(motion), -1)
+        )
+        place = time * speed.view(-1, 1)
+        last = (lengths - 1).view(-1, 1)
+        first = torch.minimum(place.long(), last)
+        part = (place - first).float()[:, :, None, None]
+        rows = torch.arange(len(motion), device=motion.device).view(-1, 1)
+        found = motion[rows, first] * (1 - part) + motion[rows, torch.minimum(first + 1, last)] * part
+        found = torch.where((time < new_lengths.view(-1, 1))[:, :, None, None], found, found.new_zeros(()))
+        is_same = (speed == 1).view(-1, 1, 1, 1)
+        now = torch.where(is_same.view(-1), lengths, new_lengths) if has_lengths else lengths
+        return torch.where(is_same, motion, found), now
+
+    def extra_repr(self) -> str:
+        return f"{self.speed}"
+
+
+class _PerFrame(MotionTransform, ABC):
+    """Changes frames by themselves."""
+
+    @abstractmethod
+    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
+        """Sequences of which all frames are changed, by columns of float32."""
+
+    def on_frames(
+        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
+    ) -> tuple[Tensor, Tensor]:
+        found = self.changed(motion, {name: column.float() for name, column in columns.items()})
+        if has_lengths:
+            frames = torch.arange(motion.shape[1], device=motion.device).view(1, -1, 1, 1)
+            found = torch.where(frames < lengths.view(-1, 1, 1, 1), found, motion)
+        return found, lengths
+
+
+class MotionTranslation(_PerFrame):
+    """Move sequences as a whole.
+
+    Args:
+        most: greatest shift along each coordinate, both ways; a number is for up to three coordinates.
+
+    >>> MotionTranslation((0.0, 0.5))(torch.zeros(2, 4, 3, 2))[..., 0].abs().max()
+    tensor(0.)
+    """
+
+    def __init__(self, most: float | Sequence[float] = 0.1) -> None:
+        self.most = most if isinstance(most, (int, float)) else tuple(map(float, most))
+        limits = (self.most,) * _MOST_COORDINATES if isinstance(self.most, (int, float)) else self.most
+        if not limits or not all(0 <= one < np.inf for one in limits):
+            raise AugmentError(f"most= is a number of at least 0, or one for each coordinate, got {most!r}")
+        self._limits = tuple(map(float, limits))
+        self.draws, self.names = len(limits), tuple(f"shift{at}" for at in range(len(limits)))
+
+    def check(self, shape: Sequence[int]) -> None:
+        coordinates, count = shape[3], len(self._limits)
+        if coordinates > count or (not isinstance(self.most, (int, float)) and coordinates != count):
+            raise AugmentError(
+                f"most= has {count} numbers for motion of {coordinates} coordinates, shape {tuple(shape)}: "
+                "give one for each"
+            )
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        found: Float64Array = (2 * u - 1) * np.array(self._limits)
+        return found
+
+    def on_motion(
+        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
+    ) -> None:
+        kernels.move(batch, rows, lengths)
+
+    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
+        shifts = torch.stack([columns[name] for name in self.names], dim=1)[:, : motion.shape[3]]
+        return motion + shifts[:, None, None]
+
+    def extra_repr(self) -> str:
+        return f"{self.most}"
+
+
+class MotionScale(_PerFrame):
+    """Make sequences larger or smaller in space.
+
+    Args:
+        factor: least and greatest; its logarithm is uniform.
+        about: the joint whose place in the first frame stays; None keeps the origin where it is.
+
+    >>> MotionScale((2.0, 2.0), about=0)(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1)).flatten()
+    tensor([1., 5.])
+    """
+
+    draws = 1
+    names = ("factor",)
+
+    def __init__(self, factor: Sequence[float] = (0.9, 1.1), about: int | None = None) -> None:
+        self.factor, self.about = increasing(factor, "factor"), about
+        if about is not None and (not isinstance(about, int) or about < 0):
+            raise AugmentError(f"about= is the number of a joint, or None, got {about!r}")
+
+    def check(self, shape: Sequence[int]) -> None:
+        if self.about is not None and self.about >= shape[2]:
+            raise AugmentError(f"about={self.about} is none of {shape[2]} joints, shape {tuple(shape)}")
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        found: Float64Array = np.exp(between(u, *np.log(self.factor)))
+        return found
+
+    def on_motion(
+        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
+    ) -> None:
+        kernels.scale(batch, rows, lengths, -1 if self.about is None else self.about)
+
+    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
+        factor = columns["factor"].view(-1, 1, 1, 1)
+        if self.about is None:
+            return motion * factor
+        centre = motion[:, :1, self.about : self.about + 1]
+        return (motion - centre) * factor + centre
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}, about={self.about}"
+
+
+class MotionMirror(_PerFrame):
+    """Mirror some sequences: left becomes right.
+
+    Args:
+        pairs: joints that change places, such as ((left_hand, right_hand), …), or a mapping of one of each
+            pair to the other; joints in none are in the middle.
+        axis: the coordinate that points from left to right.
+        p: the part of the sequences.
+        about: where the mirror is on that coordinate.
+
+    >>> MotionMirror([(0, 1)], p=1.0)(torch.tensor([[1.0, 5.0], [2.0, 6.0]])[None, None]).tolist()
+    [[[[-2.0, 6.0], [-1.0, 5.0]]]]
+    """
+
+    draws = 1
+    names = ("is_mirrored",)
+
+    def __init__(
+        self,
+        pairs: Sequence[Sequence[int]] | Mapping[int, int] = (),
+        axis: int = 0,
+        p: float = 0.5,
+        about: float = 0.0,
+    ) -> None:
+        given = list(pairs.items()) if isinstance(pairs, Mapping) else [tuple(pair) for pair in pairs]
+        # A mapping may have both of a pair.
+        self.pairs = tuple(sorted({(min(pair), max(pair)) for pair in given if len(pair) == 2}))
+        joints = [joint for pair in self.pairs for joint in pair]
+        is_whole = all(len(pair) == 2 and all(isinstance(one, int) for one in pair) for pair in given)
+        if not is_whole or len(set(joints)) < len(joints) or min(joints, default=0) < 0:
+            raise AugmentError(
+                f"pairs= is numbers of joints, two by two, each joint in one pair, got {pairs!r}"
+            )
+        if not isinstance(axis, int) or axis < 0:
+            raise AugmentError(f"axis= is the number of a coordinate, got {axis!r}")
+        self.axis, self.p, self.about = axis, probability(p), float(about)
+
+    def check(self, shape: Sequence[int]) -> None:
+        most = max((pair[1] for pair in self.pairs), default=0)
+        if most >= shape[2]:
+            raise AugmentError(f"pairs= has joint {most}, and there are {shape[2]}, shape {tuple(shape)}")
+        if self.axis >= shape[3]:
+            raise AugmentError(f"axis={self.axis} is none of {shape[3]} coordinates, shape {tuple(shape)}")
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        return (u < self.p).astype(np.float64)
+
+    def order(self, joints: int) -> Int64Array:
+        """The joint that each one becomes: int64 (J,)."""
+        found = np.arange(joints)
+        for one, other in self.pairs:
+            found[one], found[other] = other, one
+        return found
+
+    def on_motion(
+        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
+    ) -> None:
+        kernels.mirror(batch, rows, lengths, self.order(batch.shape[2]), self.axis, np.float32(self.about))
+
+    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
+        # Slices, as an upload of the order would wait for the device.
+        order = self.order(motion.shape[2]).tolist()
+        mirrored = torch.cat([motion[:, :, joint : joint + 1] for joint in order], dim=2)
+        part = mirrored[..., self.axis : self.axis + 1]
+        parts = [mirrored[..., : self.axis], 2 * self.about - part, mirrored[..., self.axis + 1 :]]
+        which = columns["is_mirrored"].bool().view(-1, 1, 1, 1)
+        return torch.where(which, torch.cat(parts, dim=3), motion)
+
+    def extra_repr(self) -> str:
+        return f"{self.pairs}, axis={self.axis}, p={self.p}, about={self.about}"

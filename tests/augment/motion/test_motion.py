@@ -1,0 +1,239 @@
+"""Augmentation of motion: what NumPy makes of it in a loop, by kernels and by torch's operations."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fastpipe import FastLoader, augment
+from fastpipe.augment.motion.running import on_motion
+from fastpipe.augment.running import applied_table
+from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import AugmentError
+from fastpipe.types import Key
+
+PAIRS = ((0, 1), (2, 4))
+CASES: dict[str, Any] = {
+    "speed": augment.MotionSpeed((0.4, 2.5)),
+    "slower": augment.MotionSpeed((0.3, 0.5)),
+    "speed of one": augment.MotionSpeed((1.0, 1.0)),
+    "translation": augment.MotionTranslation(0.3),
+    "translation of each": augment.MotionTranslation((0.0, 0.5, 2.0)),
+    "scale": augment.MotionScale((0.5, 2.0)),
+    "scale about a joint": augment.MotionScale((0.5, 2.0), about=3),
+    "mirror": augment.MotionMirror(PAIRS),
+    "mirror of another": augment.MotionMirror({2: 0, 0: 2, 1: 4}, axis=2, p=0.8, about=0.7),
+    "some": augment.RandomApply([augment.MotionSpeed((0.5, 2.0)), augment.MotionMirror(PAIRS)], 0.5),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def motion_of(shape: tuple[int, ...] = (40, 30, 5, 3), dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(shape, generator=generator).cumsum(1) / 5).to(dtype)
+
+
+def lengths_of(motion: Tensor) -> Tensor:
+    count, frames = motion.shape[:2]
+    found = torch.randint(1, frames + 1, (count,), generator=torch.Generator().manual_seed(1))
+    found[:3] = torch.tensor([1, 2, frames])
+    return found
+
+
+def recipe(**options: Any) -> augment.Compose:
+    return augment.Compose(
+        [
+            augment.RandomApply(augment.MotionSpeed((0.5, 2.0)), 0.7),
+            augment.MotionTranslation(0.5),
+            augment.MotionScale((0.8, 1.25), about=0),
+            augment.MotionMirror(PAIRS),
+        ],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_lengths", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_motion_is_what_a_loop_makes_of_it(case: str, has_lengths: bool, dtype: torch.dtype) -> None:
+    op, motion = CASES[case], motion_of(dtype=dtype)
+    kept, lengths = motion.clone(), lengths_of(motion) if has_lengths else None
+    for seed in range(3):
+        parameters = op.draw(motion.shape, generator=torch.Generator().manual_seed(seed))
+        wanted, wanted_lengths = op.reference(motion, parameters, lengths), None
+        applied = applied_table([op], parameters.table, tuple(motion.shape[1:]))
+        results = [
+            on_motion([op], motion, applied, lengths, SlotPool(0), is_host=is_host)
+            for is_host in (True, False)
+        ]
+        if has_lengths:
+            wanted, wanted_lengths = wanted
+            results.append(op.apply(motion, parameters, lengths))
+        else:
+            results.append((op.apply(motion, parameters), None))
+        for found, now in results:
+            assert found.dtype == dtype and found.shape == motion.shape
+            apart = (found.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1)
+            assert apart.max() < TOLERANCE[dtype]
+            if has_lengths:
+                assert now.dtype == torch.int64 and torch.equal(now, wanted_lengths)
+    assert torch.equal(motion, kept)
+
+
+@settings(max_examples=60)
+@given(
+    frames=st.integers(1, 12), joints=st.integers(5, 7), coordinates=st.integers(1, 3), count=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_shape(frames: int, joints: int, coordinates: int, count: int, seed: int) -> None:
+    motion = motion_of((count, frames, joints, coordinates))
+    chain, lengths = (
+        recipe(),
+        torch.randint(1, frames + 1, (count,), generator=torch.Generator().manual_seed(seed)),
+    )
+    parameters = chain.draw(motion.shape, generator=torch.Generator().manual_seed(seed))
+    found, now = chain.apply(motion, parameters, lengths)
+    wanted, wanted_now = chain.reference(motion, parameters, lengths)
+    assert torch.allclose(found, wanted, atol=1e-5) and torch.equal(now, wanted_now)
+    assert (now >= 1).all() and (now <= frames).all()
+    for row, length, before in zip(found, now, lengths, strict=True):
+        end = max(int(length), int(before))
+        assert torch.equal(row[end:], row[end:] * 0) or not (row[end:] == 0).all()
+
+
+def test_mirrored_twice_is_what_it_was() -> None:
+    for op in (augment.MotionMirror(PAIRS, p=1.0), augment.MotionMirror(PAIRS, axis=2, p=1.0)):
+        motion = motion_of()
+        once = op(motion)
+        assert not torch.equal(once, motion) and torch.equal(op(once), motion)
+
+
+def test_speed_keeps_the_path() -> None:
+    """A joint that moves evenly moves evenly at any speed, from where it was to where it was."""
+    motion = torch.linspace(0, 1, 30).view(1, 30, 1, 1).repeat(50, 1, 1, 1)
+    chain = augment.Compose([augment.MotionSpeed((0.5, 3.0))], lengths=1)
+    found, lengths = chain(motion, torch.full((50,), 30, dtype=torch.int32))
+    assert lengths.dtype == torch.int32 and lengths.unique().numel() > 10
+    for row, length in zip(found[..., 0, 0], lengths.tolist(), strict=True):
+        steps = row[:length].diff()
+        assert row[0] == 0 and torch.allclose(steps, steps[:1].expand_as(steps), atol=1e-5)
+        assert (row[length:] == 0).all()
+    held = augment.MotionSpeed((2.0, 2.0))(motion)
+    assert (held[:, 15:] == held[:, 14:15]).all() and torch.allclose(held[:, 14], motion[:, 28])
+
+
+def test_frames_behind_the_end_are_left_as_they_are() -> None:
+    motion, lengths = motion_of(), lengths_of(motion_of())
+    chain = augment.Compose(recipe().ops[1:], lengths=2)
+    found, labels, now = chain(motion, torch.arange(40), lengths)
+    assert torch.equal(now, lengths) and torch.equal(labels, torch.arange(40))
+    for before, after, length in zip(motion, found, lengths.tolist(), strict=True):
+        assert torch.equal(after[length:], before[length:])
+        assert not torch.equal(after[:length], before[:length])
+
+
+def test_a_sequence_is_the_same_whatever_is_beside_it() -> None:
+    chain, motion = recipe(lengths=1), motion_of((600, 30, 5, 3))
+    lengths = lengths_of(motion)
+    whole, now = chain(motion, lengths, key=Key(3, 1, np.arange(600)))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        rows = np.array([599, 7, 300])
+        part, own = chain(motion[rows], lengths[rows], key=Key(3, 1, rows))
+        assert torch.equal(part, whole[rows]) and torch.equal(own, now[rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_without_memory_that_lies_in_order() -> None:
+    motion = motion_of().transpose(1, 2).contiguous().transpose(1, 2)
+    assert not motion.is_contiguous()
+    found = recipe()(motion, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found, recipe()(motion.contiguous(), generator=torch.Generator().manual_seed(0)))
+
+
+def test_in_a_loader_and_compiled_and_sent() -> None:
+    motion, lengths = motion_of((12, 20, 5, 3)), torch.arange(12) + 5
+    dataset = torch.utils.data.TensorDataset(motion, lengths, torch.arange(12))
+    chain = recipe(lengths=1)
+    loader = FastLoader(dataset, batch_size=4, augment=chain, seed=2)
+    first = [[part.clone() for part in batch] for batch in loader]
+    assert all(not torch.equal(batch[0], motion[4 * at : 4 * at + 4]) for at, batch in enumerate(first))
+    assert torch.equal(torch.cat([batch[2] for batch in first]), torch.arange(12))
+    loader.set_epoch(0)
+    for one, other in zip(first, loader, strict=True):
+        assert all(map(torch.equal, one, other))
+    sent = pickle.loads(pickle.dumps(chain))
+    assert repr(sent) == repr(chain) and "lengths=1" in repr(chain)
+    torch.manual_seed(1)
+    wanted = chain(motion, lengths)
+    for other in (sent, torch.compile(lambda *batch: chain(*batch), backend="eager")):
+        torch.manual_seed(1)
+        assert all(map(torch.equal, other(motion, lengths), wanted))
+
+
+def test_what_is_drawn() -> None:
+    shape, count = (20_000, 30, 5, 3), 20_000
+    speed = augment.MotionSpeed((0.5, 2.0)).draw(shape)["speed"]
+    assert speed.min() >= 0.5 and speed.max() < 2 and abs((speed < 1).mean() - 0.5) < 0.02
+    factor = augment.MotionScale((0.5, 2.0)).draw(shape)["factor"]
+    assert abs(np.log(factor).mean()) < 0.02
+    shifts = augment.MotionTranslation((0.0, 0.5, 2.0)).draw(shape).table
+    assert (shifts[:, 0] == 0).all() and 0.49 < np.abs(shifts[:, 1]).max() <= 0.5
+    assert abs(shifts[:, 2].mean()) < 0.05 and 1.95 < shifts[:, 2].max() <= 2
+    assert abs(augment.MotionMirror(p=0.3).draw(shape)["is_mirrored"].mean() - 0.3) < 0.02
+    assert len(speed) == count
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: augment.MotionSpeed((0.0, 1.0)), "speed= is two numbers above 0"),
+        (lambda: augment.MotionScale((2.0, 1.0)), "factor= is two numbers above 0"),
+        (lambda: augment.MotionScale(about=-1), "about= is the number of a joint, or None, got -1"),
+        (lambda: augment.MotionTranslation(-0.1), "most= is a number of at least 0"),
+        (lambda: augment.MotionTranslation(()), "most= is a number of at least 0"),
+        (lambda: augment.MotionMirror([(0, 1), (1, 2)]), "pairs= is numbers of joints, two by two"),
+        (lambda: augment.MotionMirror([(0, 1, 2)]), "pairs= is numbers of joints, two by two"),
+        (lambda: augment.MotionMirror([(3, 3)]), "pairs= is numbers of joints, two by two"),
+        (lambda: augment.MotionMirror({0: 1, 1: 2}), "pairs= is numbers of joints, two by two"),
+        (lambda: augment.MotionMirror(axis=-1), "axis= is the number of a coordinate"),
+        (lambda: augment.Compose([augment.MotionSpeed()], lengths=0), "lengths= is of motion, the number"),
+        (lambda: augment.Compose([augment.RandomFlip3D()], lengths=1), "for augmentations of volumes"),
+        (
+            lambda: augment.preview(augment.MotionSpeed(), torch.zeros(1, 4, 3, 2)),
+            "preview shows images, spectrograms and volumes, got augmentations of motion",
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+    with pytest.raises(AugmentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((torch.zeros(4, 3, 2), torch.ones(4).long()), r"takes a batch \(N, T, J, C\), got shape .*\[None\]"),
+        ((torch.zeros(4, 5, 5, 3).long(), torch.ones(4).long()), "got torch.int64"),
+        ((torch.zeros(4, 5, 5, 3),), "lengths=1 says where a batch has the sequences' lengths, got 1 parts"),
+        ((torch.zeros(4, 5, 5, 3), torch.ones(3).long()), r"whole numbers \(4,\), got torch.int64 \(3,\) there"),
+        ((torch.zeros(4, 5, 5, 3), torch.ones(4)), r"got torch.float32 \(4,\) there"),
+        ((torch.zeros(4, 5, 5, 3), [5, 5, 5, 5]), "got list there"),
+        ((torch.zeros(4, 5, 5, 3), torch.tensor([5, 6, 5, 5])), "sequence 1 of the batch has length 6"),
+        ((torch.zeros(4, 5, 5, 3), torch.tensor([5, 5, 5, 0])), "sequence 3 of the batch has length 0"),
+        ((torch.zeros(4, 5, 4, 3), torch.ones(4).long()), "pairs= has joint 4, and there are 4"),
+        ((torch.zeros(4, 5, 5, 4), torch.ones(4).long()), "most= has 3 numbers for motion of 4 coordinates"),
+    ],
+)  # fmt: skip
+def test_motion_that_is_none(given: Any, message: str) -> None:
+    with pytest.raises(AugmentError, match=message):
+        recipe(lengths=1)(*given)
