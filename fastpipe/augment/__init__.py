@@ -47,7 +47,12 @@ if TYPE_CHECKING:
     from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
     from fastpipe.augment.translating import from_torchvision
-    from fastpipe.augment.volumes.geometry import RandomAffine3D, RandomFlip3D, RandomRotate90
+    from fastpipe.augment.volumes.geometry import (
+        RandomAffine3D,
+        RandomElastic3D,
+        RandomFlip3D,
+        RandomRotate90,
+    )
     from fastpipe.augment.volumes.intensity import Brightness3D, Contrast3D, Gamma3D, GaussianNoise3D
     from fastpipe.augment.volumes.recipes import nnunet_default
     from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
@@ -55,11 +60,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix", "Gamma3D",
     "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp", "MotionMirror",
-    "MotionScale", "MotionSpeed", "MotionTranslation", "Normalize",
-    "Parameters", "RandAugment", "RandomAffine", "RandomAffine3D", "RandomApply", "RandomErasing",
-    "RandomFlip3D", "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
-    "RandomRotate90", "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype",
-    "from_torchvision", "nnunet_default", "preview",
+    "MotionScale", "MotionSpeed", "MotionTranslation", "Normalize", "Parameters", "RandAugment",
+    "RandomAffine", "RandomAffine3D", "RandomApply", "RandomElastic3D", "RandomErasing", "RandomFlip3D",
+    "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotate90",
+    "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype", "from_torchvision",
+    "nnunet_default", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
@@ -86,6 +91,7 @@ _LAZY = {
     "RandomAffine": "affine",
     "RandomAffine3D": "volumes.geometry",
     "RandomApply": "applying",
+    "RandomElastic3D": "volumes.geometry",
     "RandomErasing": "erasing",
     "RandomFlip3D": "volumes.geometry",
     "RandomGain": "spectrograms",

@@ -135,6 +135,8 @@ def _affine_3d(op: Any, row: Row) -> list[str]:
         found.append(f"1/x{row['scale']:.2f}")
     if any(shifts):
         found.append(f"moved {', '.join(f'{shift:+.0f}' for shift in shifts)}")
+    if row.get("is_bent"):
+        found.append("bent")
     return found
 
 
@@ -186,6 +188,7 @@ _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
     "RandAugment": _policy,
     "RandomAffine": _affine,
     "RandomAffine3D": _affine_3d,
+    "RandomElastic3D": _affine_3d,
     "RandomErasing": _erased,
     "RandomFlip3D": lambda op, row: [" ".join(name[6:] for name in op.names if row[name])][
         : any(row.values())

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
-from fastpipe.augment.volumes.maps import NO_BENDS, cropped, warped
+from fastpipe.augment.volumes.maps import NO_BENDS, Fill3D, Map, cropped, warped
 from fastpipe.augment.volumes.matrices import covering, rotations
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomAffine3D", "RandomFlip3D", "RandomRotate90"]
+__all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"]
 
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
 # to be several times as large.
@@ -145,7 +147,8 @@ class RandomAffine3D(VolumeTransform):
             keep their form.
         size: (D, H, W) of the result, at most that of the volumes, of which it is the middle.  Default: as
             large as they are.
-        fill, label_fill: what is outside of volumes, and of labels.
+        fill, label_fill: what is outside of volumes, and of labels; ``fill="edge"`` is the nearest voxel, of
+            both.
 
     Between voxels values are linear.
 
@@ -154,10 +157,10 @@ class RandomAffine3D(VolumeTransform):
     """
 
     draws = 9
-    names = (
+    names: tuple[str, ...] = (
         "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
     )  # fmt: skip
-    applied_names = ("is_changed", *MATRIX)
+    applied_names: tuple[str, ...] = ("is_changed", *MATRIX)
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class RandomAffine3D(VolumeTransform):
         scale_axes: int | Sequence[int] = (0, 1, 2),
         spacing: Sequence[float] = (1.0, 1.0, 1.0),
         size: Sequence[int] | None = None,
-        fill: float = 0.0,
+        fill: Fill3D = 0.0,
         label_fill: float = 0.0,
     ) -> None:
         self.degrees = _angles(degrees)
@@ -179,7 +182,8 @@ class RandomAffine3D(VolumeTransform):
         self.p_rotation, self.p_scale = probability(p_rotation, "p_rotation"), probability(p_scale, "p_scale")
         self.scale_axes, self.spacing = axes_of(scale_axes, "scale_axes"), _three(spacing, "spacing", 1e-9)
         self.size = None if size is None else _size(size)
-        self.fill, self.label_fill = float(fill), float(label_fill)
+        self.fill: Fill3D = "edge" if fill == "edge" else _number(fill, "fill")
+        self.label_fill = _number(label_fill, "label_fill")
 
     def check(self, shape: Sequence[int]) -> None:
         size = tuple(shape[2:])
@@ -227,7 +231,21 @@ class RandomAffine3D(VolumeTransform):
         return _LabelAffine(self)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        _resample(canvas, row, self.size, self.fill, nearest=False)
+        self.resample(canvas, row, is_labels=False)
+
+    def resample(self, volume: Volume, row: Float64Array, is_labels: bool) -> None:
+        """Resample a volume, or its labels."""
+        size = volume.shape[1:] if self.size is None else self.size
+        if not row[0]:
+            cropped(volume, size)
+            return
+        fill = self.label_fill if is_labels and self.fill != "edge" else self.fill
+        matrix = np.ascontiguousarray(row[1:13])
+        warped(volume, Map(matrix, self.bends(row[13:]), fill, is_labels), size)
+
+    def bends(self, row: Float64Array) -> Float32Array:
+        """The control points of what is applied behind the matrix: (3, Z, Y, X)."""
+        return NO_BENDS
 
     def extra_repr(self) -> str:
         return (
@@ -237,27 +255,86 @@ class RandomAffine3D(VolumeTransform):
         )
 
 
+class RandomElastic3D(RandomAffine3D):
+    """Bend volumes, and rotate, scale and shift them in the same resampling.
+
+    Control points, spread evenly over a volume from its first voxels to its last ones, are moved at random,
+    and what is between them accordingly.
+
+    Args:
+        points: control points along depth, height and width, at least 2, or one number for all.
+        sigma: standard deviation of their moves along depth, height and width, in voxels; or one number.
+        p: the part of the volumes that are bent.
+        degrees … label_fill: as of ``RandomAffine3D``.
+
+    >>> RandomElastic3D((3, 4, 4), 2.0)(torch.rand(2, 1, 8, 16, 16)).shape
+    torch.Size([2, 1, 8, 16, 16])
+    """
+
+    draws = RandomAffine3D.draws + 2
+    names = (*RandomAffine3D.names, "is_bent", "bend")
+    applied_names = (*RandomAffine3D.applied_names, "is_bent", "bend")
+
+    def __init__(
+        self,
+        points: int | Sequence[int] = 7,
+        sigma: float | Sequence[float] = 2.0,
+        p: float = 1.0,
+        degrees: Any = 0.0,
+        scale: Sequence[float] | None = None,
+        translate: float | Sequence[float] = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(degrees, scale, translate, **options)
+        given = (points,) * 3 if isinstance(points, int) else tuple(points)
+        if len(given) != 3 or not all(isinstance(one, int) and one >= 2 for one in given):
+            raise AugmentError(
+                f"points= is three numbers of at least 2, of depth, height and width, got {points!r}"
+            )
+        self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
+
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        # Two standard deviations more on each side, of those that are cut at all.
+        largest = super().size_before(size)
+        more = [0.0] * 3 if self.size is None or not self.p else self.sigma
+        return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
+
+    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        first = super().table(u[:, :-2], shape)
+        return np.concatenate([first, u[:, -2:-1] < self.p, np.floor(u[:, -1:] * noise.SEEDS)], axis=1)
+
+    def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
+        found = super().applied(table[:, :-2], shape)
+        found[:, 0] = np.maximum(found[:, 0], table[:, -2])
+        return np.concatenate([found, table[:, -2:]], axis=1)
+
+    def bends(self, row: Float64Array) -> Float32Array:
+        return self.moves_of_points(int(row[1])) if row[0] else NO_BENDS
+
+    def moves_of_points(self, bend: int) -> Float32Array:
+        """How far control points are moved, for the parameter ``bend``: float32 (3, Z, Y, X), along depth,
+        height and width, in voxels."""
+        count = 3 * int(np.prod(self.points))
+        even, odd = noise.normal(0, count, bend, torch.device("cpu"))
+        normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)
+        found: Float32Array = normal * np.array(self.sigma, np.float32)[:, None, None, None]
+        return found
+
+    def extra_repr(self) -> str:
+        return f"{self.points}, {self.sigma}, p={self.p}, {super().extra_repr()}"
+
+
 class _LabelAffine(_Geometry):
     """Moves labels as volumes were."""
 
     def __init__(self, op: RandomAffine3D) -> None:
-        self.names, self.size, self.fill = op.names_applied, op.size, op.label_fill
+        self._op, self.names = op, op.names_applied
 
     def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if self.size is None else (shape[0], *self.size)
+        return self._op.shape_after(shape)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        _resample(canvas, row, self.size, self.fill, nearest=True)
-
-
-def _resample(
-    volume: Volume, row: Float64Array, size: tuple[int, ...] | None, fill: float, nearest: bool
-) -> None:
-    wanted = volume.shape[1:] if size is None else size
-    if row[0]:
-        warped(volume, np.ascontiguousarray(row[1:]), NO_BENDS, wanted, fill, nearest)
-    else:
-        cropped(volume, wanted)
+        self._op.resample(canvas, row, is_labels=True)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -273,6 +350,13 @@ def _three(value: float | Sequence[float], name: str, least: float) -> tuple[flo
     if len(given) != 3 or not all(least <= one < np.inf for one in given):
         raise AugmentError(f"{name}= is three numbers, of depth, height and width, got {value!r}")
     return given
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise AugmentError(f"{name}= is a number, or fill='edge', got {value!r}") from None
 
 
 def _size(size: Sequence[int]) -> tuple[int, ...]:

@@ -52,11 +52,14 @@ def _bend_row(bends: Any, depth: Any, height: Any, width: Any, z: Any, y: Any, f
 
 
 @compiled(
-    _t.void(_volume, _f64s, _volume, _t.float32, _volume, _t.int64, _t.int64), error_model="numpy",
+    _t.void(_volume, _f64s, _volume, _t.float32, _t.boolean, _volume, _t.int64, _t.int64),
+    error_model="numpy",
     fastmath={"contract"},
 )  # fmt: skip
-def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, last: Any) -> None:
-    """Take each voxel from between the eight that it comes from; outside is ``fill``.
+def warp(
+    values: Any, matrix: Any, bends: Any, fill: Any, has_edge: Any, out: Any, first: Any, last: Any
+) -> None:
+    """Take each voxel from between the eight that it comes from.
 
     Args:
         values: (C, D, H, W).
@@ -64,6 +67,8 @@ def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, 
             rows, each of three factors and what is added.
         bends: (3, Z, Y, X): control points, the first and the last of each axis at the result's first and
             last voxel; how far voxels are moved before the matrix is applied.  X is 0 for none.
+        fill: what is outside.
+        has_edge: the nearest voxels inside are, in its place.
         out: (C, d, h, w).
         first, last: which planes of ``out`` are made.
     """
@@ -74,6 +79,7 @@ def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, 
     has_bends = bends.shape[3] > 0
     mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
     az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    most_z, most_y, most_x = np.float32(depth - 1), np.float32(height - 1), np.float32(width - 1)
     for row in range(first * new_height, last * new_height):
         z, y = row // new_height, row % new_height
         bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (depth - 1)
@@ -90,6 +96,9 @@ def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, 
                 pz += np.float32(matrix[0]) * dz + np.float32(matrix[1]) * dy + az * dx
                 py += np.float32(matrix[4]) * dz + np.float32(matrix[5]) * dy + ay * dx
                 px += np.float32(matrix[8]) * dz + np.float32(matrix[9]) * dy + ax * dx
+            if has_edge:
+                pz, py = min(max(pz, _zero), most_z), min(max(py, _zero), most_y)
+                px = min(max(px, _zero), most_x)
             if not (pz > -1 and pz < depth and py > -1 and py < height and px > -1 and px < width):
                 for c in range(channels):
                     out[c, z, y, x] = fill
@@ -124,14 +133,16 @@ def warp(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, 
 
 def _labels(kind: Any) -> Any:
     volume = _t.Array(kind, 4, "C")
-    return _t.void(volume, _f64s, _volume, kind, volume, _t.int64, _t.int64)
+    return _t.void(volume, _f64s, _volume, kind, _t.boolean, volume, _t.int64, _t.int64)
 
 
 @compiled(
     *(_labels(kind) for kind in (_t.float32, _t.uint8, _t.uint16, _t.uint32, _t.uint64)),
     error_model="numpy", fastmath={"contract"},
 )  # fmt: skip
-def warp_nearest(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, first: Any, last: Any) -> None:
+def warp_nearest(
+    values: Any, matrix: Any, bends: Any, fill: Any, has_edge: Any, out: Any, first: Any, last: Any
+) -> None:
     """As ``warp``, from the nearest voxel."""
     channels, depth, height, width = values.shape
     _, new_depth, new_height, new_width = out.shape
@@ -139,6 +150,7 @@ def warp_nearest(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, firs
     has_bends = bends.shape[3] > 0
     mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
     az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    most_z, most_y, most_x = np.float32(depth - 1), np.float32(height - 1), np.float32(width - 1)
     half = np.float32(0.5)
     for row in range(first * new_height, last * new_height):
         z, y = row // new_height, row % new_height
@@ -156,6 +168,9 @@ def warp_nearest(values: Any, matrix: Any, bends: Any, fill: Any, out: Any, firs
                 pz += np.float32(matrix[0]) * dz + np.float32(matrix[1]) * dy + az * dx
                 py += np.float32(matrix[4]) * dz + np.float32(matrix[5]) * dy + ay * dx
                 px += np.float32(matrix[8]) * dz + np.float32(matrix[9]) * dy + ax * dx
+            if has_edge:
+                pz, py = min(max(pz, _zero), most_z), min(max(py, _zero), most_y)
+                px = min(max(px, _zero), most_x)
             is_in = pz >= -half and pz < depth - half and py >= -half and py < height - half
             if is_in and px >= -half and px < width - half:
                 z0, y0, x0 = int(pz + half), int(py + half), int(px + half)

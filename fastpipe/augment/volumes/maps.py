@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes import kernels
 from fastpipe.augment.volumes.volume import PART, PIECE, Volume
 
-__all__ = ["NO_BENDS", "cropped", "warped"]
+__all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "warped"]
+
+Fill3D = float | Literal["edge"]
 
 NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
@@ -30,84 +34,77 @@ def cropped(volume: Volume, size: tuple[int, ...]) -> None:
     volume.replace(out)
 
 
-def warped(
-    volume: Volume,
-    matrix: Float64Array,
-    bends: Float32Array,
-    size: tuple[int, ...],
-    fill: float,
-    nearest: bool,
-) -> None:
-    """Resample, linearly or from the nearest voxel; what is outside is the fill.
+class Map(NamedTuple):
+    """Where voxels come from.
 
-    Args:
-        volume: the volume.
+    Attributes:
         matrix: (12,); see ``kernels.warp``.
         bends: (3, Z, Y, X), or ``NO_BENDS``.
-        size: (D, H, W) afterwards.
-        fill: a number.
-        nearest: whether values are labels.
+        fill: what is outside, a number or ``"edge"``, what the nearest voxel is.
+        is_nearest: whether values are labels, of the nearest voxel; else they are linear between voxels.
     """
+
+    matrix: Float64Array
+    bends: Float32Array
+    fill: Fill3D
+    is_nearest: bool
+
+    @property
+    def number(self) -> float:
+        """The fill, or any number where there is none."""
+        return 0.0 if self.fill == "edge" else self.fill
+
+
+def warped(volume: Volume, where: Map, size: tuple[int, ...]) -> None:
+    """Resample to a size (D, H, W)."""
     given = volume.given()
     out = volume.empty((len(given), *size))
     if volume.is_host:
-        _on_host(volume, given, matrix, bends, fill, out, nearest)
+        _on_host(volume, given, where, out)
     else:
-        _on_device(volume, given, matrix, bends, fill, out, nearest)
+        _on_device(given, where, out)
     volume.replace(out)
 
 
-def _on_host(
-    volume: Volume, given: Tensor, matrix: Float64Array, bends: Float32Array, fill: float, out: Tensor,
-    nearest: bool,
-) -> None:  # fmt: skip
-    planes = list(_planes(volume, out))
-    if not nearest:
-        source, target = given.numpy(), out.numpy()
-
-        def task(number: int) -> None:
-            kernels.warp(source, matrix, bends, np.float32(fill), target, *planes[number])
-    else:
+def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
+    step = max(1, PART // max(1, out[0, 0].numel()))
+    planes = [(begin, min(begin + step, out.shape[1])) for begin in range(0, out.shape[1], step)]
+    has_edge, kernel, outside = where.fill == "edge", kernels.warp, np.float32(where.number)
+    if where.is_nearest:
         # Whatever labels are, they are moved as they are.
         kind = torch.float32 if given.dtype == torch.float32 else _UNSIGNED[given.element_size()]
-        outside = given.new_tensor([fill]).view(kind).numpy()[0]
-        labels, moved = given.view(kind).numpy(), out.view(kind).numpy()
+        outside = given.new_tensor([where.number]).view(kind).numpy()[0]
+        given, out, kernel = given.view(kind), out.view(kind), kernels.warp_nearest
+    source, target = given.numpy(), out.numpy()
 
-        def task(number: int) -> None:
-            kernels.warp_nearest(labels, matrix, bends, outside, moved, *planes[number])
+    def task(number: int) -> None:
+        kernel(source, where.matrix, where.bends, outside, has_edge, target, *planes[number])
 
     volume.run(task, len(planes))
-
-
-def _planes(volume: Volume, out: Tensor) -> list[tuple[int, int]]:
-    step = max(1, PART // max(1, out[0, 0].numel()))
-    return [(begin, min(begin + step, out.shape[1])) for begin in range(0, out.shape[1], step)]
 
 
 # ---- on a device ---------------------------------------------------------------------------------
 
 
-def _on_device(
-    volume: Volume, given: Tensor, matrix: Float64Array, bends: Float32Array, fill: float, out: Tensor,
-    nearest: bool,
-) -> None:  # fmt: skip
-    sizes, wanted = given.shape[1:], tuple(out.shape[1:])
-    moved = None
-    if bends.size:
-        moved = torch.from_numpy(bends).to(given.device, non_blocking=True)[None]
+def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
+    sizes, wanted, fill = tuple(given.shape[1:]), tuple(out.shape[1:]), where.number
+    bends = None
+    if where.bends.size:
+        bends = torch.from_numpy(where.bends).to(given.device, non_blocking=True)[None]
     step = max(1, PIECE // max(1, out[0, 0].numel()))
-    shifted = given - fill if fill and not nearest else given
+    shifted = given - fill if fill and not where.is_nearest else given
+    mode = "border" if where.fill == "edge" else "zeros"
     for begin in range(0, wanted[0], step):
         end = min(begin + step, wanted[0])
-        places = _places(matrix, moved, sizes, wanted, begin, end, given.device)
-        if nearest:
-            _take(given, places, fill, out[:, begin:end])
-        else:
-            grid = torch.stack(
-                [(2 * place + 1) / size - 1 for place, size in zip(places, sizes, strict=True)][::-1], dim=-1
-            )
-            part = grid_sample(shifted[None], grid[None], padding_mode="zeros", align_corners=False)[0]
-            out[:, begin:end].copy_(part.add_(fill) if fill else part)
+        places = _places(where.matrix, bends, sizes, wanted, begin, end, given.device)
+        if where.is_nearest:
+            _take(given, places, where, out[:, begin:end])
+            continue
+        for place, size in zip(places, sizes, strict=True):
+            place.mul_(2 / size).add_(1 / size - 1)
+        grid = torch.stack(places[::-1], dim=-1)[None]
+        part = grid_sample(shifted[None], grid, padding_mode=mode, align_corners=False)[0]
+        out[:, begin:end].copy_(part.add_(fill) if fill else part)
 
 
 def _places(
@@ -131,18 +128,21 @@ def _places(
         last = (first + 1).clamp_(max=bends.shape[2] - 1)
         planes = bends[:, :, first] * (1 - part) + bends[:, :, last] * part
         moved = interpolate(planes, (end - begin, *wanted[1:]), mode="trilinear", align_corners=True)[0]
-        about = [axis + move for axis, move in zip(about, moved, strict=True)]
-    rows = matrix.reshape(3, 4).tolist()
-    return [
-        (row[0] * about[0] + row[1] * about[1] + row[2] * about[2]) + (row[3] + 0.5 * (size - 1))
-        for row, size in zip(rows, sizes, strict=True)
-    ]
+        about = [move.add_(axis) for axis, move in zip(about, moved, strict=True)]
+    found = []
+    for row, size in zip(matrix.reshape(3, 4).tolist(), sizes, strict=True):
+        place = about[0].new_full((end - begin, *wanted[1:]), row[3] + 0.5 * (size - 1))
+        for factor, axis in zip(row[:3], about, strict=True):
+            place.add_(axis, alpha=factor)
+        found.append(place)
+    return found
 
 
-def _take(given: Tensor, places: list[Tensor], fill: float, out: Tensor) -> None:
+def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
     """The nearest voxels, of any dtype."""
     index, inside = None, None
     for place, size in zip(places, given.shape[1:], strict=True):
+        place = place.clamp(0, size - 1) if where.fill == "edge" else place
         at = (place + 0.5).floor()
         is_in = (at >= 0) & (at < size)
         inside = is_in if inside is None else inside & is_in
@@ -151,4 +151,4 @@ def _take(given: Tensor, places: list[Tensor], fill: float, out: Tensor) -> None
     assert index is not None and inside is not None
     for channel, target in zip(given, out, strict=True):
         found = channel.reshape(-1).take(index)
-        target.copy_(torch.where(inside, found, found.new_full((), fill)))
+        target.copy_(torch.where(inside, found, found.new_full((), where.number)))

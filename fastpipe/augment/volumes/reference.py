@@ -38,17 +38,35 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
     shift[:3, 3] = [-p["shift_depth"], -p["shift_height"], -p["shift_width"]]
     centre[:3, 3], middle[:3, 3] = -(size - 1) / 2, (np.array(volume.shape[1:]) - 1) / 2
     whole = middle @ np.linalg.inv(spacing) @ matrix @ np.diag([*scales, 1.0]) @ spacing @ shift @ centre
-    if np.allclose(matrix[:3, :3], np.eye(3)) and set(scales) == {1.0} and not shift[:3, 3].any():
+    bends = _bends(op, size, p)
+    if (
+        bends is None
+        and np.allclose(matrix[:3, :3], np.eye(3))
+        and set(scales) == {1.0}
+        and not shift[:3, 3].any()
+    ):
         begin = (np.array(volume.shape[1:]) - size) // 2
         return volume[(slice(None), *(slice(at, at + one) for at, one in zip(begin, size, strict=True)))]
-    # What is beyond the outermost voxels is between them and the fill: with a rim it is so in SciPy.
-    rim = [np.pad(one, 1, constant_values=op.fill) for one in volume]
-    whole[:3, 3] += 1
-    warped = [
-        _ndimage().affine_transform(one, whole, output_shape=tuple(size), order=1, cval=op.fill)
-        for one in rim
-    ]
-    return np.stack(warped)
+    places = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij")).reshape(3, -1).astype(np.float64)
+    places += 0.0 if bends is None else bends
+    places = (whole[:3, :3] @ places + whole[:3, 3:]).reshape(3, *size)
+    if op.fill == "edge":
+        options: dict[str, Any] = {"mode": "nearest"}
+    else:  # what is beyond the outermost voxels is between them and the fill: with a rim it is so in SciPy
+        volume, places = np.stack([np.pad(one, 1, constant_values=op.fill) for one in volume]), places + 1
+        options = {"mode": "constant", "cval": op.fill}
+    return np.stack([_ndimage().map_coordinates(one, places, order=1, **options) for one in volume])
+
+
+def _bends(op: Any, size: Values, p: Row) -> Values | None:
+    """How far each voxel is moved, (3, D · H · W): linear between control points."""
+    if not p.get("is_bent"):
+        return None
+    points = op.moves_of_points(int(p["bend"])).astype(np.float64)
+    for axis, length in enumerate(size):
+        ends, at = np.arange(points.shape[1 + axis]), np.linspace(0, points.shape[1 + axis] - 1, length)
+        points = np.apply_along_axis(lambda line: np.interp(at, ends, line), 1 + axis, points)  # noqa: B023
+    return points.reshape(3, -1)
 
 
 def _flipped(op: Any, volume: Values, p: Row) -> Values:
@@ -131,6 +149,6 @@ VOLUME_CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
     "Brightness3D": _by_channel(_brighter), "Contrast3D": _by_channel(_contrasted),
     "Gamma3D": _by_channel(_raised), "GaussianBlur3D": _by_channel(_blurred),
     "GaussianNoise3D": _by_volume(_noisy), "LowResolution3D": _by_channel(_coarse),
-    "RandomAffine3D": _by_volume(_affine), "RandomFlip3D": _by_volume(_flipped),
-    "RandomRotate90": _by_volume(_turned),
+    "RandomAffine3D": _by_volume(_affine), "RandomElastic3D": _by_volume(_affine),
+    "RandomFlip3D": _by_volume(_flipped), "RandomRotate90": _by_volume(_turned),
 }  # fmt: skip

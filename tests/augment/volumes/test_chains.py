@@ -217,7 +217,7 @@ class _Peak(TorchDispatchMode):
 
 
 OPS = [
-    augment.RandomAffine3D(30, (0.7, 1.4)), augment.RandomFlip3D(p=1.0), augment.RandomRotate90(p=1.0),
+    augment.RandomAffine3D(30, (0.7, 1.4)), augment.RandomElastic3D(), augment.RandomFlip3D(p=1.0), augment.RandomRotate90(p=1.0),
     augment.GaussianNoise3D(0.1), augment.GaussianBlur3D(1.0), augment.LowResolution3D(0.5),
     augment.Brightness3D(), augment.Contrast3D(), augment.Gamma3D(), augment.Gamma3D(inverted=True),
 ]  # fmt: skip
@@ -337,6 +337,9 @@ def test_noise_is_normal_and_has_no_pattern() -> None:
         (lambda: augment.RandomAffine3D(0, spacing=(1, 0, 1)), "spacing= is three numbers"),
         (lambda: augment.RandomAffine3D(0, size=(4, 4)), "size= is depth, height and width in voxels"),
         (lambda: augment.RandomAffine3D(0, translate=(0.1, 0.1)), "translate= is three numbers"),
+        (lambda: augment.RandomAffine3D(0, fill="border"), "fill= is a number, or fill='edge'"),
+        (lambda: augment.RandomElastic3D(1), "points= is three numbers of at least 2"),
+        (lambda: augment.RandomElastic3D(sigma=(1, -1, 1)), "sigma= is three numbers"),
         (lambda: augment.GaussianNoise3D((0.1, float("nan"))), "std= is a number of at least 0"),
         (lambda: augment.GaussianBlur3D(-1.0), "sigma= is a number of at least 0"),
         (lambda: augment.LowResolution3D((0.5, 1.5)), "scale= is a part of the voxels"),
