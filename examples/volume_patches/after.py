@@ -16,27 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from fastpipe import FastLoader, FastPatchDataset, Shuffle, sampling, stitch
+from fastpipe import FastLoader, FastPatchDataset, Shuffle, augment, sampling, stitch
 
 PATCH, STRIDE = (32, 64, 64), (16, 32, 32)
 CLASSES = 3  # as the MRI has; a scroll has two of them
 POINTS, BEND = (3, 4, 4), 3.0  # of a patch, points are moved; by how many voxels (standard deviation)
-
-
-def elastic(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move some points of each patch at random, and what is between them accordingly."""
-    bends = BEND * torch.randn(len(images), 3, *POINTS, device=images.device)
-    bends = F.interpolate(bends, PATCH, mode="trilinear", align_corners=True).movedim(1, -1)
-    sides = torch.tensor(PATCH, device=images.device) - 1
-    still = torch.eye(3, 4, device=images.device).expand(len(images), -1, -1)
-    places = F.affine_grid(still, (len(images), 1, *PATCH), align_corners=True)
-    places = places + (2 / sides * bends).flip(-1)  # from -1 to 1, and x first
-
-    def moved(values: torch.Tensor, mode: str) -> torch.Tensor:
-        values = values.unsqueeze(1).float()
-        return F.grid_sample(values, places, mode, padding_mode="border", align_corners=True).squeeze(1)
-
-    return moved(images, "bilinear"), moved(labels, "nearest")
 
 
 def block(inputs: int, outputs: int) -> nn.Sequential:
@@ -74,7 +58,8 @@ def train(model: nn.Module, folder: str, steps: int) -> list[float]:
         labels=f"{folder}/train.zarr/labels",
         sampling=sampling.Uniform(steps),
     )
-    loader = FastLoader(dataset, batch_size=1, shuffle=Shuffle(unit="group"), device=device, augment=elastic)
+    bend = augment.RandomElastic3D(POINTS, BEND, fill="edge")
+    loader = FastLoader(dataset, batch_size=1, shuffle=Shuffle(unit="group"), device=device, augment=bend)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     model.train()
     losses, times, waits, asked = [], [], [], time.perf_counter()
