@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Untouched, chosen
-from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.matrices import after, identity
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
@@ -105,17 +103,6 @@ class RandomApply(BatchTransform):
             own = {name: columns[f"{at}.{name}"] for name in op.names_applied}
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
-
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: npt.NDArray[np.int64], has_lengths: bool
-    ) -> None:
-        which, begin = rows[:, 0] > 0, 1
-        some, own = batch[which], lengths[which]
-        for op in self.ops:
-            end = begin + len(op.names_applied)
-            op.on_motion(some, np.ascontiguousarray(rows[which, begin:end]), own, has_lengths)
-            begin = end
-        batch[which], lengths[which] = some, own
 
     def on_frames(
         self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool

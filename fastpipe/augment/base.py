@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastpipe.augment.canvas import Box, Float32Array
 from fastpipe.augment.chains import Chain
+from fastpipe.augment.motion.maps import FrameMaps
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -194,18 +195,14 @@ class BatchTransform:
         """
         raise NotImplementedError(f"{type(self).__name__}.on_tensors")
 
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: npt.NDArray[np.int64], has_lengths: bool
-    ) -> None:
-        """Change sequences, on the processor, in place.  Every operation on motion has it.
+    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+        """Say what is to be done to sequences.  Every operation on motion has it.
 
         Args:
-            batch: (N, T, J, C), C-contiguous.
+            maps: of what comes before it.
             rows: what is applied, (N, len(applied_names)).
-            lengths: (N,), in frames; become what they are afterwards.
-            has_lengths: whether they were given; else all frames are motion, and have to be afterwards.
         """
-        raise NotImplementedError(f"{type(self).__name__}.on_motion")
+        raise NotImplementedError(f"{type(self).__name__}.onto")
 
     def on_frames(
         self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
@@ -217,7 +214,7 @@ class BatchTransform:
             motion: (N, T, J, C), float32.
             columns: what is applied, float64 on the same device.
             lengths: int64 (N,), there too.
-            has_lengths: as of ``on_motion``.
+            has_lengths: whether they were given; else all frames are motion, and have to be afterwards.
         """
         raise NotImplementedError(f"{type(self).__name__}.on_frames")
 

@@ -6,6 +6,7 @@ other; so are the numbers that are computed from them once, on the host, and app
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -201,12 +202,31 @@ def _in_parts(steps: Steps, images: Tensor, out: Tensor) -> None:
     run_all(run, -(-count // size))
 
 
-def run_all(run: Callable[[int], None], count: int) -> None:
-    """Do so many numbered tasks, in as many threads as torch uses."""
+def run_all(run: Callable[[int], None], count: int, joins: bool = False) -> None:
+    """Do so many numbered tasks, in as many threads as torch uses.
+
+    Args:
+        run: does a task.
+        count: how many.
+        joins: this thread does some of them, which takes less time where they are short; of those that call
+            nothing of torch's, whose own threads would help here and be too many.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or count == 1:  # also a worker process, which has a processor to itself
         for number in range(count):
             run(number)
+    elif joins:
+        numbers = itertools.count()
+
+        def some(_: int) -> None:
+            while (number := next(numbers)) < count:
+                run(number)
+
+        job = _pool(threads).submit(some, min(threads, count) - 1)
+        try:
+            some(0)
+        finally:
+            job.wait()
     else:
         _pool(threads).submit(run, count).wait()
 

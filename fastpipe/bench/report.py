@@ -204,7 +204,8 @@ def single_lines(result: Mapping[str, Any]) -> list[str]:
     """What single operations take, and how many times as fast as others that is."""
     found = result.get("single") or {"rows": ()}
     return [
-        f"{one['label']}: {found['batch_size']} {one['unit']} in {one['ms']['median']:.2f} ms; "
+        f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
+        f" {one['ms']['median']:.2f} ms; "
         + ", ".join(
             f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
             f" {other['label']}"

@@ -1,8 +1,6 @@
-"""The CPU kernels of motion: batches of float32, (N, T, J, C), changed in place.
+"""The CPU kernel of motion: all that is done to sequences in one pass over them.
 
-A sequence is so small that calls for each one would take longer than the work.
-
-Every function releases the GIL.
+It releases the GIL.
 """
 
 from __future__ import annotations
@@ -14,99 +12,85 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["mirror", "move", "resample", "scale"]
+__all__ = ["change"]
 
 _t = require("numba.types", extra="image")
 _batch = _t.Array(_t.float32, 4, "C")
+_given = _t.Array(_t.float32, 4, "C", readonly=True)
 _table = _t.Array(_t.float64, 2, "C", readonly=True)
+_places = _t.Array(_t.int64, 2, "C", readonly=True)
+_f64s = _t.Array(_t.float64, 1, "C", readonly=True)
+_frame, _order = _t.Array(_t.float32, 1, "C"), _t.Array(_t.int64, 1, "C", readonly=True)
 _lengths = _t.Array(_t.int64, 1, "C")
-_joints = _t.Array(_t.int64, 1, "C", readonly=True)
-_one = np.float32(1)
+_one, _zero = np.float32(1), np.float32(0)
 
 
-@compiled(_t.void(_batch, _table, _lengths, _t.boolean), error_model="numpy")
-def resample(batch: Any, speeds: Any, lengths: Any, holds: Any) -> None:
-    """Play sequences faster or slower: frames between two are their weighted mean.
+@compiled(_t.void(_frame, _order, _t.int64, _frame))
+def _arrange(row: Any, order: Any, coordinates: Any, out: Any) -> None:
+    """Put the joints of a frame in another order."""
+    if coordinates == 3:
+        for j in range(len(order)):
+            taken = 3 * order[j]
+            out[3 * j], out[3 * j + 1], out[3 * j + 2] = row[taken], row[taken + 1], row[taken + 2]
+    else:
+        for j in range(len(order)):
+            for c in range(coordinates):
+                out[j * coordinates + c] = row[order[j] * coordinates + c]
+
+
+@compiled(
+    _t.void(_given, _batch, _f64s, _table, _table, _places, _lengths, _t.boolean, _t.int64, _t.int64),
+    error_model="numpy", fastmath={"contract"},
+)  # fmt: skip
+def change(
+    source: Any, out: Any, speeds: Any, scales: Any, shifts: Any, order: Any, lengths: Any, holds: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Play sequences at another speed, and map their frames.
 
     Args:
-        speeds: (N, 1): how many frames each new one is after the one before.
-        lengths: of sequences, at least 1; become those afterwards.
-        holds: the last frame stays until the end, and lengths as they are; else there are zeros.
+        source: (N, T, J, C).
+        out: the same; becomes the new sequences.
+        speeds: (N,): how many frames each new one is after the one before; between two it is their mean.
+        scales, shifts: (N, C): what coordinates are multiplied by, and what is added.
+        order: (N, J): the joint that each one becomes, before that.
+        lengths: (N,), in frames; become what they are afterwards.
+        holds: all frames are motion, and the last one stays until the end; else frames from a sequence's
+            length on are left as they are, and those from its new one on are zeros.
+        first, last: which sequences.
     """
-    count, frames, joints, coordinates = batch.shape
+    count, frames, joints, coordinates = source.shape
     width = joints * coordinates
-    flat = batch.reshape(count, frames, width)
-    kept = np.empty((frames, width), np.float32)
-    for n in range(count):
-        speed, length = speeds[n, 0], lengths[n]
-        if speed == 1.0:
-            continue
-        for t in range(length):
-            for at in range(width):
-                kept[t, at] = flat[n, t, at]
-        new_length = min(frames, int((length - 1) / speed) + 1)
+    given, made = source.reshape(count, frames, width), out.reshape(count, frames, width)
+    row, scale, shift = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    for n in range(first, last):
+        speed, length = speeds[n], lengths[n]
+        is_played, is_moved = speed != 1.0, False
+        new_length = min(frames, int((length - 1) / speed) + 1) if is_played else length
+        for j in range(joints):
+            is_moved = is_moved or order[n, j] != j
+            for c in range(coordinates):
+                scale[j * coordinates + c] = np.float32(scales[n, c])
+                shift[j * coordinates + c] = np.float32(shifts[n, c])
         for t in range(new_length):
             place = t * speed
-            first = min(int(place), length - 1)
-            second, part = min(first + 1, length - 1), np.float32(place - first)
-            rest = _one - part
-            for at in range(width):
-                flat[n, t, at] = rest * kept[first, at] + part * kept[second, at]
+            at = min(int(place), length - 1)
+            part = np.float32(place - at)
+            rest, after = _one - part, min(at + 1, length - 1)
+            goal = row if is_moved else made[n, t]
+            if is_played:
+                for k in range(width):
+                    goal[k] = (rest * given[n, at, k] + part * given[n, after, k]) * scale[k] + shift[k]
+            else:
+                for k in range(width):
+                    goal[k] = given[n, t, k] * scale[k] + shift[k]
+            if is_moved:
+                _arrange(row, order[n], coordinates, made[n, t])
         for t in range(new_length, frames):
-            for at in range(width):
-                flat[n, t, at] = flat[n, new_length - 1, at] if holds else np.float32(0)
+            for k in range(width):
+                if not is_played:
+                    made[n, t, k] = given[n, t, k]
+                else:
+                    made[n, t, k] = made[n, new_length - 1, k] if holds else _zero
         if not holds:
             lengths[n] = new_length
-
-
-@compiled(_t.void(_batch, _table, _lengths), error_model="numpy")
-def move(batch: Any, shifts: Any, lengths: Any) -> None:
-    """Add to the coordinates of all joints: ``shifts`` has at least C columns."""
-    count, _, joints, coordinates = batch.shape
-    for n in range(count):
-        for t in range(lengths[n]):
-            for j in range(joints):
-                for c in range(coordinates):
-                    batch[n, t, j, c] += np.float32(shifts[n, c])
-
-
-@compiled(_t.void(_batch, _table, _lengths, _t.int64), error_model="numpy")
-def scale(batch: Any, factors: Any, lengths: Any, about: Any) -> None:
-    """Multiply coordinates, as they are seen from a joint's place in the first frame; of joint -1, from 0."""
-    count, _, joints, coordinates = batch.shape
-    centre = np.zeros(coordinates, np.float32)
-    for n in range(count):
-        factor = np.float32(factors[n, 0])
-        if about >= 0:
-            for c in range(coordinates):
-                centre[c] = batch[n, 0, about, c]
-        for t in range(lengths[n]):
-            for j in range(joints):
-                for c in range(coordinates):
-                    batch[n, t, j, c] = (batch[n, t, j, c] - centre[c]) * factor + centre[c]
-
-
-@compiled(_t.void(_batch, _table, _lengths, _joints, _t.int64, _t.float32), error_model="numpy")
-def mirror(batch: Any, flags: Any, lengths: Any, order: Any, axis: Any, about: Any) -> None:
-    """Mirror some sequences.
-
-    Args:
-        flags: (N, 1): which.
-        order: (J,): the joint that each one becomes.
-        axis: the coordinate that changes its sign.
-        about: where the mirror is.
-    """
-    count, _, joints, coordinates = batch.shape
-    kept = np.empty((joints, coordinates), np.float32)
-    twice = np.float32(2) * about
-    for n in range(count):
-        if flags[n, 0] == 0:
-            continue
-        for t in range(lengths[n]):
-            for j in range(joints):
-                for c in range(coordinates):
-                    kept[j, c] = batch[n, t, j, c]
-            for j in range(joints):
-                for c in range(coordinates):
-                    value = kept[order[j], c]
-                    batch[n, t, j, c] = twice - value if c == axis else value

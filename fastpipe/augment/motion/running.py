@@ -1,15 +1,16 @@
-"""Runs chains of augmentations of motion, some sequences at a time, which are in cache together."""
+"""Runs chains of augmentations of motion: on the processor in one pass over the sequences."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.motion import kernels
+from fastpipe.augment.motion.maps import FrameMaps
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import run_all
 from fastpipe.engine.slots import SlotPool
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["checked_lengths", "on_motion"]
 
-_PART = 1 << 19  # bytes of sequences that are worked on together
+Step = tuple[Any, Float64Array]
+_PART = 1 << 19  # bytes of sequences that a thread works on at a time
 
 
 def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
@@ -39,8 +41,11 @@ def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
             f"lengths= says where the batch has the lengths of its {len(motion)} sequences, whole numbers "
             f"({len(motion)},), got {seen} there"
         )
-    if lengths.device.type == "cpu" and not ((lengths >= 1) & (lengths <= motion.shape[1])).all():
-        bad = int(torch.nonzero((lengths < 1) | (lengths > motion.shape[1]))[0])
+    if lengths.device.type != "cpu":
+        return lengths  # to look at them would be to wait for the device
+    numbers = lengths.numpy()
+    if numbers.min() < 1 or numbers.max() > motion.shape[1]:
+        bad = int(np.flatnonzero((numbers < 1) | (numbers > motion.shape[1]))[0])
         raise AugmentError(
             f"sequence {bad} of the batch has length {int(lengths[bad])}: lengths are from 1 to the "
             f"number of frames, {motion.shape[1]}"
@@ -63,7 +68,7 @@ def on_motion(
         is_host: whether the processor's kernels do it.  Default: where they can.
     """
     is_host = motion.device.type == "cpu" if is_host is None else is_host
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(motion.device.type, enabled=False):
+    with torch.inference_mode(False), torch.no_grad():
         motion = motion.detach()
         if is_host:
             found, now = _on_host(ops, motion, applied, lengths, memory)
@@ -76,28 +81,64 @@ def _on_host(
     ops: Sequence[BatchTransform], motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    count, frames = motion.shape[:2]
-    flat = memory.take((math.prod(motion.shape) * motion.element_size(),), np.uint8)
-    out = torch.from_numpy(flat).view(motion.dtype).view(motion.shape)
-    now = np.full(count, frames, np.int64) if lengths is None else lengths.numpy().astype(np.int64)
-    size = max(1, _PART // max(1, math.prod(motion.shape[1:]) * 4))
+    now = np.full(len(motion), motion.shape[1], np.int64)
+    now = now if lengths is None else lengths.numpy().astype(np.int64)
+    values = motion.float().contiguous()
+    for steps in _played_once(ops, applied):
+        maps = FrameMaps(values[:, 0].numpy())
+        for op, rows in steps:
+            op.onto(maps, rows)
+        values = _changed(maps, values, now, lengths is None, memory)
+    if motion.dtype != torch.float32:
+        return values.to(motion.dtype), torch.from_numpy(now)
+    return values if values is not motion else motion.clone(), torch.from_numpy(now)
+
+
+def _changed(maps: FrameMaps, values: Tensor, lengths: Any, holds: bool, memory: SlotPool) -> Tensor:
+    """New sequences; lengths become theirs."""
+    count = len(values)
+    source, out = values.numpy(), memory.take((values.numel() * 4,), np.uint8).view(np.float32)
+    out = out.reshape(source.shape)
+    speeds = np.ones(count) if maps.speeds is None else np.ascontiguousarray(maps.speeds)
+    order = np.ascontiguousarray(maps.order)
+    # Few parts, as each costs a thread some time, and more than threads, as some take longer.
+    size = max(-(-count // (2 * torch.get_num_threads())), _PART // max(1, source[0].nbytes), 1)
 
     def task(number: int) -> None:
-        part = slice(number * size, min((number + 1) * size, count))
-        values = out[part] if out.dtype == torch.float32 else torch.empty(out[part].shape)
-        values.copy_(motion[part])
-        begin, own = 0, now[part]
-        for op in ops:
-            end = begin + len(op.names_applied)
-            op.on_motion(
-                values.numpy(), np.ascontiguousarray(applied[part, begin:end]), own, lengths is not None
-            )
-            begin = end
-        if out.dtype != torch.float32:
-            out[part].copy_(values)
+        part = number * size, min((number + 1) * size, count)
+        kernels.change(source, out, speeds, maps.scales, maps.shifts, order, lengths, holds, *part)
 
-    run_all(task, -(-count // size))
-    return out, torch.from_numpy(now)
+    run_all(task, -(-count // size), joins=True)
+    return torch.from_numpy(out)
+
+
+def _played_once(ops: Sequence[BatchTransform], applied: Float64Array) -> Iterator[list[Step]]:
+    """Operations in parts, of which each plays sequences at other speeds at most once: what is between frames
+    that are themselves between frames is not between the first ones."""
+    part: list[Step] = []
+    plays = False
+    for op, rows in _flat(ops, applied):
+        if "speed" in op.names and plays:
+            yield part
+            part = []
+        plays = plays or "speed" in op.names
+        part.append((op, rows))
+    yield part
+
+
+def _flat(ops: Sequence[Any], applied: Float64Array) -> Iterator[Step]:
+    """Each operation with what is applied; of a ``RandomApply`` what changes nothing, where it does not."""
+    begin = 0
+    for op in ops:
+        end = begin + len(op.names_applied)
+        rows = applied[:, begin:end]
+        begin = end
+        if not hasattr(op, "neutral"):
+            which = rows[:, :1] > 0
+            for inner, own in _flat(op.ops, rows[:, 1:]):
+                yield inner, np.where(which, own, inner.neutral())
+        else:
+            yield op, rows
 
 
 def _on_device(

@@ -6,21 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastpipe.augment.base import BatchTransform, Columns
-from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.distributions import between
-from fastpipe.augment.motion import kernels
+from fastpipe.augment.motion.maps import FrameMaps, Int64Array
 from fastpipe.augment.options import increasing, probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
 __all__ = ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform", "MotionTranslation"]
 
-Int64Array = npt.NDArray[np.int64]
 _MOST_COORDINATES = 3  # where one number is given for all
 
 
@@ -32,6 +29,10 @@ class MotionTransform(BatchTransform):
     """
 
     kind = "motion"
+
+    def neutral(self) -> Float64Array:
+        """Parameters that change nothing, (len(names),)."""
+        return np.zeros(len(self.names))
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -54,6 +55,9 @@ class MotionSpeed(MotionTransform):
     draws = 1
     names = ("speed",)
 
+    def neutral(self) -> Float64Array:
+        return np.ones(1)
+
     def __init__(self, speed: Sequence[float] = (0.8, 1.25)) -> None:
         self.speed = increasing(speed, "speed")
 
@@ -61,10 +65,8 @@ class MotionSpeed(MotionTransform):
         found: Float64Array = np.exp(between(u, *np.log(self.speed)))
         return found
 
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
-    ) -> None:
-        kernels.resample(batch, rows, lengths, not has_lengths)
+    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+        maps.play(rows[:, 0])
 
     def on_frames(
         self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
@@ -139,10 +141,8 @@ class MotionTranslation(_PerFrame):
         found: Float64Array = (2 * u - 1) * np.array(self._limits)
         return found
 
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
-    ) -> None:
-        kernels.move(batch, rows, lengths)
+    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+        maps.move(rows[:, : maps.shifts.shape[1]])
 
     def changed(self, motion: Tensor, columns: Columns) -> Tensor:
         shifts = torch.stack([columns[name] for name in self.names], dim=1)[:, : motion.shape[3]]
@@ -166,6 +166,9 @@ class MotionScale(_PerFrame):
     draws = 1
     names = ("factor",)
 
+    def neutral(self) -> Float64Array:
+        return np.ones(1)
+
     def __init__(self, factor: Sequence[float] = (0.9, 1.1), about: int | None = None) -> None:
         self.factor, self.about = increasing(factor, "factor"), about
         if about is not None and (not isinstance(about, int) or about < 0):
@@ -179,10 +182,8 @@ class MotionScale(_PerFrame):
         found: Float64Array = np.exp(between(u, *np.log(self.factor)))
         return found
 
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
-    ) -> None:
-        kernels.scale(batch, rows, lengths, -1 if self.about is None else self.about)
+    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+        maps.scale(rows[:, 0], self.about)
 
     def changed(self, motion: Tensor, columns: Columns) -> Tensor:
         factor = columns["factor"].view(-1, 1, 1, 1)
@@ -249,10 +250,8 @@ class MotionMirror(_PerFrame):
             found[one], found[other] = other, one
         return found
 
-    def on_motion(
-        self, batch: Float32Array, rows: Float64Array, lengths: Int64Array, has_lengths: bool
-    ) -> None:
-        kernels.mirror(batch, rows, lengths, self.order(batch.shape[2]), self.axis, np.float32(self.about))
+    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+        maps.mirror(rows[:, 0] > 0, self.order(maps.order.shape[1]), self.axis, self.about)
 
     def changed(self, motion: Tensor, columns: Columns) -> Tensor:
         # Slices, as an upload of the order would wait for the device.

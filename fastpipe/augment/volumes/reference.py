@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def _coarse(op: Any, values: Values, p: Row) -> Values:
         length = values.shape[axis]
         fewer = max(1, round(length * p["scale"]))
         middles = (np.arange(fewer) + 0.5) * length / fewer
-        kept = values.take(np.floor(middles).astype(int), axis)
+        kept = values.take([int(Fraction((2 * at + 1) * length, 2 * fewer)) for at in range(fewer)], axis)
         places = np.arange(length) + 0.5
         if fewer < length:
             values = np.apply_along_axis(lambda line: np.interp(places, middles, line), axis, kept)  # noqa: B023

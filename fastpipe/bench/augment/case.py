@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,6 @@ __all__ = ["add_arguments", "run"]
 BATCH, QUICK_BATCH = 64, 4
 # Of a measurement of a single operation, of which there are many.
 SINGLE_S = 0.15
-_MAIN = "simclr-float32-batch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "$FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--batch-size", type=positive(int), metavar="N",
         help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
+    add("--recipe", action="append", choices=[one.key for one in RECIPES], metavar="NAME",
+        help="only this, and no other row: " + ", ".join(one.key for one in RECIPES)
+        + "; may be given again (default: all, from files as well, and single operations)")  # fmt: skip
     add("--no-single", action="store_true", help="leave single operations out, which are most of the rows")
-    add_run_arguments(parser, "kornia, albumentations and torchaudio")
+    add_run_arguments(parser, "kornia, albumentations, torchaudio, batchgeneratorsv2 and MONAI")
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -78,10 +80,14 @@ class _Bench(Driver):
     devices: Sequence[str] = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        asked = self.args.recipe
+        recipes = [one for one in RECIPES if not asked or one.key in asked]
         self.places, self.single = (
             [Place(one, dtype, device) for device in self.devices for one in kind for dtype in one.dtypes]
-            for kind in (RECIPES, () if self.args.no_single else SINGLE)
+            for kind in (recipes, () if self.args.no_single or asked else SINGLE)
         )
+        self.loaded = () if asked else LOADED
+        self.main = f"{self.places[0].key}-batch"
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
@@ -96,19 +102,19 @@ class _Bench(Driver):
             contenders = [row for place in every for row in self._rows(place, children, stack)]
             contenders += self._loaders(stack)
             session = self.measure(contenders)
-        sections = {*(place.key for place in self.places), *(one.key for one in LOADED)}
+        sections = {*(place.key for place in self.places), *(one.key for one in self.loaded)}
         rows = entries([info for info in self.infos.values() if info.section in sections], session)
         result = self._facts(busy) | {
             "method": {**self.method(session.rounds), "single_s": SINGLE_S},
             "check": {**check.as_json(), "waiting": waiting},
-            "main": _MAIN,
+            "main": self.main,
             "rows": rows,
             "best": _best(rows),
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,
-            "plan": str(chain_of(RECIPES[0], "float32")),
-            "single": single_of(self.single, self.infos, session.samples, len(self.batches)),
+            "plan": str(chain_of(self.places[0].recipe, "float32")),
+            "single": single_of(self.single, self.infos, session.samples, self.batches.count),
             "targets": targets(session.samples, waiting),
         }
         result["verdict"] = verdict(result)
@@ -143,13 +149,13 @@ class _Bench(Driver):
             if peer.does(place):
                 info = child.told(peer.info(place))
                 self.infos[info.key] = info
-                found.append(TaskRow(info.key, child, place.task))
+                found.append(TaskRow(info.key, child, place.task, self.batches.count(place.recipe.unit)))
         return found
 
     def _loaders(self, stack: ExitStack) -> list[Contender]:
         """The rows from files."""
         size, found = len(self.batches), []
-        for loaded in LOADED:
+        for loaded in self.loaded:
             for info, make in loader_rows(loaded, self.photos, size, self.cores):
                 if (row := self.open(stack, info, make)) is not None:
                     found.append(row)
@@ -169,7 +175,7 @@ class _Bench(Driver):
                     self.miss(f"{recipe}-{peer.peer.key}", f"{recipe}: {peer.peer.label}", why)
         return found
 
-    def _child(self, peer: AugmentPeer, files: tuple[str, str], places: list[Place]) -> AugmentChild | None:
+    def _child(self, peer: AugmentPeer, files: Mapping[str, str], places: list[Place]) -> AugmentChild | None:
         """The process of a peer, or ``None``."""
         one, python = peer.peer, interpreter(peer.peer)
         if not places:
@@ -189,12 +195,13 @@ class _Bench(Driver):
         args, size = self.args, len(self.batches)
         words = [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--batch-size {size}"] if args.batch_size else []
+        words += [f"--recipe {one}" for one in args.recipe or ()]
         words += ["--no-single"] if args.no_single else []
         return self.facts("augment", words, busy) | {
             "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
             "sections": {
                 **{place.key: {"label": place.label} for place in self.places},
-                **{loaded.key: {"label": loaded.label} for loaded in LOADED},
+                **{loaded.key: {"label": loaded.label} for loaded in self.loaded},
             },
             "job": {
                 "text": f"augmentation of batches of {size}: recipes, from decoded images to a model's input",

@@ -110,8 +110,9 @@ class ChainCheck:
             return f"outputs differ from torchvision's functions: {'; '.join(self.problems)}"
         exact, equal = self.batches - self.alike, 1 - self.far / max(1, self.values)
         return (
-            f"{exact} batches agree with torchvision's functions, given the same parameters: {equal:.4%} of"
-            f" {self.values:,} values differ by at most {self.largest:.1g}, the others are beside a step"
+            f"{exact} batches agree with torchvision's functions, or NumPy's and SciPy's, given the same"
+            f" parameters: {equal:.4%} of {self.values:,} values differ by at most {self.largest:.1g}, the"
+            " others are beside a step"
             + (f"; {self.alike} that are fused are like them" if self.alike else "")
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fastpipe.bench.augment.data import CLASSES
 from fastpipe.bench.augment.rows import Place
 from fastpipe.bench.loaders import MEAN, SIDE, STD
-from fastpipe.bench.peer_children import albumentations, kornia, torchaudio
+from fastpipe.bench.peer_children import albumentations, batchgenerators, kornia, monai_augment, torchaudio
 from fastpipe.bench.peers import ChildRow, Peer
 from fastpipe.bench.results import RowInfo
 
@@ -62,6 +62,16 @@ def _torchaudio(key: str, words: str, is_whole: bool) -> AugmentPeer:
     return AugmentPeer(peer, torchaudio.HAS)
 
 
+def _of_volumes(key: str, label: str, module: str, is_worker: bool) -> AugmentPeer:
+    has = {"batchgeneratorsv2": batchgenerators.HAS, "monai": monai_augment.HAS}[module]
+    source = "monai-augment" if module == "monai" else "batchgenerators"
+    install = "make peers" if module == "batchgeneratorsv2" else "pip install monai"
+    note = "as in a worker process" if is_worker else "torch's default of threads"
+    label = f"{label}, one thread" if is_worker else label
+    peer = Peer(key, label, source, install, module, note=note, options={"one_thread": is_worker})
+    return AugmentPeer(peer, has, dtypes=("float32",))
+
+
 AUGMENT_PEERS = (
     _kornia("kornia", "cpu"),
     AugmentPeer(
@@ -73,6 +83,10 @@ AUGMENT_PEERS = (
     ),
     _torchaudio("torchaudio", "sample by sample", False),
     _torchaudio("torchaudio-whole", "the batch, iid_masks=True", True),
+    _of_volumes("batchgenerators", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", False),
+    _of_volumes("batchgenerators-worker", "batchgeneratorsv2, volume by volume", "batchgeneratorsv2", True),
+    _of_volumes("monai", "MONAI, volume by volume", "monai", False),
+    _of_volumes("monai-worker", "MONAI, volume by volume", "monai", True),
     _kornia("kornia", "cuda"),
 )  # fmt: skip
 
@@ -88,7 +102,7 @@ class AugmentChild(ChildRow):
     Args:
         peer: which library.
         python: the interpreter that has it.
-        files: the photos and the spectrograms, as of `Batches.save`.
+        files: as of `Batches.save`.
         places: what it will be asked for.
         batch_size: samples in a batch.
         threads: how many threads it may use.
@@ -101,14 +115,13 @@ class AugmentChild(ChildRow):
         self,
         peer: AugmentPeer,
         python: str,
-        files: tuple[str, str],
+        files: Mapping[str, str],
         places: list[Place],
         batch_size: int,
         threads: int,
     ) -> None:
         job = {
-            "photos": files[0],
-            "spectrograms": files[1],
+            **files,
             "tasks": [place.task for place in places],
             "batch_size": batch_size,
             "side": SIDE,
@@ -120,15 +133,14 @@ class AugmentChild(ChildRow):
             "options": dict(peer.peer.options),
         }
         super().__init__(peer.peer, python, job, batch_size, threads)
-        self.chunk = batch_size  # no workers, hence no bursts
 
-    def measure_task(self, task: str, count: int) -> float:
-        """Let it augment so many samples; return the seconds it counted.
+    def measure_task(self, task: str, batches: int) -> float:
+        """Let it augment so many batches; return the seconds it counted.
 
         Raises:
             ContenderError: it cannot do that.
         """
-        return float(self._ask({"batches": count // self.chunk, "task": task})["seconds"])
+        return float(self._ask({"batches": batches, "task": task})["seconds"])
 
     def told(self, info: RowInfo) -> RowInfo:
         """A row with the versions that the process told."""
@@ -142,17 +154,18 @@ class TaskRow:
         key: its name.
         child: the process, which whoever started it ends.
         task: the recipe with its dtype.
+        batch_size: samples in a batch of it.
     """
 
     workers = 0
 
-    def __init__(self, key: str, child: AugmentChild, task: str) -> None:
-        self.key, self.chunk = key, child.chunk
+    def __init__(self, key: str, child: AugmentChild, task: str, batch_size: int) -> None:
+        self.key, self.chunk = key, batch_size
         self._child, self._task = child, task
 
     def measure(self, count: int) -> float:
         """Augment so many samples; return the seconds it took."""
-        return self._child.measure_task(self._task, count)
+        return self._child.measure_task(self._task, count // self.chunk)
 
     def close(self) -> None:
         """Nothing: other rows have the same process."""

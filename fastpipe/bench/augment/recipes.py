@@ -12,14 +12,18 @@ from typing import Any
 
 from fastpipe import augment
 from fastpipe._extras import require
-from fastpipe.bench.augment import scripts
+from fastpipe.bench.augment import motion_scripts, scripts, volume_scripts
 from fastpipe.bench.augment.data import CLASSES
 from fastpipe.bench.loaders import MEAN, SIDE, STD
 
-__all__ = ["RECIPES", "SINGLE", "Recipe", "chain_of", "sampled"]
+__all__ = ["PAIRS", "RECIPES", "SINGLE", "Recipe", "chain_of", "sampled"]
 
 Kit = Any
 _BOTH = ("float32", "uint8")
+# What scripts have of what torchvision has not.
+_SCRIPTS = {"spectrograms": scripts, "volumes": volume_scripts, "sequences": motion_scripts}
+# Joints that change places in a mirror: of 25 those of left and right.
+PAIRS = tuple((joint, joint + 1) for joint in range(1, 25, 2))
 
 
 def _none(kit: Kit) -> list[Any]:
@@ -36,7 +40,8 @@ class Recipe:
         ops: the operations on each sample, of a kit, for a dtype.
         mixes: those that mix the batch.
         dtypes: what it is measured with.
-        unit: ``"images"`` or ``"spectrograms"``.
+        unit: ``"images"``, ``"spectrograms"``, ``"volumes"`` or ``"sequences"`` of motion.
+        takes_more: whether labels of volumes, or lengths of sequences, are given beside them.
         has_policy: whether changes are drawn from a list, some of which make bytes of floats and count them.
     """
 
@@ -47,6 +52,7 @@ class Recipe:
     dtypes: Sequence[str] = _BOTH
     unit: str = "images"
     has_policy: bool = False
+    takes_more: bool = False
 
     @property
     def takes_labels(self) -> bool:
@@ -98,6 +104,30 @@ def _cut_mixed(kit: Kit) -> list[Any]:
     return [kit.CutMix(num_classes=CLASSES)]
 
 
+def _volume(kit: Kit, dtype: str) -> list[Any]:
+    """``augment.nnunet_default``, whose list it is."""
+    return [
+        kit.RandomAffine3D(30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2),
+        kit.RandomApply(kit.GaussianNoise3D((0.0, 0.1)), 0.1),
+        kit.RandomApply(kit.GaussianBlur3D((0.5, 1.0), p_channel=0.5), 0.2),
+        kit.RandomApply(kit.Brightness3D((0.75, 1.25)), 0.15),
+        kit.RandomApply(kit.Contrast3D((0.75, 1.25)), 0.15),
+        kit.RandomApply(kit.LowResolution3D((0.5, 1.0), p_channel=0.5), 0.25),
+        kit.RandomApply(kit.Gamma3D((0.7, 1.5), inverted=True), 0.1),
+        kit.RandomApply(kit.Gamma3D((0.7, 1.5)), 0.3),
+        kit.RandomFlip3D(),
+    ]
+
+
+def _motion(kit: Kit, dtype: str) -> list[Any]:
+    return [
+        kit.MotionSpeed((0.8, 1.25)),
+        kit.MotionTranslation(0.1),
+        kit.MotionScale((0.9, 1.1)),
+        kit.MotionMirror(PAIRS),
+    ]
+
+
 RECIPES = (
     Recipe("simclr", "SimCLR", _simclr),
     Recipe("deit", "DeiT", _deit, _mixed_up, has_policy=True),
@@ -105,13 +135,31 @@ RECIPES = (
         "specaugment", "SpecAugment", lambda kit, dtype: [kit.SpecAugment(2, 30, 2, 20)],
         dtypes=("float32",), unit="spectrograms",
     ),
+    Recipe(
+        "volume", "nnU-Net's default", _volume, dtypes=("float32",), unit="volumes", takes_more=True,
+    ),
+    Recipe(
+        "motion", "motion: speed, translation, scale, mirror", _motion, dtypes=("float32",), unit="sequences",
+        takes_more=True,
+    ),
 )  # fmt: skip
 
 
 def _single(
     name: str, make: Callable[[Kit], Any], dtypes: Sequence[str] = _BOTH, unit: str = "images"
 ) -> Recipe:
-    return Recipe(f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit)
+    has_more = unit == "sequences"
+    return Recipe(
+        f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit, takes_more=has_more
+    )
+
+
+def _of_volumes(name: str, make: Callable[[Kit], Any]) -> Recipe:
+    return _single(name, make, _FLOAT, "volumes")
+
+
+def _of_motion(name: str, make: Callable[[Kit], Any]) -> Recipe:
+    return _single(name, make, _FLOAT, "sequences")
 
 
 _FLOAT = ("float32",)
@@ -136,6 +184,20 @@ SINGLE = (
     _single("SpecAugment", lambda kit: kit.SpecAugment(2, 30, 2, 20), _FLOAT, "spectrograms"),
     _single("RandomGain", lambda kit: kit.RandomGain(6.0), _FLOAT, "spectrograms"),
     _single("TimeShift", lambda kit: kit.TimeShift(40), _FLOAT, "spectrograms"),
+    _of_volumes("RandomAffine3D", lambda kit: kit.RandomAffine3D(30, (0.7, 1.4))),
+    _of_volumes("RandomElastic3D", lambda kit: kit.RandomElastic3D((3, 4, 4), 3.0)),
+    _of_volumes("RandomFlip3D", lambda kit: kit.RandomFlip3D()),
+    _of_volumes("RandomRotate90", lambda kit: kit.RandomRotate90()),
+    _of_volumes("GaussianNoise3D", lambda kit: kit.GaussianNoise3D((0.0, 0.1))),
+    _of_volumes("GaussianBlur3D", lambda kit: kit.GaussianBlur3D((0.5, 1.0))),
+    _of_volumes("Brightness3D", lambda kit: kit.Brightness3D((0.75, 1.25))),
+    _of_volumes("Contrast3D", lambda kit: kit.Contrast3D((0.75, 1.25))),
+    _of_volumes("LowResolution3D", lambda kit: kit.LowResolution3D((0.5, 1.0))),
+    _of_volumes("Gamma3D", lambda kit: kit.Gamma3D((0.7, 1.5))),
+    _of_motion("MotionSpeed", lambda kit: kit.MotionSpeed((0.8, 1.25))),
+    _of_motion("MotionTranslation", lambda kit: kit.MotionTranslation(0.1)),
+    _of_motion("MotionScale", lambda kit: kit.MotionScale((0.9, 1.1))),
+    _of_motion("MotionMirror", lambda kit: kit.MotionMirror(PAIRS)),
 )
 
 
@@ -147,6 +209,8 @@ def chain_of(recipe: Recipe, dtype: str, **options: Any) -> Any:
         dtype: of the images before.
         options: of ``Compose``.
     """
+    if recipe.unit == "sequences" and recipe.takes_more:
+        options["lengths"] = 1
     return augment.Compose([*recipe.ops(augment, dtype), *recipe.mixes(augment)], **options)
 
 
@@ -162,8 +226,10 @@ def sampled(recipe: Recipe, dtype: str) -> Callable[..., Any]:
     """
     torch = require("torch", extra="torch")
     torchvision = require("torchvision.transforms.v2", extra="torch")
-    ops = recipe.ops(scripts if recipe.unit == "spectrograms" else torchvision, dtype)
+    ops = recipe.ops(_SCRIPTS.get(recipe.unit, torchvision), dtype)
     mixes = recipe.mixes(torchvision)
+    if recipe.takes_more:
+        return _with_more(ops)
 
     def each(image: Any) -> Any:
         for op in ops:
@@ -175,5 +241,20 @@ def sampled(recipe: Recipe, dtype: str) -> Callable[..., Any]:
         for mix in mixes:
             batch, *labels = mix(batch, *labels)
         return (batch, *labels) if mixes else batch
+
+    return change
+
+
+def _with_more(ops: Sequence[Any]) -> Callable[..., Any]:
+    """Operations on each sample and what is given beside it."""
+    torch = require("torch", extra="torch")
+
+    def change(*batch: Any) -> Any:
+        rows = []
+        for sample in zip(*batch, strict=True):
+            for op in ops:
+                sample = op(*sample)
+            rows.append(sample)
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
     return change

@@ -14,7 +14,7 @@ from fastpipe.bench.augment.recipes import Recipe, chain_of, sampled
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.results import RowInfo
 
-__all__ = ["WAYS", "AugmentRow", "Place", "Way", "own_rows", "ways_of"]
+__all__ = ["WAYS", "WHOSE", "AugmentRow", "Place", "Way", "own_rows", "ways_of"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,16 @@ class Way:
     note: str = ""
 
 
+# What scripts do where torchvision has nothing.
+WHOSE = {"spectrograms": "slices in torch", "volumes": "NumPy and SciPy", "sequences": "NumPy"}
 # Another way to apply a chain is another line here.
 WAYS = (
     Way("batch", "augment.Compose"),
     Way("fused", "augment.Compose, fuse=True", {"fuse": True}, 0.3, "one resampling; changes pixels"),
 )
+
+
+_ON_HOST = ("volumes", "sequences")
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,10 @@ class Place:
         )  # fmt: skip
 
     def given(self, batches: Batches) -> tuple[Any, ...]:
-        """The batch, with labels where the recipe mixes."""
+        """The batch, with labels where the recipe mixes, or what is given beside it."""
         images = batches.tensor(self.recipe.unit, self.dtype, self.device)
+        if self.recipe.takes_more:
+            return images, batches.more(self.recipe.unit, self.device)
         return (images, batches.labels(self.device)) if self.recipe.takes_labels else (images,)
 
 
@@ -150,11 +157,12 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
         kind: str, label: str, group: str, change: Any, note: str = "", threads: int | None = None
     ) -> tuple[RowInfo, AugmentRow]:
         info = place.info(kind, label, group, note)
-        return info, AugmentRow(info.key, lambda: change(*given), len(batches), place.device, threads)
+        return info, AugmentRow(info.key, lambda: change(*given), len(given[0]), place.device, threads)
 
-    whose = "slices in torch" if recipe.unit == "spectrograms" else "torchvision v2"
-    stock, each = sampled(recipe, dtype), f"{whose}, sample by sample"
-    if place.device == "cpu":
+    stock, each = sampled(recipe, dtype), f"{WHOSE.get(recipe.unit, 'torchvision v2')}, sample by sample"
+    if place.recipe.unit in _ON_HOST and place.device != "cpu":
+        pass  # NumPy has nothing there
+    elif place.device == "cpu":
         count = require("torch", extra="torch").get_num_threads()
         note = f"torch's default, {count} thread{'s' if count != 1 else ''}"
         yield row("replaced", each, "replaced", stock, note)
@@ -167,8 +175,8 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
 
 def ways_of(place: Place) -> tuple[Way, ...]:
-    """The ways that are measured: of a single operation and of spectrograms there is nothing to fuse."""
-    return WAYS[:1] if place.is_single or place.recipe.unit == "spectrograms" else WAYS
+    """The ways that are measured: of a single operation, and of what are no images, nothing can be fused."""
+    return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastpipe.bench.augment.rows import Place
@@ -13,7 +13,10 @@ __all__ = ["single_of"]
 
 
 def single_of(
-    places: Iterable[Place], infos: Mapping[str, RowInfo], samples: Mapping[str, Sequence[Sample]], batch: int
+    places: Iterable[Place],
+    infos: Mapping[str, RowInfo],
+    samples: Mapping[str, Sequence[Sample]],
+    count: Callable[[str], int],
 ) -> dict[str, Any]:
     """What came of single operations.
 
@@ -21,10 +24,10 @@ def single_of(
         places: the operations, with what they are applied to.
         infos: all rows, by key.
         samples: of a finished run, by row.
-        batch: samples in a batch.
+        count: samples in a batch, by their unit.
 
     Returns:
-        ``batch_size``, and ``rows``: of each ``key``, ``label``, ``unit``, ``ms``, what fastpipe takes for a
+        ``rows``: of each ``key``, ``label``, ``unit``, ``batch_size``, ``ms``, what fastpipe takes for a
         batch (median, low, high), and ``against``: the others' labels with their ``ratio``, how many times
         as fast fastpipe is in the same round.
     """
@@ -33,6 +36,7 @@ def single_of(
         own = f"{place.key}-batch"
         if not samples.get(own):
             continue
+        batch = count(place.recipe.unit)
         others = [info for info in infos.values() if info.section == place.key and info.key != own]
         against = [
             {"label": info.label, "note": info.note, "ratio": _told(ratios(samples, own, [info.key]))}
@@ -44,11 +48,12 @@ def single_of(
                 "key": place.key,
                 "label": place.label,
                 "unit": place.recipe.unit,
+                "batch_size": batch,
                 "ms": _told(1000 * batch / sample.rate for sample in samples[own]),
                 "against": against,
             }
         )
-    return {"batch_size": batch, "rows": rows}
+    return {"rows": rows}
 
 
 def _told(figures: Iterable[float]) -> dict[str, float]:

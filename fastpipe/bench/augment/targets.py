@@ -27,6 +27,7 @@ def _split(key: str, words: str) -> Asked:
     return Asked(f'{words}, augment="auto", × without', f"{key}-auto", f"{key}-whole", 0.97)
 
 
+_VOLUME_PEERS = ("batchgenerators", "batchgenerators-worker", "monai", "monai-worker")
 ASKED = (
     *_simclr("float32"),
     *_simclr("uint8"),
@@ -36,7 +37,25 @@ ASKED = (
         "specaugment-float32-torchaudio",
         5,
     ),
+    Asked(
+        "nnU-Net's default, × the fastest of batchgeneratorsv2 and MONAI volume by volume",
+        "volume-float32-batch",
+        tuple(f"volume-float32-{kind}" for kind in _VOLUME_PEERS),
+        3,
+    ),
+    Asked(
+        "motion, × NumPy sequence by sequence",
+        "motion-float32-batch",
+        ("motion-float32-replaced", "motion-float32-worker"),
+        20,
+    ),
     *(_split(one.key, one.label) for one in LOADED),
+    Asked(
+        "nnU-Net's default, on CUDA, × NumPy and SciPy on the processor",
+        "volume-float32-cuda-batch",
+        ("volume-float32-replaced", "volume-float32-worker"),
+        30,
+    ),
     Asked("SimCLR, float32, on CUDA, × kornia", "simclr-float32-cuda-batch", "simclr-float32-cuda-kornia", 5),
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastpipe.bench.peer_children.protocol import AugmentJob, Batches, PeerError, Stream, augment_problem
 
-__all__ = ["Make", "Work", "labels_of", "photos_of", "spectrograms_of", "stream_of"]
+__all__ = ["Make", "Work", "labels_of", "photos_of", "spectrograms_of", "stream_of", "volumes_of"]
 
 Work = Callable[[], Any]
 # Of a recipe's name and the dtype before it.
@@ -76,6 +76,13 @@ def spectrograms_of(job: AugmentJob) -> Any:
     import torch
 
     return torch.from_numpy(np.load(job.spectrograms)).to(job.device)
+
+
+def volumes_of(job: AugmentJob) -> tuple[Any, Any]:
+    """The volumes, float32 (M, 1, D, H, W), and their labels, uint8 (M, D, H, W), as tensors."""
+    import torch
+
+    return torch.from_numpy(np.load(job.volumes)), torch.from_numpy(np.load(job.labels_of_volumes))
 
 
 def labels_of(job: AugmentJob) -> Any:

@@ -142,6 +142,7 @@ class AugmentJob:
     Attributes:
         photos: a NumPy file, uint8 (N, 3, H, W).
         spectrograms: a NumPy file, float32 (N, F, T).
+        volumes, labels_of_volumes: NumPy files, float32 (M, 1, D, H, W), and uint8 (M, D, H, W).
         tasks: what will be asked for: a recipe's name and the dtype before it, ``"simclr-uint8"``.
         batch_size: N.
         side: height and width of images afterwards.
@@ -155,6 +156,8 @@ class AugmentJob:
 
     photos: str
     spectrograms: str
+    volumes: str
+    labels_of_volumes: str
     tasks: Sequence[str]
     batch_size: int
     side: int
@@ -271,7 +274,9 @@ def volume_problem(job: VolumeJob, values: npt.NDArray[Any], labels: npt.NDArray
 
 
 def augment_problem(job: AugmentJob, task: str, values: npt.NDArray[Any]) -> str | None:
-    """What is wrong with the form of an augmented batch, images or spectrograms, or ``None``."""
+    """What is wrong with the form of an augmented batch, or ``None``."""
+    if values.ndim == 5 and values.dtype == np.float32:  # volumes, which are fewer
+        return None if np.isfinite(values).all() else f"{task}: a batch holds values that are not finite"
     if len(values) != job.batch_size or values.dtype != np.float32 or values.ndim not in (3, 4):
         seen = f"{values.dtype} {values.shape}"
         return f"{task}: a batch is {seen}, expected float32 of {job.batch_size} samples"

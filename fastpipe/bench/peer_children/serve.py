@@ -23,12 +23,14 @@ import numpy.typing as npt
 
 from fastpipe.bench.peer_children import (
     albumentations,
+    batchgenerators,
     dali,
     ffcv,
     hidefix,
     kornia,
     litdata,
     monai,
+    monai_augment,
     objects,
     pillow_simd,
     pyfive,
@@ -56,12 +58,14 @@ __all__ = ["SOURCES", "main", "serve"]
 
 SOURCES: dict[str, Callable[[Any], Stream]] = {
     "albumentations": albumentations.stream,
+    "batchgenerators": batchgenerators.stream,
     "dali": dali.stream,
     "ffcv": ffcv.stream,
     "hidefix": hidefix.stream,
     "kornia": kornia.stream,
     "litdata": litdata.stream,
     "monai": monai.stream,
+    "monai-augment": monai_augment.stream,
     "objects": objects.stream,
     "pillow_simd": pillow_simd.stream,
     "pyfive": pyfive.stream,

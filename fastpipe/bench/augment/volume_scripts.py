@@ -1,0 +1,199 @@
+"""Augmentations of one volume, (C, D, H, W), as scripts write them with NumPy and SciPy.
+
+Arguments are those of ``fastpipe.augment``.  What moves voxels moves labels, (D, H, W), too.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+
+__all__ = [
+    "Brightness3D", "Contrast3D", "Gamma3D", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D",
+    "RandomAffine3D", "RandomApply", "RandomElastic3D", "RandomFlip3D", "RandomRotate90",
+]  # fmt: skip
+
+Values = Any  # NumPy arrays, and tensors at the ends
+
+
+def _ndimage() -> Any:
+    return require("scipy.ndimage", extra="dev")
+
+
+class _Script:
+    """Takes and gives tensors; arrays within."""
+
+    def __call__(self, volume: Any, *labels: Any) -> Any:
+        torch = require("torch", extra="torch")
+        found = self.arrays(volume.numpy(), *(one.numpy() for one in labels))
+        made = tuple(torch.from_numpy(np.ascontiguousarray(one)) for one in found)
+        return made if labels else made[0]
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        """What is done."""
+        return (self.values(volume), *labels)
+
+    def values(self, volume: Values) -> Values:
+        """What is done to values, where voxels stay where they are."""
+        raise NotImplementedError
+
+
+class RandomApply(_Script):
+    """Some of the volumes."""
+
+    def __init__(self, op: Any, p: float) -> None:
+        self._op, self._p = op, p
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        found: tuple[Values, ...] = (
+            self._op.arrays(volume, *labels) if random.random() < self._p else (volume, *labels)
+        )
+        return found
+
+
+class RandomAffine3D(_Script):
+    """Rotate and scale, by ``affine_transform``."""
+
+    def __init__(
+        self, degrees: float = 0.0, scale: Any = (1.0, 1.0), p_rotation: float = 1.0, p_scale: float = 1.0
+    ) -> None:
+        self._degrees, self._scale = degrees, scale
+        self._p_rotation, self._p_scale = p_rotation, p_scale
+
+    def matrix(self) -> Values | None:
+        """Of the result's places to the volume's, or None where nothing is drawn."""
+        is_rotated, is_scaled = random.random() < self._p_rotation, random.random() < self._p_scale
+        if not is_rotated and not is_scaled:
+            return None
+        matrix = np.eye(3)
+        for axis in range(3):
+            angle = np.deg2rad(random.uniform(-self._degrees, self._degrees)) if is_rotated else 0.0
+            turn, (first, second) = np.eye(3), ((axis + 1) % 3, (axis + 2) % 3)
+            turn[[first, second], [first, second]] = np.cos(angle)
+            turn[second, first], turn[first, second] = np.sin(angle), -np.sin(angle)
+            matrix = turn @ matrix
+        return matrix * (random.uniform(*self._scale) if is_scaled else 1.0)
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        matrix = self.matrix()
+        if matrix is None:
+            return (volume, *labels)
+        middle = (np.array(volume.shape[1:]) - 1) / 2
+        offset, warp = middle - matrix @ middle, _ndimage().affine_transform
+        found = np.stack([warp(one, matrix, offset, order=1) for one in volume])
+        return (found, *(warp(one, matrix, offset, order=0) for one in labels))
+
+
+class RandomElastic3D(_Script):
+    """Bend, by ``map_coordinates``."""
+
+    def __init__(self, points: Any, sigma: float) -> None:
+        self._points, self._sigma = points, sigma
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        size = volume.shape[1:]
+        factors = [side / points for side, points in zip(size, self._points, strict=True)]
+        bends = self._sigma * np.random.randn(3, *self._points).astype(np.float32)
+        places = np.indices(size, np.float32)
+        places += np.stack([_ndimage().zoom(bend, factors, order=1) for bend in bends])
+        move = _ndimage().map_coordinates
+        found = np.stack([move(one, places, np.float32, order=1) for one in volume])
+        return (found, *(move(one, places, order=0) for one in labels))
+
+
+class RandomFlip3D(_Script):
+    """Mirror along each axis half of them."""
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        axes = tuple(axis for axis in (-3, -2, -1) if random.random() < 0.5)
+        return tuple(np.flip(one, axes).copy() for one in (volume, *labels))
+
+
+class RandomRotate90(_Script):
+    """Turn half of them in the plane of height and width."""
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
+        turns = random.randint(1, 3) if random.random() < 0.5 else 0
+        return tuple(np.rot90(one, turns, (-2, -1)).copy() for one in (volume, *labels))
+
+
+class GaussianNoise3D(_Script):
+    """Add noise."""
+
+    def __init__(self, std: Any) -> None:
+        self._std = std
+
+    def values(self, volume: Values) -> Values:
+        noise = np.random.default_rng(random.getrandbits(32)).standard_normal(volume.shape, np.float32)
+        return volume + np.float32(random.uniform(*self._std)) * noise
+
+
+class _PerChannel(_Script):
+    def __init__(self, limits: Any, p_channel: float = 1.0) -> None:
+        self._limits, self._p_channel = limits, p_channel
+
+    def values(self, volume: Values) -> Values:
+        return np.stack([self.channel(one) if random.random() < self._p_channel else one for one in volume])
+
+    def channel(self, values: Values) -> Values:
+        """What is done to a channel."""
+        raise NotImplementedError
+
+    def factor(self) -> np.float32:
+        """A factor, of which half are below 1."""
+        low, high = self._limits
+        is_below = random.random() < 0.5
+        return np.float32(random.uniform(low, 1.0) if is_below else random.uniform(1.0, high))
+
+
+class GaussianBlur3D(_PerChannel):
+    """Blur, by ``gaussian_filter``."""
+
+    def channel(self, values: Values) -> Values:
+        sigmas = [random.uniform(*self._limits) for _ in range(3)]
+        return _ndimage().gaussian_filter(values, sigmas, mode="mirror", truncate=3)
+
+
+class LowResolution3D(_PerChannel):
+    """Fewer voxels, and as many again, by ``zoom``."""
+
+    def channel(self, values: Values) -> Values:
+        scale = random.uniform(*self._limits)
+        fewer = [max(1, round(side * scale)) / side for side in values.shape]
+        small = _ndimage().zoom(values, fewer, order=0, mode="nearest", grid_mode=True)
+        back = [side / few for side, few in zip(values.shape, small.shape, strict=True)]
+        return _ndimage().zoom(small, back, order=1, mode="nearest", grid_mode=True)
+
+
+class Brightness3D(_PerChannel):
+    """Multiply."""
+
+    def channel(self, values: Values) -> Values:
+        return values * self.factor()
+
+
+class Contrast3D(_PerChannel):
+    """Away from the mean, or nearer to it."""
+
+    def channel(self, values: Values) -> Values:
+        mean = values.mean()
+        return ((values - mean) * self.factor() + mean).clip(values.min(), values.max())
+
+
+class Gamma3D(_PerChannel):
+    """To a power, with mean and standard deviation as they were."""
+
+    def __init__(self, limits: Any, inverted: bool = False) -> None:
+        super().__init__(limits)
+        self._inverted = inverted
+
+    def channel(self, values: Values) -> Values:
+        values = -values if self._inverted else values
+        low, extent = values.min(), np.ptp(values)
+        found = ((values - low) / extent) ** self.factor() * extent + low
+        found = (found - found.mean()) * (values.std() / max(found.std(), 1e-7)) + values.mean()
+        return -found if self._inverted else found
