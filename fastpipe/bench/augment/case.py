@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive(int), metavar="N",
         help=f"samples in a batch (default: {BATCH}, with --quick {QUICK_BATCH})")  # fmt: skip
     add("--recipe", action="append", choices=[one.key for one in RECIPES], metavar="NAME",
-        help="only this, and no other row: " + ", ".join(one.key for one in RECIPES)
-        + "; may be given again (default: all, from files as well, and single operations)")  # fmt: skip
+        help="only this, and single operations on the same: " + ", ".join(one.key for one in RECIPES)
+        + "; may be given again (default: all, and from files)")  # fmt: skip
     add("--no-single", action="store_true", help="leave single operations out, which are most of the rows")
     add_run_arguments(parser, "kornia, albumentations, torchaudio, batchgeneratorsv2 and MONAI")
 
@@ -82,9 +82,11 @@ class _Bench(Driver):
     def __post_init__(self) -> None:
         asked = self.args.recipe
         recipes = [one for one in RECIPES if not asked or one.key in asked]
+        units = {one.unit for one in recipes}
+        single = [] if self.args.no_single else [one for one in SINGLE if not asked or one.unit in units]
         self.places, self.single = (
             [Place(one, dtype, device) for device in self.devices for one in kind for dtype in one.dtypes]
-            for kind in (recipes, () if self.args.no_single or asked else SINGLE)
+            for kind in (recipes, single)
         )
         self.loaded = () if asked else LOADED
         self.main = f"{self.places[0].key}-batch"
