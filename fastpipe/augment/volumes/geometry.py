@@ -59,24 +59,23 @@ class RandomFlip3D(_Geometry):
         axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
         if not axes:
             return
-        values, depth = canvas.values, canvas.shape[1]
+        (given, values), depth = canvas.moved(), canvas.shape[1]
         pieces = canvas.pieces(0, depth // 2 if 1 in axes else depth)
 
         def task(number: int) -> None:
             piece = pieces[number]
-            part = values[:, piece]
             if 1 not in axes:
-                part.copy_(part.flip(axes))
+                values[:, piece].copy_(given[:, piece].flip(axes))
                 return
-            other = values[:, depth - piece.stop : depth - piece.start]
-            kept = part.flip(axes)
-            part.copy_(other.flip(axes))
-            other.copy_(kept)
+            opposite = slice(depth - piece.stop, depth - piece.start)
+            kept = given[:, piece].flip(axes)
+            values[:, piece].copy_(given[:, opposite].flip(axes))
+            values[:, opposite].copy_(kept)
 
         canvas.run(task, len(pieces))
         if 1 in axes and depth % 2:
-            middle = values[:, depth // 2]
-            middle.copy_(middle.flip([axis - 1 for axis in axes if axis > 1]))
+            middle = given[:, depth // 2].flip([axis - 1 for axis in axes if axis > 1])
+            values[:, depth // 2].copy_(middle)
 
     def extra_repr(self) -> str:
         return f"axes={self.axes}, p={self.p}"
@@ -118,13 +117,14 @@ class RandomRotate90(_Geometry):
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if not row[0]:
             return
-        values, plane = canvas.values, [axis + 1 for axis in self.axes]
+        (given, values), plane = canvas.moved(), [axis + 1 for axis in self.axes]
         [across] = {0, 1, 2} - set(self.axes)
         pieces = canvas.pieces(across)
 
         def task(number: int) -> None:
-            part = values.narrow(across + 1, pieces[number].start, pieces[number].stop - pieces[number].start)
-            part.copy_(torch.rot90(part, int(row[0]), plane))
+            begin, count = pieces[number].start, pieces[number].stop - pieces[number].start
+            source, out = (one.narrow(across + 1, begin, count) for one in (given, values))
+            out.copy_(torch.rot90(source, int(row[0]), plane))
 
         canvas.run(task, len(pieces))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -106,7 +106,8 @@ class Contrast3D(_Factor):
         if not row[0]:
             return
         factor = float(row[1])
-        mean, _, low, high = canvas.statistics(channel)
+        mean, _, *ends = canvas.statistics(channel)
+        low, high = cast(tuple[Any, Any], ends)  # numbers or tensors, and both alike
 
         def change(part: Tensor) -> None:
             part.sub_(mean).mul_(factor).add_(mean)
@@ -147,15 +148,15 @@ class Gamma3D(_Factor):
         extent = high - low
         # Of negative values what is raised is (high - x) / extent, and what comes of it is subtracted.
         base, sign = (high, -1.0) if self.inverted else (low, 1.0)
-        scale = sign / extent.clamp(min=_LEAST)
+        scale = sign / _above_0(extent)
 
         def change(part: Tensor) -> None:
             part.sub_(base).mul_(scale).pow_(gamma).mul_(sign * extent).add_(base)
 
-        canvas.each(channel, change)
-        if self.keep_stats:
-            now_mean, now_deviation, _, _ = canvas.statistics(channel)
-            factor = deviation / now_deviation.clamp(min=_LEAST)
+        now = canvas.each(channel, change, with_statistics=self.keep_stats)
+        if now is not None:
+            now_mean, now_deviation, _, _ = now
+            factor = deviation / _above_0(now_deviation)
             canvas.each(channel, lambda part: part.sub_(now_mean).mul_(factor).add_(mean))
 
     def extra_repr(self) -> str:
@@ -163,3 +164,7 @@ class Gamma3D(_Factor):
             f"{self.limits}, inverted={self.inverted}, keep_stats={self.keep_stats}, "
             f"p_channel={self.p_channel}"
         )
+
+
+def _above_0(value: Tensor | float) -> Tensor | float:
+    return value.clamp(min=_LEAST) if isinstance(value, Tensor) else max(value, _LEAST)

@@ -17,10 +17,13 @@ __all__ = ["along_depth", "along_height", "along_width", "moments", "warp", "war
 _t = require("numba.types", extra="image")
 _volume = _t.Array(_t.float32, 4, "C")
 _channel = _t.Array(_t.float32, 3, "C")
+_given = _t.Array(_t.float32, 3, "C", readonly=True)
 _f64s = _t.Array(_t.float64, 1, "C", readonly=True)
 _f32 = _t.Array(_t.float32, 1, "C")
 _taps = _t.Array(_t.int64, 2, "C", readonly=True), _t.Array(_t.float32, 2, "C", readonly=True)
+_line = _t.UniTuple(_t.float32, 6)
 _zero, _one = np.float32(0), np.float32(1)
+_ROUNDING = 1e-3  # voxels, much more than float32 places differ by
 
 
 # ---- maps ----------------------------------------------------------------------------------------
@@ -49,6 +52,52 @@ def _bend_row(bends: Any, depth: Any, height: Any, width: Any, z: Any, y: Any, f
             x0 = min(int(at), max(rows_x - 2, 0))
             part = np.float32(at - x0)
             found[axis * width + x] = line[x0] * (_one - part) + line[min(x0 + 1, rows_x - 1)] * part
+
+
+@compiled(
+    _t.void(_f32, _t.int64, _t.int64, _line, _t.int64, _t.int64, _f32), error_model="numpy",
+    fastmath={"contract"},
+)  # fmt: skip
+def _inside(flat: Any, plane: Any, width: Any, line: Any, first: Any, last: Any, out: Any) -> None:
+    """Voxels of a row whose eight neighbours are all there: without a question in between.
+
+    Args:
+        flat: a channel.
+        plane, width: voxels between planes, and between rows.
+        line: where the first voxel comes from, along depth, height and width, and the steps to the next.
+        first, last: which voxels.
+        out: the row.
+    """
+    from_z, from_y, from_x, step_z, step_y, step_x = line
+    for x in range(first, last):
+        at = np.float32(x)
+        pz, py, px = from_z + at * step_z, from_y + at * step_y, from_x + at * step_x
+        iz, iy, ix = np.int32(pz), np.int32(py), np.int32(px)
+        fz, fy, fx = pz - np.float32(iz), py - np.float32(iy), px - np.float32(ix)
+        source = iz * plane + iy * width + ix
+        below = source + plane
+        n0 = flat[source] + fx * (flat[source + 1] - flat[source])
+        n1 = flat[source + width] + fx * (flat[source + width + 1] - flat[source + width])
+        s0 = flat[below] + fx * (flat[below + 1] - flat[below])
+        s1 = flat[below + width] + fx * (flat[below + width + 1] - flat[below + width])
+        n0, s0 = n0 + fy * (n1 - n0), s0 + fy * (s1 - s0)
+        out[x] = n0 + fz * (s0 - n0)
+
+
+@compiled(_t.UniTuple(_t.int64, 2)(_line, _t.UniTuple(_t.int64, 3), _t.int64), error_model="numpy")
+def _range_inside(line: Any, size: Any, count: Any) -> Any:
+    """The voxels of a row, first and last, whose eight neighbours are all there."""
+    low, high = 0.0, np.float64(count - 1)
+    for axis in range(3):
+        begin, step, most = np.float64(line[axis]), np.float64(line[axis + 3]), size[axis] - 1 - _ROUNDING
+        if abs(step) * count < _ROUNDING:
+            if begin < _ROUNDING or begin > most - _ROUNDING:
+                return 0, 0
+            continue
+        one, other = (_ROUNDING - begin) / step, (most - begin) / step
+        low, high = max(low, min(one, other)), min(high, max(one, other))
+    first, last = int(np.ceil(low)), int(np.floor(high)) + 1
+    return (first, last) if first < last else (0, 0)
 
 
 @compiled(
@@ -86,9 +135,16 @@ def warp(
         by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (height - 1)
         bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (width - 1)
         from_z, from_y, from_x = np.float32(bz), np.float32(by), np.float32(bx)
+        begin, end = 0, 0
         if has_bends:
             _bend_row(bends, new_depth, new_height, new_width, z, y, bent)
-        for x in range(new_width):
+        else:
+            line = (from_z, from_y, from_x, az, ay, ax)
+            begin, end = _range_inside(line, (depth, height, width), new_width)
+            for c in range(channels):
+                _inside(flat[c], plane, width, line, begin, end, out[c, z, y])
+        for number in range(new_width - (end - begin)):
+            x = number if number < begin else number + (end - begin)
             at = np.float32(x)
             pz, py, px = from_z + at * az, from_y + at * ay, from_x + at * ax
             if has_bends:
@@ -183,32 +239,36 @@ def warp_nearest(
 
 # ---- numbers of all voxels -----------------------------------------------------------------------
 
-
-@compiled(_t.float32(_f32), fastmath=True)
-def _least(values: Any) -> Any:
-    found = values[0]
-    for at in range(len(values)):
-        found = min(found, values[at])
-    return found
+_LANES, _BLOCK = 64, 1 << 14  # sums side by side, and how many voxels they are float32 for
 
 
-@compiled(_t.float32(_f32), fastmath=True)
-def _greatest(values: Any) -> Any:
-    found = values[0]
-    for at in range(len(values)):
-        found = max(found, values[at])
-    return found
-
-
-@compiled(_t.void(_f32, _t.float64, _t.Array(_t.float64, 1, "C")), fastmath={"reassoc", "contract", "nsz"})
-def moments(values: Any, about: Any, found: Any) -> None:
-    """Sum, sum of squares, least and greatest of values, the sums of what they differ from ``about``."""
-    total, squares = 0.0, 0.0
-    for at in range(len(values)):
-        value = np.float64(values[at]) - about
-        total += value
-        squares += value * value
-    found[0], found[1], found[2], found[3] = total, squares, _least(values), _greatest(values)
+@compiled(_t.void(_f32, _t.Array(_t.float64, 1, "C")), fastmath=True)
+def moments(values: Any, found: Any) -> None:
+    """The first value, sums of what others differ from it and of its square, the least and the greatest."""
+    about, total, squares = values[0], 0.0, 0.0
+    sums, of_squares = np.zeros(_LANES, np.float32), np.zeros(_LANES, np.float32)
+    low, high = np.full(_LANES, about), np.full(_LANES, about)
+    whole = len(values) - len(values) % _LANES
+    for begin in range(0, whole, _BLOCK):
+        for row in range(begin, min(begin + _BLOCK, whole), _LANES):
+            for lane in range(_LANES):
+                value = values[row + lane]
+                apart = value - about
+                sums[lane] += apart
+                of_squares[lane] += apart * apart
+                low[lane] = value if value < low[lane] else low[lane]
+                high[lane] = value if value > high[lane] else high[lane]
+        for lane in range(_LANES):
+            total += sums[lane]
+            squares += of_squares[lane]
+            sums[lane], of_squares[lane] = _zero, _zero
+    least, greatest = low.min(), high.max()
+    for at in range(whole, len(values)):
+        apart = values[at] - about
+        total += apart
+        squares += apart * apart
+        least, greatest = min(least, values[at]), max(greatest, values[at])
+    found[0], found[1], found[2], found[3], found[4] = about, total, squares, least, greatest
 
 
 # ---- along an axis -------------------------------------------------------------------------------
@@ -216,18 +276,18 @@ def moments(values: Any, about: Any, found: Any) -> None:
 # Each voxel becomes a weighted sum of voxels of its line: of ``index[i, k]`` with ``weights[i, k]`` where it
 # is the line's i-th.  In place: what is read is copied first, and small enough to stay in cache.
 
-_along = _t.void(_channel, *_taps, _t.int64, _t.int64)
+_along = _t.void(_given, _channel, *_taps, _t.int64, _t.int64)
 
 
 @compiled(_along, error_model="numpy", fastmath={"contract"})
-def along_depth(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+def along_depth(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
     """Lines along the depth, of the rows ``first`` … ``last`` of each plane."""
     depth, _, width = channel.shape
     copied = np.empty((depth, width), np.float32)
     for y in range(first, last):
         for z in range(depth):
             for x in range(width):
-                copied[z, x] = channel[z, y, x]
+                copied[z, x] = given[z, y, x]
         for z in range(depth):
             row, source, weight = channel[z, y], copied[index[z, 0]], weights[z, 0]
             for x in range(width):
@@ -239,14 +299,14 @@ def along_depth(channel: Any, index: Any, weights: Any, first: Any, last: Any) -
 
 
 @compiled(_along, error_model="numpy", fastmath={"contract"})
-def along_height(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+def along_height(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
     """Lines along the height, of the planes ``first`` … ``last``."""
     _, height, width = channel.shape
     copied = np.empty((height, width), np.float32)
     for z in range(first, last):
         for y in range(height):
             for x in range(width):
-                copied[y, x] = channel[z, y, x]
+                copied[y, x] = given[z, y, x]
         for y in range(height):
             row, source, weight = channel[z, y], copied[index[y, 0]], weights[y, 0]
             for x in range(width):
@@ -261,7 +321,7 @@ _LINES = 16  # that are turned together, so that there is something to do at onc
 
 
 @compiled(_along, error_model="numpy", fastmath={"contract"})
-def along_width(channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
+def along_width(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
     """Lines along the width, of the planes ``first`` … ``last``."""
     _, height, width = channel.shape
     turned, made = np.empty((width, _LINES), np.float32), np.empty((width, _LINES), np.float32)
@@ -270,7 +330,7 @@ def along_width(channel: Any, index: Any, weights: Any, first: Any, last: Any) -
             count = min(_LINES, height - y)
             for line in range(count):
                 for x in range(width):
-                    turned[x, line] = channel[z, y + line, x]
+                    turned[x, line] = given[z, y + line, x]
             for x in range(width):
                 row, source, weight = made[x], turned[index[x, 0]], weights[x, 0]
                 for line in range(_LINES):

@@ -57,16 +57,18 @@ def lower_resolution(length: int, fewer: int) -> Taps:
 
 def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
     """Sum along an axis of (D, H, W), in place."""
-    values, (index, weights) = volume.values[channel], taps
+    (given, values), (index, weights) = volume.changed(channel), taps
     across = 1 if axis == 0 else 0  # what the pieces are pieces of
     pieces = volume.pieces(across)
     if volume.is_host:
-        array, kernel = values.numpy(), _KERNELS[axis]
-        volume.run(lambda at: kernel(array, index, weights, pieces[at].start, pieces[at].stop), len(pieces))
+        kernel, source, out = _KERNELS[axis], given.numpy(), values.numpy()
+        volume.run(
+            lambda at: kernel(source, out, index, weights, pieces[at].start, pieces[at].stop), len(pieces)
+        )
         return
     dense = np.zeros((len(index), len(index)), np.float32)
     np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
     matrix = torch.from_numpy(dense).to(values.device, non_blocking=True)
     for piece in pieces:
-        part = values[:, piece] if across else values[piece]
-        part.copy_(torch.movedim(torch.tensordot(matrix, part, dims=([1], [axis])), 0, axis))
+        before, after = (one[:, piece] if across else one[piece] for one in (given, values))
+        after.copy_(torch.movedim(torch.tensordot(matrix, before, dims=([1], [axis])), 0, axis))

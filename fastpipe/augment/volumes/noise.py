@@ -24,15 +24,15 @@ def add(volume: Volume, std: float, seed: int) -> None:
     pieces = []
     for channel in range(volume.channels):
         begin = 0
-        for piece in volume.flat_pieces(channel):
-            pieces.append((piece, begin, (seed + channel * _GOLDEN) % SEEDS))
-            begin += len(piece)
+        for given, values in volume.flat_pieces(channel):
+            pieces.append((given, values, begin, (seed + channel * _GOLDEN) % SEEDS))
+            begin += len(values)
 
     def task(number: int) -> None:
-        piece, begin, of_channel = pieces[number]
-        even, odd = normal(begin, len(piece), of_channel, piece.device)
-        piece[::2].add_(even, alpha=std)
-        piece[1::2].add_(odd[: len(piece) // 2], alpha=std)
+        given, values, begin, of_channel = pieces[number]
+        even, odd = normal(begin, len(values), of_channel, values.device)
+        torch.add(given[::2], even, alpha=std, out=values[::2])
+        torch.add(given[1::2], odd[: len(values) // 2], alpha=std, out=values[1::2])
 
     volume.run(task, len(pieces))
 
