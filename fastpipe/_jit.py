@@ -25,6 +25,7 @@ KERNEL_MODULES = (
     "augment/spectrogram_kernels.py",
     "augment/sum_kernels.py",
     "augment/volumes/kernels.py",
+    "augment/volumes/noise_kernels.py",
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.volumes import noise_kernels
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["SEEDS", "add", "normal"]
@@ -30,6 +32,9 @@ def add(volume: Volume, std: float, seed: int) -> None:
 
     def task(number: int) -> None:
         given, values, begin, of_channel = pieces[number]
+        if volume.is_host:
+            noise_kernels.add(given.numpy(), values.numpy(), begin, np.uint32(of_channel), np.float32(std))
+            return
         even, odd = normal(begin, len(values), of_channel, values.device)
         torch.add(given[::2], even, alpha=std, out=values[::2])
         torch.add(given[1::2], odd[: len(values) // 2], alpha=std, out=values[1::2])
