@@ -535,6 +535,9 @@ def test_a_recipe_alone(
         f"{key}-float32-{kind}" for key in ("volume", "motion") for kind in ("replaced", "worker", "batch")
     ]
     assert result["main"] == "volume-float32-batch"
+    assert [one["text"].split(",")[0] for one in result["targets"]] == [
+        "nnU-Net's default", "motion", "nnU-Net's default", "chains on CUDA whose call keeps the host waiting",
+    ]  # fmt: skip
     single = {row["label"].split(",")[0]: row["batch_size"] for row in result["single"]["rows"]}
     assert single["GaussianBlur3D"] == 2 and single["MotionSpeed"] == 64 and "ColorJitter" not in single
     assert (

@@ -117,7 +117,7 @@ class _Bench(Driver):
             "floor_share": None,
             "plan": str(chain_of(self.places[0].recipe, "float32")),
             "single": single_of(self.single, self.infos, session.samples, self.batches.count),
-            "targets": targets(session.samples, waiting),
+            "targets": targets(session.samples, waiting, self.args.recipe or ()),
         }
         result["verdict"] = verdict(result)
         return result

@@ -60,13 +60,17 @@ ASKED = (
 )
 
 
-def targets(samples: Mapping[str, Sequence[Sample]], waiting: Sequence[str] | None) -> list[dict[str, Any]]:
+def targets(
+    samples: Mapping[str, Sequence[Sample]], waiting: Sequence[str] | None, recipes: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """What came of all figures.
 
     Args:
         samples: of a finished run, by row.
         waiting: calls that keep the host waiting, from `check.calls_that_wait`; None without CUDA.
+        recipes: those that were run; all, where there are none.
     """
     counts = [] if waiting is None else [len(waiting)]
     text = "chains on CUDA whose call keeps the host waiting"
-    return [*judged_rates(samples, ASKED), judged(text, 0, "chains", counts, is_most=True)]
+    asked = [one for one in ASKED if not recipes or one.row.startswith(tuple(f"{key}-" for key in recipes))]
+    return [*judged_rates(samples, asked), judged(text, 0, "chains", counts, is_most=True)]
