@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["followed_volumes", "on_volumes"]
 
 Ops = Sequence["BatchTransform"]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SMALL = 1 << 15  # voxels; smaller volumes are not shared by threads, which have one each
 
 
@@ -53,7 +54,11 @@ def on_volumes(
             out = torch.from_numpy(flat).view(dtype).view(shape)
         else:
             out = torch.empty(shape, dtype=dtype, device=volumes.device)
-        change = _changer(ops, volumes.detach(), applied, out, channels or volumes.shape[1], is_host)
+        volumes, goal = volumes.detach(), out
+        if not is_host and dtype in _SIGNED and dtype == volumes.dtype:
+            # Devices move bits of these as those of numbers with a sign: few operations know them.
+            volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
+        change = _changer(ops, volumes, applied, goal, channels or volumes.shape[1], is_host)
         if is_host and out[0].numel() <= _SMALL:
             run_all(lambda number: change(number, _here), len(volumes))
         else:

@@ -199,6 +199,8 @@ class _Bench(Driver):
         words += [f"--batch-size {size}"] if args.batch_size else []
         words += [f"--recipe {one}" for one in args.recipe or ()]
         words += ["--no-single"] if args.no_single else []
+        counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
+        of = " or ".join(map(str, counts))
         return self.facts("augment", words, busy) | {
             "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
             "sections": {
@@ -206,8 +208,8 @@ class _Bench(Driver):
                 **{loaded.key: {"label": loaded.label} for loaded in self.loaded},
             },
             "job": {
-                "text": f"augmentation of batches of {size}: recipes, from decoded images to a model's input",
-                "short": f"augmentation of batches of {size}",
+                "text": f"augmentation of batches of {of}: recipes, from decoded samples to a model's input",
+                "short": f"augmentation of batches of {of}",
                 "batch_size": size,
                 "replaces": "transform",
             },
