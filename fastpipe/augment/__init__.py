@@ -14,9 +14,9 @@
     loader = FastLoader(dataset, batch_size=64, device="cuda", augment=views)
 
 Images are (N, C, H, W), spectrograms also (N, F, T), volumes (N, C, D, H, W) or (N, D, H, W), and motion is
-(N, T, J, C); a chain is of one of these.  Parameters are drawn first, in NumPy, and applied then: ``op.draw(images.shape)``
-and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.  What a chain does is seen by
-``preview(views, images, "views.png")``.
+(N, T, J, C); a chain is of one of these.  Parameters are drawn first, in NumPy, and applied then:
+``op.draw(images.shape)`` and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.  What a
+chain does is seen by ``preview(views, images, "views.png")``.
 
 ``FastLoader(dataset, augment="auto")`` makes such a chain of what follows the crop in the dataset's own
 transform.
