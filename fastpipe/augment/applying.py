@@ -32,7 +32,7 @@ class RandomApply(BatchTransform):
         self.p = probability(p)
         for op in self.ops:
             if op.mixes:
-                raise AugmentError(f"RandomApply leaves some images as they are, and {op} mixes all")
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
         self.draws, self.names, self.applied_names = (
             self.draws_for(1),
             self.names_for(1),
@@ -54,7 +54,7 @@ class RandomApply(BatchTransform):
         for op in self.ops:
             op.check(shape)
             if op.shape_after(tuple(shape[1:])) != tuple(shape[1:]):
-                raise AugmentError(f"RandomApply leaves some images as they are, and {op} resizes")
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} resizes")
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
         for op in reversed(self.ops):
@@ -64,7 +64,8 @@ class RandomApply(BatchTransform):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         for op in self.ops:
             if op.dtype_after(dtype) != dtype:
-                raise AugmentError(f"RandomApply leaves some images as they are, and {op} converts")
+                hint = f": give {op.kind}.float()" if op.kind == "volumes" else ""
+                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} converts{hint}")
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:

@@ -75,9 +75,12 @@ class BatchTransform:
 
         Args:
             images: (N, C, H, W), uint8, float16, bfloat16 or float32, of any device; spectrograms are
-                floats, also (N, F, T).
+                floats, also (N, F, T).  Volumes are (N, C, D, H, W) or (N, D, H, W), floats, or integers that
+                become float32 where values change; motion is (N, T, J, C), floats.
             others: what belongs to the images.  Geometry takes along masks, boxes and keypoints, as
-                ``torchvision.tv_tensors``; anything else, such as labels, is handed through.
+                ``torchvision.tv_tensors``; of volumes all tensors of as many voxels, (N, D, H, W) or
+                (N, K, D, H, W), which are labels: of the nearest voxel, whatever their dtype.  Anything else,
+                such as numbers of classes, is handed through.
             generator: of the CPU; gives one number to a batch.  Default: torch's global generator.
             key: where the samples stand in an epoch, in the place of a generator.
 
@@ -232,8 +235,15 @@ class BatchTransform:
         return size
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W) in which
-        nothing is missing that was moved in from beyond: ``margin=`` of a ``FastPatchDataset``."""
+        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W), so that
+        little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
+
+        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
+        what is scaled by up to 1 / 0.85; several at once may need more.
+
+        Raises:
+            AugmentError: the augmentation moves voxels and does not say what ``size=`` it cuts.
+        """
         return self._chain.margin(size)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:

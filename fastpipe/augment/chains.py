@@ -37,6 +37,7 @@ __all__ = ["Chain"]
 
 _SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
 Shape = tuple[int, ...]
+_ONE = {"images": "image", "volumes": "volume", "motion": "sequence"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPES = {
     "images": (torch.uint8, *_FLOATS),
@@ -265,7 +266,8 @@ class Chain:
         wanted = self._wanted()
         full = wanted[-1].count(",") + 1
         if len(shape) not in range(full - len(wanted) + 1, full + 1):
-            one = f": give one {self.kind.removesuffix('s')} as {self.kind.removesuffix('s')}[None]"
+            word = _ONE[self.kind]
+            one = f": give one {word} as {word}[None]"
             hint = one if len(shape) == full - len(wanted) else ""
             raise AugmentError(
                 f"{self.name} takes a batch {' or '.join(wanted)}, got shape {tuple(shape)}{hint}"

@@ -11,8 +11,8 @@ from fastpipe.augment.canvas import Float32Array
 from fastpipe.errors import AugmentError
 
 __all__ = [
-    "Fill", "fill_of", "filling_of", "increasing", "interpolation_of", "probability", "range_about_zero",
-    "two_numbers",
+    "Fill", "fill_of", "filling_of", "increasing", "interpolation_of", "plain", "probability",
+    "range_about_zero", "two_numbers",
 ]  # fmt: skip
 
 # What is outside of an image: one number, or one for each channel; None is 0.
@@ -52,6 +52,11 @@ def range_about_zero(value: float | Sequence[float], name: str) -> tuple[float, 
     if not -np.inf < low <= high < np.inf:
         raise AugmentError(f"{name}= is a number of at least 0, or two that increase, got {value!r}")
     return float(low), float(high)
+
+
+def plain(value: Any) -> Any:
+    """An argument that may be an array, as a list or a number."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def two_numbers(value: Any) -> tuple[float, float]:

@@ -76,7 +76,8 @@ def change(
             place = t * speed
             at = min(int(place), length - 1)
             part = np.float32(place - at)
-            rest, after = _one - part, min(at + 1, length - 1)
+            # Of what has no part in a frame NaN is none of its.
+            rest, after = _one - part, min(at + 1, length - 1) if part > 0 else at
             goal = row if is_moved else made[n, t]
             if is_played:
                 for k in range(width):

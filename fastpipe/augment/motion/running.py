@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["checked_lengths", "on_motion"]
 
 Step = tuple[Any, Float64Array]
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _PART = 1 << 19  # bytes of sequences that a thread works on at a time
 
 
@@ -31,7 +32,7 @@ def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
     Raises:
         AugmentError: they are none.
     """
-    if not isinstance(lengths, Tensor) or lengths.shape != motion.shape[:1] or lengths.is_floating_point():
+    if not isinstance(lengths, Tensor) or lengths.shape != motion.shape[:1] or lengths.dtype not in _WHOLE:
         seen = (
             f"{lengths.dtype} {tuple(lengths.shape)}"
             if isinstance(lengths, Tensor)
@@ -71,10 +72,13 @@ def on_motion(
     with torch.inference_mode(False), torch.no_grad():
         motion = motion.detach()
         if is_host:
-            found, now = _on_host(ops, motion, applied, lengths, memory)
+            given = None if lengths is None else lengths.cpu()
+            found, now = _on_host(ops, motion, applied, given, memory)
         else:
             found, now = _on_device(ops, motion, applied, lengths)
-    return found, None if lengths is None else now.to(lengths.dtype)
+            if lengths is not None and lengths.device.type == "cpu":  # nobody waits for those of the device
+                now = _lengths_after(ops, applied, lengths, motion.shape[1])
+    return found, None if lengths is None else now.to(lengths.device, lengths.dtype)
 
 
 def _on_host(
@@ -110,6 +114,18 @@ def _changed(maps: FrameMaps, values: Tensor, lengths: Any, holds: bool, memory:
 
     run_all(task, -(-count // size), joins=True)
     return torch.from_numpy(out)
+
+
+def _lengths_after(
+    ops: Sequence[BatchTransform], applied: Float64Array, lengths: Tensor, frames: int
+) -> Tensor:
+    """What the lengths of sequences are afterwards, on the host."""
+    now = lengths.numpy().astype(np.int64)
+    for op, rows in _flat(ops, applied):
+        if "speed" in op.names:
+            played = np.minimum(((now - 1) / rows[:, 0]).astype(np.int64) + 1, frames)
+            now = np.where(rows[:, 0] == 1, now, played)
+    return torch.from_numpy(now)
 
 
 def _played_once(ops: Sequence[BatchTransform], applied: Float64Array) -> Iterator[list[Step]]:
@@ -149,7 +165,8 @@ def _on_device(
     table, begin = table.to(motion.device, non_blocking=True), 0
     values = motion.float()
     now = torch.full((len(motion),), motion.shape[1], dtype=torch.int64, device=motion.device)
-    now = now if lengths is None else lengths.to(motion.device, torch.int64)
+    if lengths is not None:  # of which nobody has looked at those that are there
+        now = lengths.to(motion.device, torch.int64, non_blocking=True).clamp(1, motion.shape[1])
     for op in ops:
         names = op.names_applied
         columns = {name: table[:, begin + at] for at, name in enumerate(names)}

@@ -84,7 +84,9 @@ class MotionSpeed(MotionTransform):
         first = torch.minimum(place.long(), last)
         part = (place - first).float()[:, :, None, None]
         rows = torch.arange(len(motion), device=motion.device).view(-1, 1)
-        found = motion[rows, first] * (1 - part) + motion[rows, torch.minimum(first + 1, last)] * part
+        # Of what has no part in a frame NaN is none of its.
+        after = torch.where(part.squeeze((2, 3)) > 0, torch.minimum(first + 1, last), first)
+        found = motion[rows, first] * (1 - part) + motion[rows, after] * part
         found = torch.where((time < new_lengths.view(-1, 1))[:, :, None, None], found, found.new_zeros(()))
         is_same = (speed == 1).view(-1, 1, 1, 1)
         now = torch.where(is_same.view(-1), lengths, new_lengths) if has_lengths else lengths

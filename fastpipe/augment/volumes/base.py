@@ -10,7 +10,7 @@ import torch
 
 from fastpipe.augment.base import BatchTransform
 from fastpipe.augment.distributions import between
-from fastpipe.augment.options import two_numbers
+from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
@@ -91,7 +91,8 @@ def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:
     Raises:
         AugmentError: they do not, or are below ``least``.
     """
-    low, high = two_numbers(value) if isinstance(value, Sequence) else (float(value), float(value))
+    given = plain(value)
+    low, high = two_numbers(given if isinstance(given, Sequence) else (given, given))
     if not least <= low <= high < float("inf"):  # NaN neither
         raise AugmentError(f"{name}= is a number of at least {least:g}, or two that increase, got {value!r}")
     return low, high
@@ -103,7 +104,8 @@ def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:
     Raises:
         AugmentError: there are no such axes.
     """
-    given = [value] if isinstance(value, int) else list(value)
+    given = plain(value)
+    given = [given] if isinstance(given, int) else list(given)
     if not all(isinstance(axis, int) and 0 <= axis < 3 for axis in given) or len(set(given)) < len(given):
         raise AugmentError(f"{name}= is some of 0, 1 and 2, depth, height and width, got {value!r}")
     return tuple(sorted(given))

@@ -10,7 +10,7 @@ import torch
 
 from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.distributions import between
-from fastpipe.augment.options import probability, range_about_zero
+from fastpipe.augment.options import plain, probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
@@ -195,13 +195,16 @@ class RandomAffine3D(VolumeTransform):
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
         if self.size is None:
-            return size
+            raise AugmentError(
+                f"{self} cuts nothing off: give size=, as large as patches are to be, for a margin"
+            )
         if size != self.size:
             raise AugmentError(f"{self} makes volumes of {self.size}, asked for {size}")
         largest = covering(np.array(size) * self.spacing, self.degrees) / self.spacing
         scales = np.ones(3)
         scales[list(self.scale_axes)] = max(1.0, min(self.scale[1], _MOST_COVERED)) if self.p_scale else 1.0
-        return tuple(int(np.ceil(one - 1e-6)) for one in largest * scales)
+        largest = (largest + 2 * np.array(self.translate) * size) * scales
+        return tuple(int(np.ceil(one - 1e-6)) for one in largest)
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
         is_rotated, is_scaled = u[:, 7] < self.p_rotation, u[:, 8] < self.p_scale
@@ -286,6 +289,7 @@ class RandomElastic3D(RandomAffine3D):
         **options: Any,
     ) -> None:
         super().__init__(degrees, scale, translate, **options)
+        points = plain(points)
         given = (points,) * 3 if isinstance(points, int) else tuple(points)
         if len(given) != 3 or not all(isinstance(one, int) and one >= 2 for one in given):
             raise AugmentError(
@@ -296,7 +300,7 @@ class RandomElastic3D(RandomAffine3D):
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
         # Two standard deviations more on each side, of those that are cut at all.
         largest = super().size_before(size)
-        more = [0.0] * 3 if self.size is None or not self.p else self.sigma
+        more = self.sigma if self.p else (0.0,) * 3
         return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
@@ -333,6 +337,18 @@ class _LabelAffine(_Geometry):
     def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return self._op.shape_after(shape)
 
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        fill = self._op.label_fill
+        limits = (0, 1) if dtype == torch.bool else (-np.inf, np.inf)
+        if dtype.is_complex:
+            raise AugmentError(f"labels are whole numbers or floats, got {dtype}")
+        if not dtype.is_floating_point and dtype != torch.bool:
+            limits = (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        is_whole = dtype.is_floating_point or fill == np.floor(fill)
+        if self._op.fill != "edge" and not (limits[0] <= fill <= limits[1] and is_whole):
+            raise AugmentError(f"label_fill={fill:g} is no label of {dtype}")
+        return dtype
+
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         self._op.resample(canvas, row, is_labels=True)
 
@@ -341,12 +357,17 @@ class _LabelAffine(_Geometry):
 
 
 def _angles(degrees: Any) -> tuple[tuple[float, float], ...]:
+    degrees = plain(degrees)
     given = degrees if isinstance(degrees, Sequence) and len(degrees) == 3 else [degrees] * 3
     return tuple(range_about_zero(one, "degrees") for one in given)
 
 
 def _three(value: float | Sequence[float], name: str, least: float) -> tuple[float, ...]:
-    given = tuple(map(float, value)) if isinstance(value, Sequence) else (float(value),) * 3
+    value = plain(value)
+    try:
+        given = tuple(map(float, value if isinstance(value, Sequence) else (value,) * 3))
+    except (TypeError, ValueError):
+        given = ()
     if len(given) != 3 or not all(least <= one < np.inf for one in given):
         raise AugmentError(f"{name}= is three numbers, of depth, height and width, got {value!r}")
     return given
@@ -360,7 +381,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _size(size: Sequence[int]) -> tuple[int, ...]:
-    given = tuple(size)
+    given = tuple(plain(size))
     if len(given) != 3 or not all(isinstance(one, int) and one > 0 for one in given):
         raise AugmentError(f"size= is depth, height and width in voxels, got {size!r}")
     return given

@@ -90,12 +90,16 @@ def _range_inside(line: Any, size: Any, count: Any) -> Any:
     low, high = 0.0, np.float64(count - 1)
     for axis in range(3):
         begin, step, most = np.float64(line[axis]), np.float64(line[axis + 3]), size[axis] - 1 - _ROUNDING
+        if size[axis] < 2:
+            return 0, 0
         if abs(step) * count < _ROUNDING:
             if begin < _ROUNDING or begin > most - _ROUNDING:
                 return 0, 0
             continue
         one, other = (_ROUNDING - begin) / step, (most - begin) / step
         low, high = max(low, min(one, other)), min(high, max(one, other))
+    if not low <= high:  # NaN neither; and what is far away is no integer
+        return 0, 0
     first, last = int(np.ceil(low)), int(np.floor(high)) + 1
     return (first, last) if first < last else (0, 0)
 

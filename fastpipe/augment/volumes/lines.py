@@ -6,10 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.volumes import kernels
+from fastpipe.augment.volumes.maps import uploaded
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]
@@ -66,9 +66,12 @@ def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
             lambda at: kernel(source, out, index, weights, pieces[at].start, pieces[at].stop), len(pieces)
         )
         return
-    dense = np.zeros((len(index), len(index)), np.float32)
-    np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
-    matrix = torch.from_numpy(dense).to(values.device, non_blocking=True)
+    # Sums, and no matrix product, which may have fewer digits on a GPU.
+    places, factors = uploaded(index, values.device), uploaded(weights, values.device)
+    form = [-1 if at == axis else 1 for at in range(3)]
     for piece in pieces:
         before, after = (one[:, piece] if across else one[piece] for one in (given, values))
-        after.copy_(torch.movedim(torch.tensordot(matrix, before, dims=([1], [axis])), 0, axis))
+        total = before.index_select(axis, places[:, 0]).mul_(factors[:, 0].view(form))
+        for tap in range(1, index.shape[1]):
+            total.add_(before.index_select(axis, places[:, tap]).mul_(factors[:, tap].view(form)))
+        after.copy_(total)

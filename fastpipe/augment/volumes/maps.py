@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +14,24 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes import kernels
 from fastpipe.augment.volumes.volume import PART, PIECE, Volume
 
-__all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "warped"]
+__all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "filling", "uploaded", "warped"]
 
 Fill3D = float | Literal["edge"]
 
 NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+def filling(number: float, dtype: torch.dtype) -> Tensor:
+    """A fill as labels of a dtype have it, (1,), on the host; integers as they are with another sign."""
+    value = torch.tensor([number], dtype=torch.float64)
+    return (value if dtype.is_floating_point else value.to(torch.int64)).to(dtype)
+
+
+def uploaded(array: Any, device: torch.device) -> Tensor:
+    """An array on a device; nobody waits for pinned memory's way there."""
+    found = torch.from_numpy(array)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
@@ -73,7 +85,7 @@ def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
     if where.is_nearest:
         # Whatever labels are, they are moved as they are.
         kind = torch.float32 if given.dtype == torch.float32 else _UNSIGNED[given.element_size()]
-        outside = given.new_tensor([where.number]).view(kind).numpy()[0]
+        outside = filling(where.number, given.dtype).view(kind).numpy()[0]
         given, out, kernel = given.view(kind), out.view(kind), kernels.warp_nearest
     source, target = given.numpy(), out.numpy()
 
@@ -88,11 +100,8 @@ def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
 
 def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
     sizes, wanted, fill = tuple(given.shape[1:]), tuple(out.shape[1:]), where.number
-    bends = None
-    if where.bends.size:
-        bends = torch.from_numpy(where.bends).to(given.device, non_blocking=True)[None]
+    bends = uploaded(where.bends, given.device)[None] if where.bends.size else None
     step = max(1, PIECE // max(1, out[0, 0].numel()))
-    shifted = given - fill if fill and not where.is_nearest else given
     mode = "border" if where.fill == "edge" else "zeros"
     for begin in range(0, wanted[0], step):
         end = min(begin + step, wanted[0])
@@ -100,11 +109,14 @@ def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
         if where.is_nearest:
             _take(given, places, where, out[:, begin:end])
             continue
+        inside = _parts_inside(places, sizes) if fill else None
         for place, size in zip(places, sizes, strict=True):
             place.mul_(2 / size).add_(1 / size - 1)
         grid = torch.stack(places[::-1], dim=-1)[None]
-        part = grid_sample(shifted[None], grid, padding_mode=mode, align_corners=False)[0]
-        out[:, begin:end].copy_(part.add_(fill) if fill else part)
+        part = grid_sample(given[None], grid, padding_mode=mode, align_corners=False)[0]
+        if inside is not None:
+            part = torch.where(inside < 1, part + (1 - inside) * fill, part)
+        out[:, begin:end].copy_(part)
 
 
 def _places(
@@ -138,6 +150,16 @@ def _places(
     return found
 
 
+def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
+    """How much of the voxels around places is inside, by their weights."""
+    found: Tensor | None = None
+    for place, size in zip(places, sizes, strict=True):
+        part = torch.minimum(place + 1, size - place).clamp_(0, 1)
+        found = part if found is None else found.mul_(part)
+    assert found is not None
+    return found
+
+
 def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
     """The nearest voxels, of any dtype."""
     index, inside = None, None
@@ -149,6 +171,7 @@ def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
         at = at.clamp_(0, size - 1).long()
         index = at if index is None else index * size + at
     assert index is not None and inside is not None
+    outside = filling(where.number, given.dtype).to(given.device)[0]
     for channel, target in zip(given, out, strict=True):
         found = channel.reshape(-1).take(index)
-        target.copy_(torch.where(inside, found, found.new_full((), where.number)))
+        target.copy_(torch.where(inside, found, outside))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import applied_table, dtype_after, run_all, shape_after
 from fastpipe.augment.volumes.volume import Run, Volume
 from fastpipe.engine.slots import SlotPool
+from fastpipe.errors import AugmentError
 
 if TYPE_CHECKING:
     from fastpipe.augment.base import BatchTransform
@@ -109,7 +110,10 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
         table: its parameters.
         shape: of the volumes before, (N, C, D, H, W).
         others: tensors of as many voxels, (N, D, H, W) or (N, K, D, H, W), go where those of the volumes go,
-            from the nearest; anything else is handed through.
+            from the nearest, also in dictionaries, lists and tuples; anything else is handed through.
+
+    Raises:
+        AugmentError: volumes of another size are among them, or labels that cannot be filled up.
     """
     applied = applied_table(ops, table.numpy(), tuple(shape[1:]))
     twins: list[BatchTransform] = []
@@ -125,7 +129,10 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
     def followed(thing: object) -> object:
         if isinstance(thing, dict):
             return {name: followed(value) for name, value in thing.items()}
-        if not isinstance(thing, Tensor) or not _is_of(thing, shape):
+        if isinstance(thing, (list, tuple)):
+            made: list[Any] = [followed(value) for value in thing]
+            return type(thing)(*made) if hasattr(thing, "_fields") else type(thing)(made)
+        if not isinstance(thing, Tensor) or not twins or not _is_of(thing, shape):
             return thing
         labels = thing.as_subclass(Tensor)
         labels = labels.unsqueeze(1) if thing.ndim == 4 else labels
@@ -136,5 +143,13 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
-    is_whole = thing.ndim in (4, 5) and tuple(thing.shape[-3:]) == tuple(shape[-3:])
-    return is_whole and len(thing) == shape[0]
+    """Whether a tensor is of the volumes' voxels."""
+    if thing.ndim not in (4, 5) or len(thing) != shape[0]:
+        return False
+    is_whole = tuple(thing.shape[-3:]) == tuple(shape[-3:])
+    if thing.ndim == 5 and not is_whole:  # of four axes it may be something else
+        raise AugmentError(
+            f"volumes of {tuple(shape[-3:])} come with others of {tuple(thing.shape[-3:])}, which cannot be "
+            "moved as they are: make labels of other sizes after the augmentation"
+        )
+    return is_whole

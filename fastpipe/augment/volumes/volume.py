@@ -184,7 +184,7 @@ class Volume:
 
 
 def _of_device(values: Tensor) -> Statistics:
-    deviation, mean = torch.std_mean(values)
+    deviation, mean = torch.std_mean(values, correction=min(1, values.numel() - 1))
     return mean, deviation, *torch.aminmax(values)
 
 

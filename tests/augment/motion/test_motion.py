@@ -129,6 +129,25 @@ def test_speed_keeps_the_path() -> None:
     assert (held[:, 15:] == held[:, 14:15]).all() and torch.allclose(held[:, 14], motion[:, 28])
 
 
+def test_a_joint_that_is_missing_is_missing_where_it_is() -> None:
+    motion = torch.arange(6.0).view(1, 6, 1, 1).clone()
+    motion[0, 3] = torch.nan
+    op, parameters = augment.MotionSpeed((2.0, 2.0)), augment.Parameters(speed=np.array([2.0]))
+    applied = applied_table([op], parameters.table, (6, 1, 1))
+    for is_host in (True, False):
+        found, _ = on_motion([op], motion, applied, None, SlotPool(0), is_host=is_host)
+        assert found.flatten().tolist() == [0, 2, 4, 4, 4, 4]
+
+
+def test_lengths_that_nobody_has_looked_at_do_no_harm() -> None:
+    """On a device to look would be to wait."""
+    motion, lengths = motion_of((3, 12, 5, 3)), torch.tensor([40, -3, 12])
+    op = augment.MotionSpeed((0.7, 0.9))
+    applied = applied_table([op], op.draw(motion.shape).table, (12, 5, 3))
+    found, _ = on_motion([op], motion, applied, lengths, SlotPool(0), is_host=False)
+    assert found.isfinite().all()
+
+
 def test_frames_behind_the_end_are_left_as_they_are() -> None:
     motion, lengths = motion_of(), lengths_of(motion_of())
     chain = augment.Compose(recipe().ops[1:], lengths=2)
@@ -222,12 +241,13 @@ def test_arguments_that_cannot_work(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((torch.zeros(4, 3, 2), torch.ones(4).long()), r"takes a batch \(N, T, J, C\), got shape .*\[None\]"),
+        ((torch.zeros(4, 3, 2), torch.ones(4).long()), r"takes a batch \(N, T, J, C\), got shape .*sequence\[None\]"),
         ((torch.zeros(4, 5, 5, 3).long(), torch.ones(4).long()), "got torch.int64"),
         ((torch.zeros(4, 5, 5, 3),), "lengths=1 says where a batch has the sequences' lengths, got 1 parts"),
         ((torch.zeros(4, 5, 5, 3), torch.ones(3).long()), r"whole numbers \(4,\), got torch.int64 \(3,\) there"),
         ((torch.zeros(4, 5, 5, 3), torch.ones(4)), r"got torch.float32 \(4,\) there"),
         ((torch.zeros(4, 5, 5, 3), [5, 5, 5, 5]), "got list there"),
+        ((torch.zeros(4, 5, 5, 3), torch.ones(4, dtype=torch.bool)), r"got torch.bool \(4,\) there"),
         ((torch.zeros(4, 5, 5, 3), torch.tensor([5, 6, 5, 5])), "sequence 1 of the batch has length 6"),
         ((torch.zeros(4, 5, 5, 3), torch.tensor([5, 5, 5, 0])), "sequence 3 of the batch has length 0"),
         ((torch.zeros(4, 5, 4, 3), torch.ones(4).long()), "pairs= has joint 4, and there are 4"),

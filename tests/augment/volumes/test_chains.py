@@ -122,10 +122,107 @@ def test_labels_are_the_voxels_that_are_nearest(dtype: torch.dtype, is_host: boo
 def test_what_has_no_voxels_is_handed_through() -> None:
     views = augment.nnunet_default()
     volumes, classes = smooth((2, 1, *SIZE)), torch.tensor([3, 4])
-    spacing, dense = torch.rand(2, 3), torch.rand(2, 1, 4, 6, 6)
-    found = views(volumes, classes, {"labels": volumes[:, 0].byte(), "spacing": spacing}, "name", dense)
-    assert found[1] is classes and found[3] == "name" and found[4] is dense
+    spacing, images = torch.rand(2, 3), torch.rand(2, 3, 6, 6)
+    found = views(volumes, classes, {"labels": volumes[:, 0].byte(), "spacing": spacing}, "name", images)
+    assert found[1] is classes and found[3] == "name" and found[4] is images
     assert found[2]["spacing"] is spacing and found[2]["labels"].shape == (2, *SIZE)
+    coarse = torch.rand(2, 1, 4, 6, 6)
+    with pytest.raises(AugmentError, match="make labels of other sizes after the augmentation"):
+        views(volumes, coarse)
+    assert augment.Gamma3D()(volumes, coarse)[1] is coarse  # which moves nothing
+
+
+def test_labels_in_lists_are_moved_too() -> None:
+    volumes, op = smooth((2, 1, *SIZE)), augment.RandomFlip3D(p=1.0)
+    labels = (volumes[:, 0] > 0).byte()
+    wanted = labels.flip((1, 2, 3))
+    _, in_list, in_dict = op(volumes, [labels, (labels, 3)], {"a": [labels]})
+    assert torch.equal(in_list[0], wanted) and torch.equal(in_list[1][0], wanted) and in_list[1][1] == 3
+    assert torch.equal(in_dict["a"][0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype", "message"),
+    [
+        (-1.0, torch.uint8, "label_fill=-1 is no label of torch.uint8"),
+        (0.5, torch.int64, "label_fill=0.5 is no label of torch.int64"),
+        (2.0, torch.bool, "label_fill=2 is no label of torch.bool"),
+        (0.0, torch.complex64, "labels are whole numbers or floats, got torch.complex64"),
+    ],
+)
+def test_labels_that_cannot_be_filled_up(fill: float, dtype: torch.dtype, message: str) -> None:
+    op = augment.RandomAffine3D(30, label_fill=fill)
+    with pytest.raises(AugmentError, match=message):
+        op(smooth((2, 1, *SIZE)), torch.ones(2, *SIZE).to(dtype))
+    largest = augment.RandomAffine3D(0, translate=1.0, label_fill=65535)
+    for is_host in (True, False):
+        labels = torch.zeros(1, 1, *SIZE, dtype=torch.uint16)
+        applied = applied_table([largest], np.array([[0, 0, 0, 1, 8.0, 0, 0]]), (1, *SIZE))
+        found = on_volumes([largest.for_masks()], labels, applied, SlotPool(0), is_host=is_host)
+        assert (found.to(torch.int64) == 65535).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 9), (8, 8, 1), (1, 1, 7), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("fill", [0.0, "edge"])
+def test_nothing_is_read_from_beside_a_volume(shape: Any, fill: Any) -> None:
+    """Where an axis has one voxel, there are no eight around a place."""
+    count = int(np.prod(shape))
+    memory = torch.full((3 * 300,), torch.nan)
+    volume = memory[300 : 300 + count].view(1, 1, *shape)
+    volume[:] = 1
+    for op in (
+        augment.RandomAffine3D(((-30, 30), (20, 25), 0), fill=fill), augment.RandomAffine3D(0, (0.7, 1.4), fill=fill),
+        augment.RandomElastic3D(2, 1.0, fill=fill),
+    ):  # fmt: skip
+        for seed in range(20):
+            found = op(volume, generator=seeded(seed))
+            assert found.isfinite().all() and found.max() <= 1.0001
+
+
+def test_maps_that_lead_far_away() -> None:
+    for most in (1e6, 1e20, 1e300):
+        found = augment.RandomAffine3D(10, translate=most, fill=7.0)(
+            torch.ones(2, 1, 8, 8, 8), generator=seeded()
+        )
+        assert (found == 7).all()
+
+
+@pytest.mark.parametrize("fill", [np.nan, np.inf, -1e5])
+def test_fills_change_nothing_within(fill: float) -> None:
+    volumes, op = smooth((2, 1, *SIZE)), augment.RandomAffine3D(30, fill=fill)
+    parameters = op.draw(volumes.shape, generator=seeded())
+    applied = applied_table([op], parameters.table, (1, *SIZE))
+    host, device = (on_volumes([op], volumes, applied, SlotPool(0), is_host=one) for one in (True, False))
+    rimmed = torch.zeros_like(volumes)
+    rimmed[:, :, 1:-1, 1:-1, 1:-1] = 1
+    plain = augment.RandomAffine3D(30)
+    is_inside = plain.apply(rimmed, parameters) == 1
+    assert is_inside.float().mean() > 0.2
+    assert torch.allclose(host[is_inside], device[is_inside], atol=1e-5)
+    assert torch.equal(host[is_inside], plain.apply(volumes, parameters)[is_inside])
+
+
+def test_arguments_may_be_arrays() -> None:
+    given = augment.RandomAffine3D(
+        np.array([10.0, 20.0]), np.array([0.7, 1.4]), spacing=np.array([3.0, 1.0, 1.0]), size=np.array([4, 4, 4]),
+        scale_axes=np.array([1, 2]),
+    )  # fmt: skip
+    assert repr(given) == repr(
+        augment.RandomAffine3D((10.0, 20.0), (0.7, 1.4), spacing=(3, 1, 1), size=(4, 4, 4), scale_axes=(1, 2))
+    )
+    assert augment.RandomFlip3D(np.int64(1)).axes == (1,)
+    assert augment.Brightness3D(np.array([0.5, 1.5])).limits == (0.5, 1.5)
+
+
+def test_margins() -> None:
+    assert augment.nnunet_default((72, 136, 136)).margin((72, 136, 136)) == (41, 42, 42)
+    assert augment.RandomAffine3D(translate=0.25, size=(8, 8, 8)).margin((8, 8, 8)) == (2, 2, 2)
+    assert augment.RandomElastic3D(3, (0.5, 1.0, 2.0), size=(8, 8, 8)).margin((8, 8, 8)) == (1, 2, 4)
+    assert augment.Compose([augment.Gamma3D(), augment.RandomFlip3D()]).margin((8, 8, 8)) == (0, 0, 0)
+    with pytest.raises(AugmentError, match="cuts nothing off: give size="):
+        augment.nnunet_default().margin((8, 8, 8))
+    with pytest.raises(AugmentError, match=r"makes volumes of \(8, 8, 8\), asked for \(4, 8, 8\)"):
+        augment.nnunet_default((8, 8, 8)).margin((4, 8, 8))
 
 
 # ---- the batch -------------------------------------------------------------------------------------
@@ -379,7 +476,7 @@ def test_arguments_that_cannot_work(make: Any, message: str) -> None:
         (augment.RandomAffine3D(0, size=(9, 8, 8)), torch.zeros(1, 1, 8, 8, 8), "larger than the volumes"),
         (
             augment.RandomApply(augment.RandomAffine3D(0, size=(4, 4, 4))), torch.zeros(1, 1, 8, 8, 8),
-            "leaves some images as they are, and .* resizes",
+            "leaves some volumes as they are, and .* resizes",
         ),
     ],
 )  # fmt: skip
