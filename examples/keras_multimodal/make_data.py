@@ -2,9 +2,10 @@
 
     python examples/keras_multimodal/make_data.py FOLDER [ROWS [PHOTOS]]
 
-FOLDER gets table.csv with ROWS rows (default: 300), and for each row a JPEG in depth_rgb, depth_map,
-thermal_rgb and thermal_map.  The phase shows within a box only; around it is what another phase looks like.
-Backgrounds are photographs of the folder PHOTOS; without one they are made up.
+FOLDER gets table.csv with ROWS rows, and for each row a JPEG in depth_rgb, depth_map, thermal_rgb and
+thermal_map.  There are 300, or a multiple of 288, which each of three folds has in whole batches: Keras takes
+none that leaves a replica without rows.  The phase shows within a box only; around it is what another phase
+looks like.  Backgrounds are photographs of the folder PHOTOS; without one they are made up.
 """
 
 import sys
