@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import applied_table, on_device, on_processor, shape_after
+from fastpipe.augment.running import applied_table, on_device, on_processor, shape_after, uploaded
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
@@ -157,7 +157,7 @@ class _Follower:
         if planes.device.type == "cpu":
             found = on_processor(chain, planes, applied[rows], SlotPool(0))
         else:
-            found = on_device(chain, planes, _uploaded(applied[rows], planes.device))
+            found = on_device(chain, planes, uploaded(applied[rows].astype(np.float32), planes.device))
         return found.to(masks.dtype).reshape(*masks.shape[:-2], *found.shape[-2:])
 
     # ---- points and boxes ----------------------------------------------------------------------
@@ -203,11 +203,6 @@ class _Follower:
 
 def _mapped(points: Tensor, matrices: Float64Array) -> Tensor:
     """Points (N, K, 2) mapped by matrices (N, 6)."""
-    m = _uploaded(matrices, points.device).view(-1, 1, 2, 3)
+    m = uploaded(matrices.astype(np.float32), points.device).view(-1, 1, 2, 3)
     found: Tensor = (m[..., :2] * points.unsqueeze(2)).sum(3) + m[..., 2]
     return found
-
-
-def _uploaded(table: Float64Array, device: torch.device) -> Tensor:
-    found = torch.from_numpy(table.astype(np.float32))
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

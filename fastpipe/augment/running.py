@@ -11,9 +11,10 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "applied_table", "by_image", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor",
-    "run_all", "shape_after",
+    "run_all", "shape_after", "uploaded",
 ]  # fmt: skip
 
 Ops = Sequence["BatchTransform"]
 Steps = Sequence[tuple["BatchTransform", Float64Array]]
 Shape = tuple[int, ...]
 _PART = 1 << 19  # bytes of small images that are worked on together
+
+
+def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device; nobody waits for pinned memory's way there."""
+    found = torch.from_numpy(array)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:

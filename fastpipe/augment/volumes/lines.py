@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.augment.canvas import Float32Array
+from fastpipe.augment.running import uploaded
 from fastpipe.augment.volumes import kernels
-from fastpipe.augment.volumes.maps import uploaded
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from torch.nn.functional import grid_sample, interpolate
 
 from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import uploaded
 from fastpipe.augment.volumes import kernels
-from fastpipe.augment.volumes.volume import PART, PIECE, Volume
+from fastpipe.augment.volumes.volume import PART, PIECE, Volume, ranges
 
-__all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "filling", "uploaded", "warped"]
+__all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "warped"]
 
 Fill3D = float | Literal["edge"]
 
@@ -22,16 +23,10 @@ NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
-def filling(number: float, dtype: torch.dtype) -> Tensor:
-    """A fill as labels of a dtype have it, (1,), on the host; integers as they are with another sign."""
+def _as_labels(number: float, dtype: torch.dtype) -> Tensor:
+    """A fill in the dtype of labels, (1,), on the host; integers as they are with another sign."""
     value = torch.tensor([number], dtype=torch.float64)
     return (value if dtype.is_floating_point else value.to(torch.int64)).to(dtype)
-
-
-def uploaded(array: Any, device: torch.device) -> Tensor:
-    """An array on a device; nobody waits for pinned memory's way there."""
-    found = torch.from_numpy(array)
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
@@ -79,18 +74,26 @@ def warped(volume: Volume, where: Map, size: tuple[int, ...]) -> None:
 
 
 def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
-    step = max(1, PART // max(1, out[0, 0].numel()))
-    planes = [(begin, min(begin + step, out.shape[1])) for begin in range(0, out.shape[1], step)]
+    planes = ranges(out.shape[1:], 0, PART)
     has_edge, kernel, outside = where.fill == "edge", kernels.warp, np.float32(where.number)
     if where.is_nearest:
         # Whatever labels are, they are moved as they are.
         kind = torch.float32 if given.dtype == torch.float32 else _UNSIGNED[given.element_size()]
-        outside = filling(where.number, given.dtype).view(kind).numpy()[0]
+        outside = _as_labels(where.number, given.dtype).view(kind).numpy()[0]
         given, out, kernel = given.view(kind), out.view(kind), kernels.warp_nearest
     source, target = given.numpy(), out.numpy()
 
     def task(number: int) -> None:
-        kernel(source, where.matrix, where.bends, outside, has_edge, target, *planes[number])
+        kernel(
+            source,
+            where.matrix,
+            where.bends,
+            outside,
+            has_edge,
+            target,
+            planes[number].start,
+            planes[number].stop,
+        )
 
     volume.run(task, len(planes))
 
@@ -101,13 +104,11 @@ def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
 def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
     sizes, wanted, fill = tuple(given.shape[1:]), tuple(out.shape[1:]), where.number
     bends = uploaded(where.bends, given.device)[None] if where.bends.size else None
-    step = max(1, PIECE // max(1, out[0, 0].numel()))
     mode = "border" if where.fill == "edge" else "zeros"
-    for begin in range(0, wanted[0], step):
-        end = min(begin + step, wanted[0])
-        places = _places(where.matrix, bends, sizes, wanted, begin, end, given.device)
+    for planes in ranges(wanted, 0, PIECE):
+        places = _places(where.matrix, bends, sizes, wanted, planes.start, planes.stop, given.device)
         if where.is_nearest:
-            _take(given, places, where, out[:, begin:end])
+            _take(given, places, where, out[:, planes])
             continue
         inside = _parts_inside(places, sizes) if fill else None
         for place, size in zip(places, sizes, strict=True):
@@ -116,7 +117,7 @@ def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
         part = grid_sample(given[None], grid, padding_mode=mode, align_corners=False)[0]
         if inside is not None:
             part = torch.where(inside < 1, part + (1 - inside) * fill, part)
-        out[:, begin:end].copy_(part)
+        out[:, planes].copy_(part)
 
 
 def _places(
@@ -171,7 +172,7 @@ def _take(given: Tensor, places: list[Tensor], where: Map, out: Tensor) -> None:
         at = at.clamp_(0, size - 1).long()
         index = at if index is None else index * size + at
     assert index is not None and inside is not None
-    outside = filling(where.number, given.dtype).to(given.device)[0]
+    outside = _as_labels(where.number, given.dtype).to(given.device)[0]
     for channel, target in zip(given, out, strict=True):
         found = channel.reshape(-1).take(index)
         target.copy_(torch.where(inside, found, outside))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastpipe.augment.volumes import kernels
 
-__all__ = ["PART", "PIECE", "Run", "Statistics", "Volume"]
+__all__ = ["PART", "PIECE", "Run", "Statistics", "Volume", "ranges"]
 
 # Does so many numbered tasks: here, or in threads.
 Run = Callable[[Callable[[int], None], int], None]
@@ -106,13 +106,12 @@ class Volume:
         if not self.is_host:
             target.copy_(source, non_blocking=True)
             return
-        step = max(1, PART // source[:, 0].numel())
+        planes = ranges(source.shape[1:], 0, PART)
 
         def task(number: int) -> None:
-            part = slice(number * step, (number + 1) * step)
-            target[:, part].copy_(source[:, part])
+            target[:, planes[number]].copy_(source[:, planes[number]])
 
-        self.run(task, -(-source.shape[1] // step))
+        self.run(task, len(planes))
 
     def _place(self) -> Tensor:
         """Where values are, or will be when they are read."""
@@ -173,14 +172,25 @@ class Volume:
 
     def pieces(self, axis: int, count: int | None = None) -> list[slice]:
         """Ranges along an axis of (D, H, W), of which the same is true; of its first ``count`` places."""
-        size = self.shape[1:]
-        count, plane = size[axis] if count is None else count, math.prod(size) // size[axis]
-        step = max(1, self._most // plane)
-        return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
+        return ranges(self.shape[1:], axis, self._most, count)
 
     @property
     def _most(self) -> int:
         return PART if self.is_host else PIECE
+
+
+def ranges(size: Sequence[int], axis: int, most: int, count: int | None = None) -> list[slice]:
+    """Ranges along an axis of (D, H, W), of at most so many voxels each and at least one plane.
+
+    Args:
+        size: (D, H, W).
+        axis: along which.
+        most: voxels of a range.
+        count: of how many of the axis's places; default: all.
+    """
+    count = size[axis] if count is None else count
+    step = max(1, most // (math.prod(size) // size[axis]))
+    return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def _of_device(values: Tensor) -> Statistics:

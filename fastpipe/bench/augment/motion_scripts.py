@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ __all__ = ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTranslation"]
 Values = Any  # NumPy arrays, and tensors at the ends
 
 
-class _Script:
+class _Script(ABC):
     """Takes and gives tensors; arrays within."""
 
     def __call__(self, motion: Any, length: Any) -> Any:
@@ -26,15 +27,20 @@ class _Script:
         values, now = self.changed(motion.numpy(), int(length))
         return torch.from_numpy(values), torch.tensor(now)
 
+    @abstractmethod
     def changed(self, motion: Values, length: int) -> tuple[Values, int]:
         """What is done."""
+
+
+class _OfFrames(_Script):
+    def changed(self, motion: Values, length: int) -> tuple[Values, int]:
         found = motion.copy()
         found[:length] = self.frames(motion[:length])
         return found, length
 
+    @abstractmethod
     def frames(self, motion: Values) -> Values:
         """What is done to the frames before the end."""
-        raise NotImplementedError
 
 
 def _between(low: float, high: float) -> float:
@@ -58,7 +64,7 @@ class MotionSpeed(_Script):
         return found, now
 
 
-class MotionTranslation(_Script):
+class MotionTranslation(_OfFrames):
     """Another place."""
 
     def __init__(self, most: float) -> None:
@@ -69,7 +75,7 @@ class MotionTranslation(_Script):
         return motion + np.array(shift, np.float32)
 
 
-class MotionScale(_Script):
+class MotionScale(_OfFrames):
     """Another size."""
 
     def __init__(self, factor: tuple[float, float]) -> None:
@@ -79,7 +85,7 @@ class MotionScale(_Script):
         return motion * np.float32(_between(*self._factor))
 
 
-class MotionMirror(_Script):
+class MotionMirror(_OfFrames):
     """Left becomes right in half of them."""
 
     def __init__(self, pairs: Any) -> None:

@@ -6,6 +6,7 @@ Arguments are those of ``fastpipe.augment``.  What moves voxels moves labels, (D
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def _ndimage() -> Any:
     return require("scipy.ndimage", extra="dev")
 
 
-class _Script:
+class _Script(ABC):
     """Takes and gives tensors; arrays within."""
 
     def __call__(self, volume: Any, *labels: Any) -> Any:
@@ -33,13 +34,20 @@ class _Script:
         made = tuple(torch.from_numpy(np.ascontiguousarray(one)) for one in found)
         return made if labels else made[0]
 
+    @abstractmethod
     def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
         """What is done."""
+
+
+class _OfValues(_Script):
+    """Leaves voxels, and so labels, where they are."""
+
+    def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
         return (self.values(volume), *labels)
 
+    @abstractmethod
     def values(self, volume: Values) -> Values:
-        """What is done to values, where voxels stay where they are."""
-        raise NotImplementedError
+        """What is done to values."""
 
 
 class RandomApply(_Script):
@@ -121,7 +129,7 @@ class RandomRotate90(_Script):
         return tuple(np.rot90(one, turns, (-2, -1)).copy() for one in (volume, *labels))
 
 
-class GaussianNoise3D(_Script):
+class GaussianNoise3D(_OfValues):
     """Add noise."""
 
     def __init__(self, std: Any) -> None:
@@ -132,16 +140,16 @@ class GaussianNoise3D(_Script):
         return volume + np.float32(random.uniform(*self._std)) * noise
 
 
-class _PerChannel(_Script):
+class _PerChannel(_OfValues):
     def __init__(self, limits: Any, p_channel: float = 1.0) -> None:
         self._limits, self._p_channel = limits, p_channel
 
     def values(self, volume: Values) -> Values:
         return np.stack([self.channel(one) if random.random() < self._p_channel else one for one in volume])
 
+    @abstractmethod
     def channel(self, values: Values) -> Values:
         """What is done to a channel."""
-        raise NotImplementedError
 
     def factor(self) -> np.float32:
         """A factor, of which half are below 1."""

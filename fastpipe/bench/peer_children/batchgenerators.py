@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastpipe.bench.peer_children.chosen import Work, stream_of, volumes_of
+from fastpipe.bench.peer_children.chosen import Change, volume_stream
 from fastpipe.bench.peer_children.protocol import AugmentJob, Stream
 
 __all__ = ["HAS", "stream"]
@@ -16,29 +16,11 @@ HAS: Mapping[str, str] = {"volume": "labels are weighted, not nearest"}
 
 
 def stream(job: AugmentJob) -> Stream:
-    """Batches of the recipe, in nnU-Net's arguments; ``options["one_thread"]`` as its workers have it."""
-    import torch
-
-    torch.set_num_threads(1 if job.options.get("one_thread") else job.threads)
-    torch.set_grad_enabled(False)
-    volumes, labels = volumes_of(job)
-    labels = labels[:, None].short()  # which it is in nnU-Net
-
-    def make(recipe: str, dtype: str) -> Work:
-        change = _chain(volumes.shape[2:])
-
-        def work() -> Any:
-            # It changes what it is given.
-            pairs = zip(volumes, labels, strict=True)
-            made = [change(image=volume.clone(), segmentation=label) for volume, label in pairs]
-            return tuple(torch.stack([one[name] for one in made]) for name in ("image", "segmentation"))
-
-        return work
-
-    return stream_of(job, make, ("batchgeneratorsv2", "torch"))
+    """Batches of the recipe, in nnU-Net's arguments."""
+    return volume_stream(job, _changer, ("batchgeneratorsv2", "torch"))
 
 
-def _chain(size: Any) -> Any:
+def _changer(size: Any) -> Change:
     from batchgeneratorsv2.transforms.intensity.brightness import MultiplicativeBrightnessTransform
     from batchgeneratorsv2.transforms.intensity.contrast import BGContrast, ContrastTransform
     from batchgeneratorsv2.transforms.intensity.gamma import GammaTransform
@@ -65,4 +47,10 @@ def _chain(size: Any) -> Any:
         (GammaTransform(power, 0, False, 1, 1), 0.3),
     ]
     mirrors = MirrorTransform((0, 1, 2))
-    return ComposeTransforms([spatial, *(RandomTransform(op, p) for op, p in some), mirrors])
+    chain = ComposeTransforms([spatial, *(RandomTransform(op, p) for op, p in some), mirrors])
+
+    def change(volume: Any, labels: Any) -> tuple[Any, Any]:
+        found = chain(image=volume, segmentation=labels)
+        return found["image"], found["segmentation"]
+
+    return change

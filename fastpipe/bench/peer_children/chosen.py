@@ -9,11 +9,13 @@ import numpy as np
 
 from fastpipe.bench.peer_children.protocol import AugmentJob, Batches, PeerError, Stream, augment_problem
 
-__all__ = ["Make", "Work", "labels_of", "photos_of", "spectrograms_of", "stream_of", "volumes_of"]
+__all__ = ["Make", "Work", "labels_of", "photos_of", "spectrograms_of", "stream_of", "volume_stream"]
 
 Work = Callable[[], Any]
 # Of a recipe's name and the dtype before it.
 Make = Callable[[str, str], Work]
+# Of a volume and its labels, to those afterwards.
+Change = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class _Chosen:
@@ -78,11 +80,35 @@ def spectrograms_of(job: AugmentJob) -> Any:
     return torch.from_numpy(np.load(job.spectrograms)).to(job.device)
 
 
-def volumes_of(job: AugmentJob) -> tuple[Any, Any]:
-    """The volumes, float32 (M, 1, D, H, W), and their labels, uint8 (M, D, H, W), as tensors."""
+def volume_stream(job: AugmentJob, make: Callable[[Any], Change], packages: Sequence[str]) -> Stream:
+    """A stream of batches of volumes and labels, changed pair by pair.
+
+    Args:
+        job: what is asked for; ``options["one_thread"]`` as workers of a loader have it.
+        make: of the volumes' size, (D, H, W), what changes a volume, float32 (1, D, H, W), which is its own, and
+            its labels, int16 (1, D, H, W).
+        packages: as of `Stream`.
+
+    Raises:
+        PeerError: it cannot do that.
+    """
     import torch
 
-    return torch.from_numpy(np.load(job.volumes)), torch.from_numpy(np.load(job.labels_of_volumes))
+    torch.set_num_threads(1 if job.options.get("one_thread") else job.threads)
+    torch.set_grad_enabled(False)
+    volumes = torch.from_numpy(np.load(job.volumes))
+    labels = torch.from_numpy(np.load(job.labels_of_volumes))[:, None].short()  # which it is in nnU-Net
+
+    def of_recipe(recipe: str, dtype: str) -> Work:
+        change = make(volumes.shape[2:])
+
+        def work() -> Any:
+            pairs = [change(volume.clone(), label) for volume, label in zip(volumes, labels, strict=True)]
+            return tuple(torch.stack(column) for column in zip(*pairs, strict=True))
+
+        return work
+
+    return stream_of(job, of_recipe, packages)
 
 
 def labels_of(job: AugmentJob) -> Any:

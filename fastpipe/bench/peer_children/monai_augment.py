@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastpipe.bench.peer_children.chosen import Work, stream_of, volumes_of
+from fastpipe.bench.peer_children.chosen import Change, volume_stream
 from fastpipe.bench.peer_children.protocol import AugmentJob, Stream
 
 __all__ = ["HAS", "stream"]
@@ -16,34 +16,15 @@ HAS: Mapping[str, str] = {"volume": "rotation and scale together, as often as ei
 
 
 def stream(job: AugmentJob) -> Stream:
-    """Batches of the recipe; ``options["one_thread"]`` as workers of a loader have it."""
-    import torch
-
-    torch.set_num_threads(1 if job.options.get("one_thread") else job.threads)
-    torch.set_grad_enabled(False)
-    volumes, labels = volumes_of(job)
-    labels = labels[:, None]
-
-    def make(recipe: str, dtype: str) -> Work:
-        change = _chain()
-
-        def work() -> Any:
-            made = [
-                change({"image": volume, "label": label})
-                for volume, label in zip(volumes, labels, strict=True)
-            ]
-            return tuple(torch.stack([one[name].as_tensor() for one in made]) for name in ("image", "label"))
-
-        return work
-
-    return stream_of(job, make, ("monai", "torch"))
+    """Batches of the recipe."""
+    return volume_stream(job, _changer, ("monai", "torch"))
 
 
-def _chain() -> Any:
+def _changer(size: Any) -> Change:
     from monai import transforms as t
 
     angle, image, both = math.radians(30), ["image"], ["image", "label"]
-    return t.Compose([
+    chain = t.Compose([
         t.ToTensord(both),
         # In nnU-Net either has probability 0.2, hence 0.36 for any.  Factors are added to 1.
         t.RandAffined(
@@ -59,3 +40,9 @@ def _chain() -> Any:
         t.RandAdjustContrastd(image, prob=0.3, gamma=(0.7, 1.5), retain_stats=True),
         *(t.RandFlipd(both, prob=0.5, spatial_axis=axis) for axis in range(3)),
     ])  # fmt: skip
+
+    def change(volume: Any, labels: Any) -> tuple[Any, Any]:
+        found = chain({"image": volume, "label": labels})
+        return found["image"].as_tensor(), found["label"].as_tensor()
+
+    return change
