@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Untouched, chosen
 from fastpipe.augment.matrices import after, identity
+from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import applied_table, drawn_table
@@ -105,15 +106,12 @@ class RandomApply(BatchTransform):
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
 
-    def on_frames(
-        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
-    ) -> tuple[Tensor, Tensor]:
-        changed, now = motion, lengths
-        for at, op in enumerate(self.ops):
-            own = {name: columns[f"{at}.{name}"] for name in op.names_applied}
-            changed, now = op.on_frames(changed, own, now, has_lengths)
-        which = columns["is_applied"].bool()
-        return chosen(which, changed, motion), torch.where(which, now, lengths)
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        which, begin = rows[:, :1] > 0, 1
+        for op in self.ops:
+            end = begin + len(op.names_applied)
+            op.onto(sequences, np.where(which, rows[:, begin:end], op.neutral()))
+            begin = end
 
     def extra_repr(self) -> str:
         return f"{list(self.ops)}, p={self.p}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastpipe.augment.canvas import Box, Float32Array
 from fastpipe.augment.chains import Chain
-from fastpipe.augment.motion.maps import FrameMaps
+from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -198,28 +198,18 @@ class BatchTransform:
         """
         raise NotImplementedError(f"{type(self).__name__}.on_tensors")
 
-    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
         """Say what is to be done to sequences.  Every operation on motion has it.
 
         Args:
-            maps: of what comes before it.
+            sequences: with what comes before it.
             rows: what is applied, (N, len(applied_names)).
         """
         raise NotImplementedError(f"{type(self).__name__}.onto")
 
-    def on_frames(
-        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Changed sequences and their lengths, by operations of torch's on the whole batch.  Every operation
-        on motion has it.
-
-        Args:
-            motion: (N, T, J, C), float32.
-            columns: what is applied, float64 on the same device.
-            lengths: int64 (N,), there too.
-            has_lengths: whether they were given; else all frames are motion, and have to be afterwards.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.on_frames")
+    def neutral(self) -> Float64Array:
+        """What is applied to sequences to leave them as they are: (len(applied_names),).  Default: zeros."""
+        return np.zeros(len(self.names_applied))
 
     def columns(self, rows: Float64Array) -> Columns:
         """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""

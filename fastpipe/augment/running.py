@@ -40,7 +40,7 @@ _PART = 1 << 19  # bytes of small images that are worked on together
 
 def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """An array on a device; nobody waits for pinned memory's way there."""
-    found = torch.from_numpy(array)
+    found = torch.from_numpy(np.require(array, requirements="W"))  # torch warns of what is read-only
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 

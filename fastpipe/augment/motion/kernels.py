@@ -21,7 +21,7 @@ _table = _t.Array(_t.float64, 2, "C", readonly=True)
 _places = _t.Array(_t.int64, 2, "C", readonly=True)
 _f64s = _t.Array(_t.float64, 1, "C", readonly=True)
 _frame, _order = _t.Array(_t.float32, 1, "C"), _t.Array(_t.int64, 1, "C", readonly=True)
-_lengths = _t.Array(_t.int64, 1, "C")
+_lengths = _t.Array(_t.int64, 1, "C", readonly=True)
 _one, _zero = np.float32(1), np.float32(0)
 
 
@@ -39,12 +39,14 @@ def _arrange(row: Any, order: Any, coordinates: Any, out: Any) -> None:
 
 
 @compiled(
-    _t.void(_given, _batch, _f64s, _table, _table, _places, _lengths, _t.boolean, _t.int64, _t.int64),
+    _t.void(
+        _given, _batch, _f64s, _table, _table, _places, _lengths, _lengths, _t.boolean, _t.int64, _t.int64
+    ),
     error_model="numpy", fastmath={"contract"},
 )  # fmt: skip
 def change(
-    source: Any, out: Any, speeds: Any, scales: Any, shifts: Any, order: Any, lengths: Any, holds: Any,
-    first: Any, last: Any,
+    source: Any, out: Any, speeds: Any, scales: Any, shifts: Any, order: Any, lengths: Any, new_lengths: Any,
+    holds: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Play sequences at another speed, and map their frames.
 
@@ -54,7 +56,7 @@ def change(
         speeds: (N,): how many frames each new one is after the one before; between two it is their mean.
         scales, shifts: (N, C): what coordinates are multiplied by, and what is added.
         order: (N, J): the joint that each one becomes, before that.
-        lengths: (N,), in frames; become what they are afterwards.
+        lengths, new_lengths: (N,), in frames, before and afterwards.
         holds: all frames are motion, and the last one stays until the end; else frames from a sequence's
             length on are left as they are, and those from its new one on are zeros.
         first, last: which sequences.
@@ -64,9 +66,8 @@ def change(
     given, made = source.reshape(count, frames, width), out.reshape(count, frames, width)
     row, scale, shift = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
     for n in range(first, last):
-        speed, length = speeds[n], lengths[n]
+        speed, length, new_length = speeds[n], lengths[n], new_lengths[n]
         is_played, is_moved = speed != 1.0, False
-        new_length = min(frames, int((length - 1) / speed) + 1) if is_played else length
         for j in range(joints):
             is_moved = is_moved or order[n, j] != j
             for c in range(coordinates):
@@ -93,5 +94,3 @@ def change(
                     made[n, t, k] = given[n, t, k]
                 else:
                     made[n, t, k] = made[n, new_length - 1, k] if holds else _zero
-        if not holds:
-            lengths[n] = new_length

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform, Columns
+from fastpipe.augment.base import BatchTransform
 from fastpipe.augment.distributions import between
-from fastpipe.augment.motion.maps import FrameMaps, Int64Array
+from fastpipe.augment.motion.sequences import Int64Array, Sequences
 from fastpipe.augment.options import increasing, probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
@@ -29,10 +27,6 @@ class MotionTransform(BatchTransform):
     """
 
     kind = "motion"
-
-    def neutral(self) -> Float64Array:
-        """Parameters that change nothing, (len(names),)."""
-        return np.zeros(len(self.names))
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -55,9 +49,6 @@ class MotionSpeed(MotionTransform):
     draws = 1
     names = ("speed",)
 
-    def neutral(self) -> Float64Array:
-        return np.ones(1)
-
     def __init__(self, speed: Sequence[float] = (0.8, 1.25)) -> None:
         self.speed = increasing(speed, "speed")
 
@@ -65,55 +56,17 @@ class MotionSpeed(MotionTransform):
         found: Float64Array = np.exp(between(u, *np.log(self.speed)))
         return found
 
-    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
-        maps.play(rows[:, 0])
+    def neutral(self) -> Float64Array:
+        return np.ones(1)
 
-    def on_frames(
-        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
-    ) -> tuple[Tensor, Tensor]:
-        speed, frames = columns["speed"], motion.shape[1]
-        new_lengths = (((lengths - 1) / speed).long() + 1).clamp(max=frames)
-        time = torch.arange(frames, device=motion.device)
-        time = (
-            torch.minimum(time, new_lengths.view(-1, 1) - 1)
-            if not has_lengths
-            else time.expand(len(motion), -1)
-        )
-        place = time * speed.view(-1, 1)
-        last = (lengths - 1).view(-1, 1)
-        first = torch.minimum(place.long(), last)
-        part = (place - first).float()[:, :, None, None]
-        rows = torch.arange(len(motion), device=motion.device).view(-1, 1)
-        # Of what has no part in a frame NaN is none of its.
-        after = torch.where(part.squeeze((2, 3)) > 0, torch.minimum(first + 1, last), first)
-        found = motion[rows, first] * (1 - part) + motion[rows, after] * part
-        found = torch.where((time < new_lengths.view(-1, 1))[:, :, None, None], found, found.new_zeros(()))
-        is_same = (speed == 1).view(-1, 1, 1, 1)
-        now = torch.where(is_same.view(-1), lengths, new_lengths) if has_lengths else lengths
-        return torch.where(is_same, motion, found), now
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.play(rows[:, 0])
 
     def extra_repr(self) -> str:
         return f"{self.speed}"
 
 
-class _PerFrame(MotionTransform, ABC):
-    """Changes frames by themselves."""
-
-    @abstractmethod
-    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
-        """Sequences of which all frames are changed, by columns of float32."""
-
-    def on_frames(
-        self, motion: Tensor, columns: Columns, lengths: Tensor, has_lengths: bool
-    ) -> tuple[Tensor, Tensor]:
-        found = self.changed(motion, {name: column.float() for name, column in columns.items()})
-        if has_lengths:
-            frames = torch.arange(motion.shape[1], device=motion.device).view(1, -1, 1, 1)
-            found = torch.where(frames < lengths.view(-1, 1, 1, 1), found, motion)
-        return found, lengths
-
-
-class MotionTranslation(_PerFrame):
+class MotionTranslation(MotionTransform):
     """Move sequences as a whole.
 
     Args:
@@ -143,18 +96,14 @@ class MotionTranslation(_PerFrame):
         found: Float64Array = (2 * u - 1) * np.array(self._limits)
         return found
 
-    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
-        maps.move(rows[:, : maps.shifts.shape[1]])
-
-    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
-        shifts = torch.stack([columns[name] for name in self.names], dim=1)[:, : motion.shape[3]]
-        return motion + shifts[:, None, None]
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.move(rows)
 
     def extra_repr(self) -> str:
         return f"{self.most}"
 
 
-class MotionScale(_PerFrame):
+class MotionScale(MotionTransform):
     """Make sequences larger or smaller in space.
 
     Args:
@@ -167,9 +116,6 @@ class MotionScale(_PerFrame):
 
     draws = 1
     names = ("factor",)
-
-    def neutral(self) -> Float64Array:
-        return np.ones(1)
 
     def __init__(self, factor: Sequence[float] = (0.9, 1.1), about: int | None = None) -> None:
         self.factor, self.about = increasing(factor, "factor"), about
@@ -184,21 +130,17 @@ class MotionScale(_PerFrame):
         found: Float64Array = np.exp(between(u, *np.log(self.factor)))
         return found
 
-    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
-        maps.scale(rows[:, 0], self.about)
+    def neutral(self) -> Float64Array:
+        return np.ones(1)
 
-    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
-        factor = columns["factor"].view(-1, 1, 1, 1)
-        if self.about is None:
-            return motion * factor
-        centre = motion[:, :1, self.about : self.about + 1]
-        return (motion - centre) * factor + centre
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.scale(rows[:, 0], self.about)
 
     def extra_repr(self) -> str:
         return f"{self.factor}, about={self.about}"
 
 
-class MotionMirror(_PerFrame):
+class MotionMirror(MotionTransform):
     """Mirror some sequences: left becomes right.
 
     Args:
@@ -252,17 +194,8 @@ class MotionMirror(_PerFrame):
             found[one], found[other] = other, one
         return found
 
-    def onto(self, maps: FrameMaps, rows: Float64Array) -> None:
-        maps.mirror(rows[:, 0] > 0, self.order(maps.order.shape[1]), self.axis, self.about)
-
-    def changed(self, motion: Tensor, columns: Columns) -> Tensor:
-        # Slices, as an upload of the order would wait for the device.
-        order = self.order(motion.shape[2]).tolist()
-        mirrored = torch.cat([motion[:, :, joint : joint + 1] for joint in order], dim=2)
-        part = mirrored[..., self.axis : self.axis + 1]
-        parts = [mirrored[..., : self.axis], 2 * self.about - part, mirrored[..., self.axis + 1 :]]
-        which = columns["is_mirrored"].bool().view(-1, 1, 1, 1)
-        return torch.where(which, torch.cat(parts, dim=3), motion)
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        sequences.mirror(rows[:, 0] > 0, self.order(sequences.joints), self.axis, self.about)
 
     def extra_repr(self) -> str:
         return f"{self.pairs}, axis={self.axis}, p={self.p}, about={self.about}"

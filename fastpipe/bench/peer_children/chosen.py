@@ -85,8 +85,8 @@ def volume_stream(job: AugmentJob, make: Callable[[Any], Change], packages: Sequ
 
     Args:
         job: what is asked for; ``options["one_thread"]`` as workers of a loader have it.
-        make: of the volumes' size, (D, H, W), what changes a volume, float32 (1, D, H, W), which is its own, and
-            its labels, int16 (1, D, H, W).
+        make: of the volumes' size, (D, H, W), what changes a volume, float32 (1, D, H, W), which it may
+            change, and its labels, int16 (1, D, H, W).
         packages: as of `Stream`.
 
     Raises:
