@@ -12,7 +12,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe._jit import compiled
 
-__all__ = ["along_depth", "along_height", "along_width", "moments", "warp", "warp_nearest"]
+__all__ = ["along_middle", "along_width", "moments", "warp", "warp_nearest"]
 
 _t = require("numba.types", extra="image")
 _volume = _t.Array(_t.float32, 4, "C")
@@ -27,6 +27,19 @@ _ROUNDING = 1e-3  # voxels, much more than float32 places differ by
 
 
 # ---- maps ----------------------------------------------------------------------------------------
+
+
+@compiled(_line(_f64s, _t.UniTuple(_t.int64, 3), _t.UniTuple(_t.int64, 3), _t.int64, _t.int64))
+def _row(matrix: Any, size: Any, new_size: Any, z: Any, y: Any) -> Any:
+    """Where the first voxel of a row comes from, along depth, height and width, and the steps to the next."""
+    mz, my, mx = 0.5 * (new_size[0] - 1), 0.5 * (new_size[1] - 1), 0.5 * (new_size[2] - 1)
+    bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (size[0] - 1)
+    by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (size[1] - 1)
+    bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (size[2] - 1)
+    return (
+        np.float32(bz), np.float32(by), np.float32(bx),
+        np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10]),
+    )  # fmt: skip
 
 
 @compiled(_t.void(_volume, _t.int64, _t.int64, _t.int64, _t.int64, _t.int64, _f32))
@@ -130,21 +143,17 @@ def warp(
     plane, flat = height * width, values.reshape(channels, depth * height * width)
     bent = np.empty(3 * new_width, np.float32)
     has_bends = bends.shape[3] > 0
-    mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
-    az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    size, new_size = (depth, height, width), (new_depth, new_height, new_width)
     most_z, most_y, most_x = np.float32(depth - 1), np.float32(height - 1), np.float32(width - 1)
     for row in range(first * new_height, last * new_height):
         z, y = row // new_height, row % new_height
-        bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (depth - 1)
-        by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (height - 1)
-        bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (width - 1)
-        from_z, from_y, from_x = np.float32(bz), np.float32(by), np.float32(bx)
+        line = _row(matrix, size, new_size, z, y)
+        from_z, from_y, from_x, az, ay, ax = line
         begin, end = 0, 0
         if has_bends:
             _bend_row(bends, new_depth, new_height, new_width, z, y, bent)
         else:
-            line = (from_z, from_y, from_x, az, ay, ax)
-            begin, end = _range_inside(line, (depth, height, width), new_width)
+            begin, end = _range_inside(line, size, new_width)
             for c in range(channels):
                 _inside(flat[c], plane, width, line, begin, end, out[c, z, y])
         for number in range(new_width - (end - begin)):
@@ -208,16 +217,13 @@ def warp_nearest(
     _, new_depth, new_height, new_width = out.shape
     bent = np.empty(3 * new_width, np.float32)
     has_bends = bends.shape[3] > 0
-    mz, my, mx = 0.5 * (new_depth - 1), 0.5 * (new_height - 1), 0.5 * (new_width - 1)
-    az, ay, ax = np.float32(matrix[2]), np.float32(matrix[6]), np.float32(matrix[10])
+    size, new_size = (depth, height, width), (new_depth, new_height, new_width)
     most_z, most_y, most_x = np.float32(depth - 1), np.float32(height - 1), np.float32(width - 1)
     half = np.float32(0.5)
     for row in range(first * new_height, last * new_height):
         z, y = row // new_height, row % new_height
-        bz = matrix[0] * (z - mz) + matrix[1] * (y - my) - matrix[2] * mx + matrix[3] + 0.5 * (depth - 1)
-        by = matrix[4] * (z - mz) + matrix[5] * (y - my) - matrix[6] * mx + matrix[7] + 0.5 * (height - 1)
-        bx = matrix[8] * (z - mz) + matrix[9] * (y - my) - matrix[10] * mx + matrix[11] + 0.5 * (width - 1)
-        from_z, from_y, from_x = np.float32(bz), np.float32(by), np.float32(bx)
+        line = _row(matrix, size, new_size, z, y)
+        from_z, from_y, from_x, az, ay, ax = line
         if has_bends:
             _bend_row(bends, new_depth, new_height, new_width, z, y, bent)
         for x in range(new_width):
@@ -280,51 +286,38 @@ def moments(values: Any, found: Any) -> None:
 # Each voxel becomes a weighted sum of voxels of its line: of ``index[i, k]`` with ``weights[i, k]`` where it
 # is the line's i-th.  In place: what is read is copied first, and small enough to stay in cache.
 
-_along = _t.void(_given, _channel, *_taps, _t.int64, _t.int64)
+_COLUMNS, _LINES = 256, 16  # lines that are side by side, or are turned to be so, and worked on at once
 
 
-@compiled(_along, error_model="numpy", fastmath={"contract"})
-def along_depth(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
-    """Lines along the depth, of the rows ``first`` … ``last`` of each plane."""
-    depth, _, width = channel.shape
-    copied = np.empty((depth, width), np.float32)
-    for y in range(first, last):
-        for z in range(depth):
-            for x in range(width):
-                copied[z, x] = given[z, y, x]
-        for z in range(depth):
-            row, source, weight = channel[z, y], copied[index[z, 0]], weights[z, 0]
-            for x in range(width):
-                row[x] = weight * source[x]
-            for k in range(1, index.shape[1]):
-                source, weight = copied[index[z, k]], weights[z, k]
-                for x in range(width):
-                    row[x] += weight * source[x]
+@compiled(
+    _t.void(_given, _channel, *_taps, _t.int64, _t.int64, _t.int64, _t.int64), error_model="numpy",
+    fastmath={"contract"},
+)  # fmt: skip
+def along_middle(
+    given: Any, out: Any, index: Any, weights: Any, first: Any, last: Any, begin: Any, end: Any
+) -> None:
+    """Lines along the second of three axes: of ``first`` … ``last`` of the first one, and of ``begin`` …
+    ``end`` of the third, along which they are side by side."""
+    length = given.shape[1]
+    copied = np.empty((length, _COLUMNS), np.float32)
+    for a in range(first, last):
+        for left in range(begin, end, _COLUMNS):
+            count = min(_COLUMNS, end - left)
+            for at in range(length):
+                row, source = copied[at], given[a, at, left : left + count]
+                for x in range(count):
+                    row[x] = source[x]
+            for at in range(length):
+                row, source, weight = out[a, at, left : left + count], copied[index[at, 0]], weights[at, 0]
+                for x in range(count):
+                    row[x] = weight * source[x]
+                for k in range(1, index.shape[1]):
+                    source, weight = copied[index[at, k]], weights[at, k]
+                    for x in range(count):
+                        row[x] += weight * source[x]
 
 
-@compiled(_along, error_model="numpy", fastmath={"contract"})
-def along_height(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
-    """Lines along the height, of the planes ``first`` … ``last``."""
-    _, height, width = channel.shape
-    copied = np.empty((height, width), np.float32)
-    for z in range(first, last):
-        for y in range(height):
-            for x in range(width):
-                copied[y, x] = given[z, y, x]
-        for y in range(height):
-            row, source, weight = channel[z, y], copied[index[y, 0]], weights[y, 0]
-            for x in range(width):
-                row[x] = weight * source[x]
-            for k in range(1, index.shape[1]):
-                source, weight = copied[index[y, k]], weights[y, k]
-                for x in range(width):
-                    row[x] += weight * source[x]
-
-
-_LINES = 16  # that are turned together, so that there is something to do at once
-
-
-@compiled(_along, error_model="numpy", fastmath={"contract"})
+@compiled(_t.void(_given, _channel, *_taps, _t.int64, _t.int64), error_model="numpy", fastmath={"contract"})
 def along_width(given: Any, channel: Any, index: Any, weights: Any, first: Any, last: Any) -> None:
     """Lines along the width, of the planes ``first`` … ``last``."""
     _, height, width = channel.shape
@@ -333,8 +326,9 @@ def along_width(given: Any, channel: Any, index: Any, weights: Any, first: Any, 
         for y in range(0, height, _LINES):
             count = min(_LINES, height - y)
             for line in range(count):
+                source = given[z, y + line]
                 for x in range(width):
-                    turned[x, line] = given[z, y + line, x]
+                    turned[x, line] = source[x]
             for x in range(width):
                 row, source, weight = made[x], turned[index[x, 0]], weights[x, 0]
                 for line in range(_LINES):
@@ -344,5 +338,6 @@ def along_width(given: Any, channel: Any, index: Any, weights: Any, first: Any, 
                     for line in range(_LINES):
                         row[line] += weight * source[line]
             for line in range(count):
+                row = channel[z, y + line]
                 for x in range(width):
-                    channel[z, y + line, x] = made[x, line]
+                    row[x] = made[x, line]

@@ -17,7 +17,7 @@ __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]
 # Index and weights, (length, K): each voxel of a line becomes a sum of K voxels of it.
 Taps = tuple[npt.NDArray[np.int64], Float32Array]
 TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
-_KERNELS = (kernels.along_depth, kernels.along_height, kernels.along_width)
+Values = Float32Array  # (D, H, W)
 
 
 def gaussian(length: int, sigma: float) -> Taps:
@@ -61,10 +61,8 @@ def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
     across = 1 if axis == 0 else 0  # what the pieces are pieces of
     pieces = volume.pieces(across)
     if volume.is_host:
-        kernel, source, out = _KERNELS[axis], given.numpy(), values.numpy()
-        volume.run(
-            lambda at: kernel(source, out, index, weights, pieces[at].start, pieces[at].stop), len(pieces)
-        )
+        source, out = given.numpy(), values.numpy()
+        volume.run(lambda at: _on_host(source, out, axis, taps, pieces[at]), len(pieces))
         return
     # Sums, and no matrix product, which may have fewer digits on a GPU.
     places, factors = uploaded(index, values.device), uploaded(weights, values.device)
@@ -75,3 +73,16 @@ def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
         for tap in range(1, index.shape[1]):
             total.add_(before.index_select(axis, places[:, tap]).mul_(factors[:, tap].view(form)))
         after.copy_(total)
+
+
+def _on_host(source: Values, out: Values, axis: int, taps: Taps, piece: slice) -> None:
+    """Sum along an axis: of the planes, or along the depth of the rows of each plane, in a piece."""
+    depth, height, width = source.shape
+    if axis == 2:
+        kernels.along_width(source, out, *taps, piece.start, piece.stop)
+    elif axis == 1:
+        kernels.along_middle(source, out, *taps, piece.start, piece.stop, 0, width)
+    else:
+        flat = 1, depth, height * width
+        begin, end = piece.start * width, piece.stop * width
+        kernels.along_middle(source.reshape(flat), out.reshape(flat), *taps, 0, 1, begin, end)
