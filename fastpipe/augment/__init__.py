@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe.augment.affine import RandomAffine, RandomRotation
     from fastpipe.augment.applying import RandomApply
-    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.base import Augmentation, BatchTransform
     from fastpipe.augment.blur import GaussianBlur
     from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
     from fastpipe.augment.compose import Compose
@@ -59,17 +59,18 @@ if TYPE_CHECKING:
     from fastpipe.augment.volumes.smoothing import GaussianBlur3D, LowResolution3D
 
 __all__ = [
-    "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix", "Gamma3D",
-    "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp", "MotionMirror",
-    "MotionScale", "MotionSpeed", "MotionTranslation", "Normalize", "Parameters", "RandAugment",
-    "RandomAffine", "RandomAffine3D", "RandomApply", "RandomElastic3D", "RandomErasing", "RandomFlip3D",
-    "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomRotate90",
-    "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype", "from_torchvision",
-    "nnunet_default", "preview",
+    "Augmentation", "BatchTransform", "Brightness3D", "ColorJitter", "Compose", "Contrast3D", "CutMix",
+    "Gamma3D", "GaussianBlur", "GaussianBlur3D", "GaussianNoise3D", "LowResolution3D", "MixUp",
+    "MotionMirror", "MotionScale", "MotionSpeed", "MotionTranslation", "Normalize", "Parameters",
+    "RandAugment", "RandomAffine", "RandomAffine3D", "RandomApply", "RandomElastic3D", "RandomErasing",
+    "RandomFlip3D", "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RandomRotate90", "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype",
+    "from_torchvision", "nnunet_default", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
 _LAZY = {
+    "Augmentation": "base",
     "BatchTransform": "base",
     "Brightness3D": "volumes.intensity",
     "ColorJitter": "colour",

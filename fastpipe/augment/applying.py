@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Untouched, chosen
+from fastpipe.augment.base import Augmentation, BatchTransform, Columns, Moves, Shape, Untouched, chosen
 from fastpipe.augment.matrices import after, identity
 from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.options import probability
@@ -21,15 +21,17 @@ __all__ = ["RandomApply", "checked_ops", "kind_of"]
 
 
 class RandomApply(BatchTransform):
-    """Apply augmentations to some images.
+    """Apply augmentations to some images, volumes or sequences.
 
     Args:
         ops: one or several, which keep the size and the dtype.
         p: the part of the images.
     """
 
-    def __init__(self, ops: BatchTransform | Sequence[BatchTransform], p: float = 0.5) -> None:
-        self.ops = checked_ops([ops] if isinstance(ops, BatchTransform) else ops, "RandomApply")
+    # It is of the kind of its operations, and has what runs each: ``on_canvas``, ``on_tensors`` and ``onto``.
+
+    def __init__(self, ops: Augmentation | Sequence[Augmentation], p: float = 0.5) -> None:
+        self.ops = checked_ops([ops] if isinstance(ops, Augmentation) else ops, "RandomApply")
         self.p = probability(p)
         for op in self.ops:
             if op.mixes:
@@ -43,7 +45,8 @@ class RandomApply(BatchTransform):
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
 
     def draws_for(self, channels: int) -> int:
-        return 1 + sum(op.draws_for(channels) for op in self.ops)
+        found: int = 1 + sum(op.draws_for(channels) for op in self.ops)
+        return found
 
     def names_for(self, channels: int) -> tuple[str, ...]:
         return ("is_applied", *_nested([op.names_for(channels) for op in self.ops]))
@@ -113,6 +116,10 @@ class RandomApply(BatchTransform):
             op.onto(sequences, np.where(which, rows[:, begin:end], op.neutral()))
             begin = end
 
+    def neutral(self) -> Float64Array:
+        """What is applied to sequences to leave them as they are."""
+        return np.zeros(len(self.names_applied))
+
     def extra_repr(self) -> str:
         return f"{list(self.ops)}, p={self.p}"
 
@@ -125,18 +132,18 @@ def _nested(names: Sequence[Sequence[str]]) -> list[str]:
 class _MaskApply(RandomApply):
     """Applies to masks what belongs to geometry."""
 
-    def __init__(self, ops: Sequence[BatchTransform]) -> None:
+    def __init__(self, ops: Sequence[Augmentation]) -> None:
         super().__init__([op.for_masks() or Untouched(op) for op in ops])
 
 
-def checked_ops(ops: Sequence[BatchTransform], name: str) -> tuple[BatchTransform, ...]:
-    """The augmentations that were given to whoever has this name.
+def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
+    """The augmentations, all of one kind, that were given to whoever has this name.
 
     Raises:
         AugmentError: they are something else.
     """
     for op in ops:
-        if not isinstance(op, BatchTransform):
+        if not isinstance(op, Augmentation):
             raise AugmentError(
                 f"{name} takes augmentations of batches, of fastpipe.augment, got {type(op).__name__}"
             )
@@ -146,6 +153,6 @@ def checked_ops(ops: Sequence[BatchTransform], name: str) -> tuple[BatchTransfor
     return tuple(ops)
 
 
-def kind_of(ops: Sequence[BatchTransform]) -> str:
+def kind_of(ops: Sequence[Augmentation]) -> str:
     """What augmentations that were checked are for."""
     return ops[0].kind if ops else "images"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,20 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.canvas import Box, Float32Array
+from fastpipe.augment.canvas import Box, Canvas, Float32Array
 from fastpipe.augment.chains import Chain
-from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
-__all__ = ["BatchTransform", "Columns", "Moves", "Shape", "Size", "Untouched", "chosen"]
+__all__ = ["Augmentation", "BatchTransform", "Columns", "Moves", "Shape", "Size", "Untouched", "chosen"]
 
 # What is applied, where the images are: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
 Shape = tuple[int, ...]  # of a sample: (C, H, W) of an image
 Size = tuple[int, int]  # height and width
-_Own = TypeVar("_Own", bound="BatchTransform")
+_Own = TypeVar("_Own", bound="Augmentation")
 
 
 class Moves(NamedTuple):
@@ -38,28 +38,26 @@ class Moves(NamedTuple):
     clips: npt.NDArray[np.bool_]
 
 
-class BatchTransform:
-    """An augmentation of a batch, in which each sample has parameters of its own.
+class Augmentation:
+    """An augmentation of a batch, in which each sample has parameters of its own: what all kinds have.
+
+    Images are changed by a ``BatchTransform``; volumes and motion have classes of their own.
 
     Attributes:
         draws: uniform numbers that a sample needs.
         names: of its parameters.
         applied_names: of what is applied, where that is computed from the parameters first.
-        channels: numbers of channels that it takes; empty for any.
         kind: what it is for: ``"images"``, which spectrograms are as well, ``"volumes"`` or ``"motion"``.
         ranks: 4 for images (N, C, H, W), and 3 as well for spectrograms (N, F, T); 5 and 4 for volumes.
         mixes: whether samples depend on each other.
-        does_batches: whether there is ``on_batch``, where calls for each image would take too long.
     """
 
     draws: int = 0
     names: tuple[str, ...] = ()
     applied_names: tuple[str, ...] | None = None
-    channels: tuple[int, ...] = ()
-    kind: str = "images"
+    kind: str
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
-    does_batches: bool = False
     _chain: Chain
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
@@ -149,11 +147,73 @@ class BatchTransform:
         """What is applied for parameters of samples of this shape: (N, len(applied_names))."""
         return table
 
-    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
+    def shape_after(self, shape: Shape) -> Shape:
+        """The shape of a sample of this one afterwards."""
+        return shape
+
+    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """How large volumes should be, (D, H, W), for a result of this size in which nothing is missing."""
+        return size
+
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W), so that
+        little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
+
+        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
+        what is scaled by up to 1 / 0.85; several at once may need more.
+
+        Raises:
+            AugmentError: the augmentation moves voxels and does not say what ``size=`` it cuts.
+        """
+        return self._chain.margin(size)
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of images of this one afterwards.
+
+        Raises:
+            AugmentError: images of this dtype cannot be changed so.
+        """
+        return dtype
+
+    def for_masks(self) -> Augmentation | None:
+        """What does the same with masks; None where masks stay as they are."""
+        return None
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise an error for a batch of this shape that it cannot take.
+
+        Raises:
+            AugmentError: it says what was got, and what to do.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
+        return ""
+
+
+class BatchTransform(Augmentation, ABC):
+    """An augmentation of images; of spectrograms, where ``ranks`` says so.
+
+    Attributes:
+        channels: numbers of channels that it takes; empty for any.
+        does_batches: whether there is ``on_batch``, where calls for each image would take too long.
+    """
+
+    kind = "images"
+    channels: tuple[int, ...] = ()
+    does_batches: bool = False
+
+    def for_masks(self) -> BatchTransform | None:
+        return None
+
+    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
         """Change one image, on the processor; not called where ``mixes``.  Default: by ``on_tensors``.
 
         Args:
-            canvas: the image, a ``Canvas``; a ``Volume`` where ``kind`` says so, wherever that is.
+            canvas: the image.
             row: what is applied, (len(applied_names),).
         """
         image = torch.from_numpy(canvas.image())[None]
@@ -188,65 +248,20 @@ class BatchTransform:
         """
         torch.from_numpy(batch).copy_(self.on_tensors(torch.from_numpy(batch), self.columns(rows), False))
 
+    @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Changed images, by operations of torch's on the whole batch.  Every operation on images has it.
+        """Changed images, by operations of torch's on the whole batch.
 
         Args:
             images: (N, C, H, W), float32.
             columns: what is applied, on the same device.
             of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
         """
-        raise NotImplementedError(f"{type(self).__name__}.on_tensors")
-
-    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        """Say what is to be done to sequences.  Every operation on motion has it.
-
-        Args:
-            sequences: with what comes before it.
-            rows: what is applied, (N, len(applied_names)).
-        """
-        raise NotImplementedError(f"{type(self).__name__}.onto")
-
-    def neutral(self) -> Float64Array:
-        """What is applied to sequences to leave them as they are: (len(applied_names),).  Default: zeros."""
-        return np.zeros(len(self.names_applied))
 
     def columns(self, rows: Float64Array) -> Columns:
         """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
         values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
         return dict(zip(self.names_applied, values, strict=True))
-
-    def shape_after(self, shape: Shape) -> Shape:
-        """The shape of a sample of this one afterwards."""
-        return shape
-
-    def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """How large volumes should be, (D, H, W), for a result of this size in which nothing is missing."""
-        return size
-
-    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """How many voxels more volumes should have, on each side, for a result of a size (D, H, W), so that
-        little of it is from beyond: ``margin=`` of a ``FastPatchDataset``.
-
-        It is enough for rotation about one axis by any of the angles, for shifts, and, as in nnU-Net, for
-        what is scaled by up to 1 / 0.85; several at once may need more.
-
-        Raises:
-            AugmentError: the augmentation moves voxels and does not say what ``size=`` it cuts.
-        """
-        return self._chain.margin(size)
-
-    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of images of this one afterwards.
-
-        Raises:
-            AugmentError: images of this dtype cannot be changed so.
-        """
-        return dtype
-
-    def for_masks(self) -> BatchTransform | None:
-        """What does the same with masks; None where masks stay as they are."""
-        return None
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         """Where pixels go, for boxes and keypoints; None where they stay.
@@ -282,11 +297,6 @@ class BatchTransform:
         return labels
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise an error for images of a shape (N, C, H, W) that it cannot take.
-
-        Raises:
-            AugmentError: it says what was got, and what to do.
-        """
         if self.channels and shape[1] not in self.channels:
             wanted = " or ".join(map(str, self.channels))
             looks = shape[3] in self.channels
@@ -295,18 +305,11 @@ class BatchTransform:
                 + (": it looks like (N, H, W, C), of which images.movedim(-1, 1) makes (N, C, H, W)" * looks)
             )
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``repr``."""
-        return ""
-
 
 class Untouched(BatchTransform):
     """Leaves images as they are; stands for an operation that others of its table come after."""
 
-    def __init__(self, op: BatchTransform) -> None:
+    def __init__(self, op: Augmentation) -> None:
         self._op, self.names, self.kind = op, op.names_applied, op.kind
 
     def applied_names_for(self, channels: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
 if TYPE_CHECKING:
-    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.base import Augmentation
 
 __all__ = ["Chain"]
 
@@ -58,13 +58,14 @@ class Chain:
 
     def __init__(
         self,
-        ops: Sequence[BatchTransform],
+        ops: Sequence[Augmentation],
         name: str,
-        steps: Sequence[BatchTransform] | None = None,
+        steps: Sequence[Augmentation] | None = None,
         lengths_at: int | None = None,
     ) -> None:
         self.ops, self.name, self.lengths_at = tuple(ops), name, lengths_at
-        self.steps = self.ops if steps is None else tuple(steps)
+        # Of the chain's kind, as what runs them takes them.
+        self.steps: tuple[Any, ...] = self.ops if steps is None else tuple(steps)
         self.memory = SlotPool(_SLOTS)
         self.number = _register(self)
 
@@ -73,7 +74,7 @@ class Chain:
 
     @property
     def kind(self) -> str:
-        """What it is for: see ``BatchTransform``."""
+        """What it is for: see ``Augmentation``."""
         return self.ops[0].kind if self.ops else "images"
 
     def columns(self, channels: int) -> int:
@@ -87,7 +88,7 @@ class Chain:
     def __call__(
         self, images: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
     ) -> Any:
-        """What calling the chain gives: see ``BatchTransform.__call__``."""
+        """What calling the chain gives: see ``Augmentation.__call__``."""
         batch = self.checked(images)
         if self.kind != "images" and batch.requires_grad and torch.is_grad_enabled():
             raise AugmentError(
@@ -138,7 +139,7 @@ class Chain:
         return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """See ``BatchTransform.margin``."""
+        """See ``Augmentation.margin``."""
         before = tuple(size)
         for op in reversed(self.ops):
             before = op.size_before(before)

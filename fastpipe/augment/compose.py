@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.applying import checked_ops, kind_of
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.base import Augmentation
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.fusing import fused
 from fastpipe.augment.parameters import Parameters
@@ -49,7 +49,7 @@ class Compose:
     """
 
     def __init__(
-        self, ops: Sequence[BatchTransform], fuse: bool = False, *, lengths: int | None = None
+        self, ops: Sequence[Augmentation], fuse: bool = False, *, lengths: int | None = None
     ) -> None:
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
         if fuse and kind_of(self.ops) != "images":

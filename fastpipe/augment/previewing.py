@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.base import Augmentation
 from fastpipe.augment.captions import caption, title
 from fastpipe.augment.colour import Normalize, ToDtype
 from fastpipe.augment.compose import Compose
@@ -34,7 +34,7 @@ _RANGE = (-0.25, 1.25)
 
 
 def preview(
-    ops: Compose | BatchTransform | Sequence[BatchTransform],
+    ops: Compose | Augmentation | Sequence[Augmentation],
     images: Tensor,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -125,12 +125,12 @@ class _Pictures:
     def originals(self) -> list[Pixels]:
         return self._shown(self.images, ())
 
-    def after(self, ops: Sequence[BatchTransform], parameters: Sequence[Parameters]) -> list[Pixels]:
+    def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
         """What some augmentations make of the samples."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
         return self._shown(Compose(ops, fuse=self.fuse).apply(self.images, rows), ops)
 
-    def _shown(self, images: Tensor, ops: Sequence[BatchTransform]) -> list[Pixels]:
+    def _shown(self, images: Tensor, ops: Sequence[Augmentation]) -> list[Pixels]:
         values = self._values(images, ops)
         if self.is_heat or self.is_plane:
             # Channels one below the other.
@@ -143,7 +143,7 @@ class _Pictures:
             found = [np.ascontiguousarray(one.transpose(1, 2, 0).astype(np.uint8)) for one in found]
         return [fitted(one, *self.tile, keeps_shape=not self.is_heat) for one in found]
 
-    def _values(self, images: Tensor, ops: Sequence[BatchTransform]) -> Any:
+    def _values(self, images: Tensor, ops: Sequence[Augmentation]) -> Any:
         """Numbers without normalisation, bytes as parts of their range: float32."""
         values = images[: self.count]
         if self.is_plane:
@@ -175,7 +175,7 @@ def _draws(chain: Compose, show: _Pictures, tables: Sequence[Sequence[Parameters
         yield GridRow([f"draw {number + 1}"], show.after(chain.ops, parameters), lines)
 
 
-def _captions(op: BatchTransform, parameters: Parameters, show: _Pictures) -> list[list[str]]:
+def _captions(op: Augmentation, parameters: Parameters, show: _Pictures) -> list[list[str]]:
     found = []
     for at in range(show.count):
         row = {name: float(column[at]) for name, column in parameters.items()}
@@ -211,7 +211,7 @@ def _note(chain: Compose, is_of_steps: bool) -> str:
 
 
 def _chain_of(ops: Any) -> Compose:
-    if isinstance(ops, BatchTransform):
+    if isinstance(ops, Augmentation):
         ops = [ops]
     if not isinstance(ops, Compose):
         if not isinstance(ops, Sequence):

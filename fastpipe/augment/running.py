@@ -25,7 +25,7 @@ from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
 
 if TYPE_CHECKING:
-    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.base import Augmentation, BatchTransform
 
 __all__ = [
     "applied_table", "by_image", "close_threads", "drawn_table", "dtype_after", "on_device", "on_processor",
@@ -44,7 +44,7 @@ def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
-def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
+def drawn_table(ops: Sequence[Augmentation], u: Float64Array, shape: Shape) -> Float64Array:
     """The parameters of a chain: of each operation, by uniform numbers that no other has.
 
     Args:
@@ -60,7 +60,7 @@ def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
     return np.concatenate(tables, axis=1)
 
 
-def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
+def applied_table(ops: Sequence[Augmentation], table: Float64Array, shape: Shape) -> Float64Array:
     """What is applied for the parameters of a chain."""
     tables, begin = [np.zeros((len(table), 0))], 0
     for op in ops:
@@ -70,14 +70,14 @@ def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
     return np.concatenate(tables, axis=1)
 
 
-def shape_after(ops: Ops, shape: Shape) -> Shape:
+def shape_after(ops: Sequence[Augmentation], shape: Shape) -> Shape:
     """The shape of a sample after a chain."""
     for op in ops:
         shape = op.shape_after(shape)
     return shape
 
 
-def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
+def dtype_after(ops: Sequence[Augmentation], dtype: torch.dtype) -> torch.dtype:
     """The dtype of images after a chain."""
     for op in ops:
         dtype = op.dtype_after(dtype)

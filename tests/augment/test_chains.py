@@ -20,7 +20,9 @@ from torch import Tensor
 
 from fastpipe import augment
 from fastpipe.augment import running
+from fastpipe.augment.motion.transforms import MotionTransform
 from fastpipe.augment.running import applied_table, on_device
+from fastpipe.augment.volumes.base import VolumeTransform
 from fastpipe.types import Key
 
 Make = Callable[..., Tensor]
@@ -329,6 +331,17 @@ class Louder(augment.BatchTransform):
 
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
         return images * 2
+
+
+def test_an_operation_without_what_changes_samples_is_not_made() -> None:
+    class Unfinished(augment.BatchTransform):
+        draws = 1
+
+    with pytest.raises(TypeError, match="on_tensors"):
+        Unfinished()  # type: ignore[abstract]
+    for kind, missing in ((VolumeTransform, "on_canvas"), (MotionTransform, "onto")):
+        with pytest.raises(TypeError, match=missing):
+            kind()
 
 
 def test_an_operation_of_ones_own_needs_torchs_operations_only(make_images: Make) -> None:

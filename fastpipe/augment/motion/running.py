@@ -15,7 +15,7 @@ from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 if TYPE_CHECKING:
-    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.motion.transforms import MotionTransform
 
 __all__ = ["checked_lengths", "on_motion"]
 
@@ -51,7 +51,7 @@ def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
 
 
 def on_motion(
-    ops: Sequence[BatchTransform], motion: Tensor, applied: Float64Array, lengths: Tensor | None,
+    ops: Sequence[MotionTransform], motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool, is_host: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Changed sequences and their lengths, wherever they are.

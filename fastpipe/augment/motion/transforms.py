@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.base import Augmentation
 from fastpipe.augment.distributions import between
 from fastpipe.augment.motion.sequences import Int64Array, Sequences
 from fastpipe.augment.options import increasing, probability
@@ -19,7 +19,7 @@ __all__ = ["MotionMirror", "MotionScale", "MotionSpeed", "MotionTransform", "Mot
 _MOST_COORDINATES = 3  # where one number is given for all
 
 
-class MotionTransform(BatchTransform):
+class MotionTransform(Augmentation, ABC):
     """An augmentation of motion, (N, T, J, C): T frames of J joints with C coordinates, floats.
 
     ``Compose(ops, lengths=1)`` says that the batch has the sequences' lengths behind them; frames from a
@@ -28,8 +28,18 @@ class MotionTransform(BatchTransform):
 
     kind = "motion"
 
-    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
+    @abstractmethod
+    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+        """Say what is to be done to sequences.
+
+        Args:
+            sequences: with what comes before it.
+            rows: what is applied, (N, len(applied_names)).
+        """
+
+    def neutral(self) -> Float64Array:
+        """What is applied to sequences to leave them as they are: (len(applied_names),).  Default: zeros."""
+        return np.zeros(len(self.names_applied))
 
 
 class MotionSpeed(MotionTransform):
@@ -42,6 +52,7 @@ class MotionSpeed(MotionTransform):
     Sequences that become longer than T frames end there.  Where lengths are given they become others, with
     zeros behind; else the last frame stays until the end.
 
+    >>> import torch
     >>> MotionSpeed((2.0, 2.0))(torch.arange(5.0).view(1, 5, 1, 1)).flatten()
     tensor([0., 2., 4., 4., 4.])
     """
@@ -72,6 +83,7 @@ class MotionTranslation(MotionTransform):
     Args:
         most: greatest shift along each coordinate, both ways; a number is for up to three coordinates.
 
+    >>> import torch
     >>> MotionTranslation((0.0, 0.5))(torch.zeros(2, 4, 3, 2))[..., 0].abs().max()
     tensor(0.)
     """
@@ -110,6 +122,7 @@ class MotionScale(MotionTransform):
         factor: least and greatest; its logarithm is uniform.
         about: the joint whose place in the first frame stays; None keeps the origin where it is.
 
+    >>> import torch
     >>> MotionScale((2.0, 2.0), about=0)(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1)).flatten()
     tensor([1., 5.])
     """
@@ -150,6 +163,7 @@ class MotionMirror(MotionTransform):
         p: the part of the sequences.
         about: where the mirror is on that coordinate.
 
+    >>> import torch
     >>> MotionMirror([(0, 1)], p=1.0)(torch.tensor([[1.0, 5.0], [2.0, 6.0]])[None, None]).tolist()
     [[[[-2.0, 6.0], [-1.0, 5.0]]]]
     """

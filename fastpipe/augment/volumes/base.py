@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.base import Augmentation
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
 __all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "about_one", "axes_of", "limits_of"]
@@ -20,7 +21,7 @@ AXES = ("depth", "height", "width")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-class VolumeTransform(BatchTransform):
+class VolumeTransform(Augmentation, ABC):
     """An augmentation of volumes, (N, C, D, H, W) or (N, D, H, W).
 
     What is drawn is known to the host, so that nothing is done with volumes that an augmentation leaves out.
@@ -32,8 +33,20 @@ class VolumeTransform(BatchTransform):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if dtype in FLOATS else torch.float32
 
+    def for_masks(self) -> VolumeTransform | None:
+        return None
 
-class PerChannel(VolumeTransform, ABC):
+    @abstractmethod
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
+        """Change one volume, wherever it is.
+
+        Args:
+            canvas: the volume.
+            row: what is applied, (len(applied_names),).
+        """
+
+
+class PerChannel(VolumeTransform):
     """Changes each channel with numbers of its own.
 
     Attributes:
@@ -62,12 +75,12 @@ class PerChannel(VolumeTransform, ABC):
     def channel_table(self, u: Float64Array) -> Float64Array:
         """Parameters of channels, (N, len(of_channel)), for uniform numbers, (N, draws_of_channel)."""
 
-    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
+    def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, own in enumerate(row.reshape(-1, len(self.of_channel))):
             self.on_channel(canvas, channel, own)
 
     @abstractmethod
-    def on_channel(self, canvas: Any, channel: int, row: Float64Array) -> None:
+    def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         """Change a channel of a ``Volume``."""
 
 

@@ -17,11 +17,11 @@ from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 if TYPE_CHECKING:
-    from fastpipe.augment.base import BatchTransform
+    from fastpipe.augment.volumes.base import VolumeTransform
 
 __all__ = ["followed_volumes", "on_volumes"]
 
-Ops = Sequence["BatchTransform"]
+Ops = Sequence["VolumeTransform"]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SMALL = 1 << 15  # voxels; smaller volumes are not shared by threads, which have one each
 
@@ -116,7 +116,7 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
         AugmentError: volumes of another size are among them, or labels that cannot be filled up.
     """
     applied = applied_table(ops, table.numpy(), tuple(shape[1:]))
-    twins: list[BatchTransform] = []
+    twins: list[VolumeTransform] = []
     parts, begin = [applied[:, :0]], 0
     for op in ops:
         end = begin + len(op.applied_names_for(shape[1]))

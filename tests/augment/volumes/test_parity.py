@@ -16,7 +16,7 @@ from fastpipe.engine.slots import SlotPool
 
 pytest.importorskip("scipy", reason="the reference is SciPy's: pip install scipy")
 
-CASES: dict[str, augment.BatchTransform] = {
+CASES: dict[str, augment.Augmentation] = {
     "flip": augment.RandomFlip3D(),
     "flip of width": augment.RandomFlip3D(2, p=0.7),
     "turn": augment.RandomRotate90(p=0.8),
