@@ -17,6 +17,7 @@ from fastpipe import errors, sampling
 from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
+    from fastpipe.generation import generate, memoize
     from fastpipe.torch import (
         FastHDF5Dataset,
         FastImageFolder,
@@ -32,27 +33,30 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
-    "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "group_batches",
-    "sampling", "segment_reduce", "stitch",
+    "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "generate",
+    "group_batches", "memoize", "sampling", "segment_reduce", "stitch",
 ]  # fmt: skip
 
-_LAZY = dict.fromkeys(
-    (
-        "FastHDF5Dataset",
-        "FastImageFolder",
-        "FastLoader",
-        "FastPatchDataset",
-        "accelerate",
-        "group_batches",
-        "segment_reduce",
-        "stitch",
+_LAZY = {
+    **dict.fromkeys(
+        (
+            "FastHDF5Dataset",
+            "FastImageFolder",
+            "FastLoader",
+            "FastPatchDataset",
+            "accelerate",
+            "group_batches",
+            "segment_reduce",
+            "stitch",
+        ),
+        "fastpipe.torch",
     ),
-    "fastpipe.torch",
-)
+    **dict.fromkeys(("generate", "memoize"), "fastpipe.generation"),
+}
 
 
 # Parts of the package that scripts name without importing them: ``fastpipe.tf.image_dataset``.
-_PARTS = ("augment", "tf")
+_PARTS = ("augment", "generation", "tf")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
 from fastpipe.files import inspect_cli, repack_cli, stage_cli
+from fastpipe.generation import generate_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -29,6 +30,7 @@ COMMANDS = {
     "inspect": Command(inspect_cli.ABOUT, inspect_cli.add_arguments, inspect_cli.run),
     "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
     "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
+    "generate": Command(generate_cli.ABOUT, generate_cli.add_arguments, generate_cli.run),
 }
 
 

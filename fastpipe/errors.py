@@ -16,6 +16,7 @@
     │   ├── StoreBusyError                       it may answer when it is asked again
     │   └── ObjectChangedError                   an object is not the one that was listed any more
     ├── StageError               (OSError)       a stage's folder cannot be used, or must not be
+    ├── GenerationError          (RuntimeError)  rows cannot be made, or are of another job
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  a loader's threads are gone already
@@ -33,6 +34,7 @@ __all__ = [
     "CacheError",
     "ClosedError",
     "FastpipeError",
+    "GenerationError",
     "HDF5Error",
     "MissingDependencyError",
     "ObjectChangedError",
@@ -118,6 +120,24 @@ class ObjectChangedError(StoreError):
 
 class StageError(FastpipeError, OSError):
     """A stage's folder cannot be used, or must not be because others could write there."""
+
+
+class GenerationError(FastpipeError, RuntimeError):
+    """Rows cannot be made: a function raised, or workers cannot run it; or what is there is of another job.
+
+    Args:
+        message: the whole message; it says what is kept, and how to go on.
+        index: the row that failed, where it is one.
+        trace: the traceback's text, where the function raised.
+    """
+
+    def __init__(self, message: str, *, index: int | None = None, trace: str = "") -> None:
+        super().__init__(message)
+        self.index = index
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), {"index": self.index, "trace": self.trace})
 
 
 class WorkerError(FastpipeError, RuntimeError):

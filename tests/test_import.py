@@ -42,7 +42,13 @@ print(json.dumps(sorted(tops & heavy)))
 
 @pytest.mark.parametrize(
     "arguments",
-    [None, *([*command, "--help"] for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"]))],
+    [
+        None,
+        *(
+            [*command, "--help"]
+            for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"], ["generate"])
+        ),
+    ],
     ids=str,
 )
 def test_the_command_and_its_help_load_no_framework(arguments: list[str] | None) -> None:
@@ -94,6 +100,14 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
             "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('nvimgcodec'))",
             "pip install 'fastpipe[image]'",
         ),
+        *(
+            (
+                package,
+                "fastpipe.generation.probe(lambda index, rng: index, 9, workers=1)",
+                "pip install 'fastpipe[generation]'",
+            )
+            for package in ("h5py", "threadpoolctl", "cloudpickle")
+        ),
     ],
 )
 def test_a_missing_package_is_said_with_the_pip_command(missing: str, use: str, command: str) -> None:
@@ -113,6 +127,16 @@ except fastpipe.errors.MissingDependencyError as error:
     print(error)
 """
     assert command in _python(code)
+
+
+def test_a_worker_of_generate_loads_little() -> None:
+    code = """
+import json, sys
+from fastpipe.generation.processes import serve
+heavy = {"torch", "h5py", "joblib", "cloudpickle", "threadpoolctl", "rich", "numba", "PIL", "tensorflow"}
+print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    assert json.loads(_python(code)) == []
 
 
 def test_an_installed_package_that_fails_says_so_itself(tmp_path: object) -> None:

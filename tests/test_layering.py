@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fastpipe
-from fastpipe import testing
+from fastpipe import generation, testing
 
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
@@ -48,10 +48,11 @@ _MAY_IMPORT: dict[str, set[str]] = {
     | {"_beside", "_intraop", "_replacing", "sampling", "arrays", "device", "augment", "torch"},
     "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "sampling", "arrays", "tf"},
     "testing": _BASE | {"testing"},
-    "bench": {"errors", "_extras", "testing", "augment", "bench", ""},
+    "bench": {"errors", "_extras", "testing", "augment", "generation", "bench", ""},
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
-    "cli": {"errors", "bench", "verify", "files", ""},
+    "generation": _STORED | {"cache", "files", "bench", "generation"},
+    "cli": {"errors", "bench", "verify", "files", "generation", ""},
     "__main__": {"cli"},
 }
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
@@ -161,6 +162,7 @@ def test_bench_and_verify_use_public_names(path: Path) -> None:
     public = {
         "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench", "testing"},
         "fastpipe.testing": {*testing.__all__},
+        "fastpipe.generation": {*generation.__all__},
     }
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module in public:

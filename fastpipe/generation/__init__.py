@@ -1,0 +1,48 @@
+"""Samples that a function makes: by all cores, stored once, never lost; and results that are kept.
+
+=====================================  =====================================================
+``generate``                           the function; ``asked``: its arguments, checked
+``generating``                         one call of it, from what is there to the last name
+``first`` ``form``                     the first row; columns of samples
+``seeds``                              a row's own random numbers
+``making`` ``blocks`` ``work``         rows made by the function, as arrays; what a worker runs
+``crews`` ``processes``                who makes blocks: this thread, threads, processes, a cluster
+``scheduling`` ``interrupts``          blocks in flight; Ctrl-C
+``layout`` ``storing`` ``journal``     where rows are in the files; writing them; what is done
+``job`` ``finishing``                  whether it is the same job; the structure around the rows
+``probing`` ``reporting``              a look before; how far it is
+``memoize`` ``entries`` ``values``     results that are kept, in files, without pickle
+``fingerprints`` ``code_version``      by arguments, data and code; ``sealing``: where pickle is asked for
+=====================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastpipe.generation.generate import generate
+    from fastpipe.generation.generating import Generated
+    from fastpipe.generation.memoize import memoize
+    from fastpipe.generation.probe import probe
+    from fastpipe.generation.probing import ProbeReport
+
+__all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
+
+# Loaded when first used: a worker that starts loads none of them.
+_WHERE = {
+    "Generated": "generating",
+    "ProbeReport": "probing",
+    "generate": "generate",
+    "memoize": "memoize",
+    "probe": "probe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'fastpipe.generation' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value

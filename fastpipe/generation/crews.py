@@ -1,0 +1,175 @@
+"""Who makes blocks: this thread, threads, processes, or somebody's executor."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from fastpipe.errors import FastpipeError, OptionError
+from fastpipe.files.checkpoints import write_whole
+from fastpipe.generation.processes import Processes
+from fastpipe.generation.storing import Nowhere, Places, Stores
+from fastpipe.generation.work import FUNCTION, Done, Task, Work, one_thread_each, pickled, run_from_folder
+
+__all__ = ["Cluster", "HeldCrew", "Here", "Kind", "Separate", "Threads", "unpicklable"]
+
+Kind = Literal["processes", "threads"]
+
+
+class HeldCrew(ABC):
+    """What all have: a ``with`` block that ends them.
+
+    Attributes:
+        workers: how many blocks are made at a time.
+    """
+
+    workers: int = 1
+
+    @property
+    def slots(self) -> int:
+        """How many blocks it is to have at a time: while one is made, the next one waits."""
+        return 2 * self.workers
+
+    @abstractmethod
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """End without finishing what is in flight.  Default: that is not possible."""
+
+    def close(self) -> None:  # noqa: B027
+        """End, when what is in flight is done.  Default: somebody else does that."""
+
+    def __enter__(self) -> HeldCrew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Here(HeldCrew):
+    """This thread: a block is made when it is submitted."""
+
+    def __init__(self, task: Task, stores: Stores | None) -> None:
+        self._limits = one_thread_each()
+        self._work = Work(task, stores or Nowhere())
+
+    @property
+    def slots(self) -> int:
+        """None waits."""
+        return 1
+
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Make rows."""
+        future: Future[Done] = Future()
+        try:
+            future.set_result(self._work.run(first, last))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Give other libraries their threads again."""
+        self._limits.__exit__(None, None, None)
+
+
+class Threads(HeldCrew):
+    """Threads, for functions that let go of the interpreter's lock."""
+
+    def __init__(self, task: Task, stores: Stores | None, workers: int) -> None:
+        self.workers, self._limits = workers, one_thread_each()
+        self._work = Work(task, stores or Nowhere())
+        self._pool = ThreadPoolExecutor(workers, "fastpipe-generate")
+
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made."""
+        return self._pool.submit(self._work.run, first, last)
+
+    def close(self) -> None:
+        """End the threads, after what they are doing."""
+        self._pool.shutdown(cancel_futures=True)
+        self._limits.__exit__(None, None, None)
+
+
+class Separate(HeldCrew):
+    """Processes of this machine."""
+
+    def __init__(self, task: Task, places: Places | None, workers: int) -> None:
+        self.workers = workers
+        try:
+            self._processes = Processes(task, places, workers)
+        except FastpipeError:
+            raise
+        except Exception as error:
+            raise unpicklable(task, error) from error
+
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made."""
+        return self._processes.submit(None, first, last)
+
+    def abandon(self) -> None:
+        """Kill them."""
+        self._processes.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """End them, after what they are doing."""
+        self._processes.shutdown()
+
+
+class Cluster(HeldCrew):
+    """Somebody's executor, whose workers see the folder: a share of the network, say.
+
+    Args:
+        task: what is made.
+        folder: of the job.
+        executor: of the user's, who closes it.
+        workers: how many blocks are made at a time; None to learn it from who makes them.
+    """
+
+    def __init__(self, task: Task, folder: Path, executor: Executor, workers: int | None) -> None:
+        try:
+            content = pickled(task)
+        except FastpipeError:
+            raise
+        except Exception as error:
+            raise unpicklable(task, error) from error
+        self._folder, self._digest = str(folder.resolve()), hashlib.sha256(content).hexdigest()
+        write_whole(folder / FUNCTION, [content])
+        self._executor, self._asked = executor, workers or getattr(executor, "_max_workers", None)
+        self._seen: set[tuple[str, int, int]] = set()
+
+    @property
+    def slots(self) -> int:
+        """Twice as many as make them; as many more as were not seen yet."""
+        return 2 * self.workers if self._asked else 2 * len(self._seen) + 2
+
+    @property
+    def workers(self) -> int:  # type: ignore[override]
+        """How many blocks are made at a time."""
+        return self._asked or max(1, len(self._seen))
+
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made."""
+        future: Future[Done] = self._executor.submit(run_from_folder, self._folder, self._digest, first, last)
+        future.add_done_callback(self._see)
+        return future
+
+    def _see(self, future: Future[Done]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._seen.add(future.result().who)
+
+
+def unpicklable(task: Task, error: BaseException) -> OptionError:
+    """The error of a function that cannot go to another process."""
+    name: Any = getattr(task.function, "__qualname__", type(task.function).__name__)
+    return OptionError(
+        f"{name} cannot be sent to another process: {type(error).__name__}: {error}. Open files, locks and "
+        "connections within the function, not before it; or make rows without other processes: workers=0, or "
+        "executor='threads'"
+    )

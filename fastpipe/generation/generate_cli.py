@@ -1,0 +1,114 @@
+"""``fastpipe generate MODULE:FUNCTION``: its options."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fastpipe.bench.command import positive
+from fastpipe.bench.progress import Progress
+from fastpipe.errors import OptionError
+from fastpipe.files.volumes.arguments import size
+from fastpipe.generation.generate import generate
+from fastpipe.generation.probe import probe
+
+__all__ = ["ABOUT", "add_arguments", "run"]
+
+ABOUT = "make samples with a function, by all cores, and store them in an HDF5 file"
+
+EPILOG = """\
+FUNCTION(index, rng) returns a dict of arrays, numbers and strings. It is imported from
+MODULE, which is looked for in the current folder first. Row i is what it returns for
+i and numpy.random.default_rng([SEED, i]), and depends on nothing else.
+
+While the file grows there is a folder FILE.partial. Killed, or out of disk, the same
+command goes on from there; with a larger N it makes what is missing.
+
+exit codes: 0 done, 2 bad input or a row failed, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("function", metavar="MODULE:FUNCTION", help="what makes a sample")
+    add("-n", "--rows", type=positive(int), required=True, metavar="N", help="how many samples")
+    add("--out", metavar="FILE.h5", help="file to make")
+    add("--seed", type=int, default=0, metavar="SEED", help="of all rows (default: 0)")
+    add("--workers", type=_workers, default="auto", metavar="N",
+        help="processes; 0 for none (default: one for each core, if they help)")  # fmt: skip
+    add("--threads", action="store_true", help="threads in the place of processes")
+    add("--chunk-rows", type=positive(int), default=None, metavar="N",
+        help="rows of a chunk (default: as many as make 64 KiB)")  # fmt: skip
+    add("--max-bytes", type=size, default=None, metavar="SIZE",
+        help="of a file, such as 4GiB: from there on several")  # fmt: skip
+    add("--bad-samples", choices=("raise", "skip", "retry"), default="raise",
+        help="what happens where FUNCTION raises (default: raise)")  # fmt: skip
+    add("--seed-globals", action="store_true", help="seed random, numpy.random and torch for each row, too")
+    add("--no-resume", action="store_true", help="begin anew, without what an interrupted run has left")
+    add("--dry-run", action="store_true",
+        help="only say how long it would take, and where the time goes; makes no file")  # fmt: skip
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Make the file, or look at the function.
+
+    Returns:
+        0.
+    """
+    progress.stop()
+    fn = _imported(args.function)
+    if args.dry_run:
+        found = probe(
+            fn, args.rows, args.out or "rows.h5", seed=args.seed, workers=args.workers,
+            executor="threads" if args.threads else None, seed_globals=args.seed_globals,
+        )  # fmt: skip
+        console.print(Text(str(found)), soft_wrap=True)
+        return 0
+    if args.out is None:
+        raise OptionError("--out names the file to make; or look only, with --dry-run")
+    generate(
+        fn, args.rows, args.out, seed=args.seed, workers=args.workers,
+        executor="threads" if args.threads else None, chunk_rows=args.chunk_rows or "auto",
+        resume=not args.no_resume, max_bytes=args.max_bytes, bad_samples=args.bad_samples,
+        seed_globals=args.seed_globals,
+    )  # fmt: skip
+    return 0
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    """The function of a name."""
+    module, colon, path = name.partition(":")
+    if not (module and colon and path):
+        raise OptionError(f"name a function as MODULE:FUNCTION, such as scenes:sample; got {name!r}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
+            raise  # of what the module imports
+        raise OptionError(f"there is no module {module!r} in {folder}, nor among those installed") from None
+    except AttributeError as error:
+        raise OptionError(f"{module} has no {path!r}: {error}") from None
+    if not callable(found):
+        raise OptionError(f"{name} is no function: {found!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _workers(text: str) -> int | str:
+    """An argparse type: a number of workers, or ``auto``."""
+    return text if text == "auto" else int(text)

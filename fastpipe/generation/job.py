@@ -1,0 +1,220 @@
+"""What a job is, and whether what is there already is of the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.errors import GenerationError, OptionError
+from fastpipe.files.growing import LOCK, GrowingFolder, has_empty_lock
+from fastpipe.generation.code_version import changed, code_version
+from fastpipe.generation.form import Form
+from fastpipe.generation.journal import JOURNAL
+from fastpipe.generation.making import Policy
+from fastpipe.generation.work import FUNCTION
+
+__all__ = [
+    "ATTRIBUTE",
+    "Folder",
+    "Job",
+    "differences",
+    "finished_paths",
+    "header_of",
+    "job_named",
+    "shard_path",
+]
+
+FORMAT = 1
+ATTRIBUTE = "fastpipe_generation"
+_SHARD_DIGITS = 5
+_OWN_SUFFIXES = (".data", ".spool", ".part", ".h5", ".unfinished")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made.
+
+    Attributes:
+        function, code, parts: the function's name, and its version as of `code_version`.
+        seed, rows, form: as given, and learned.
+        columns, chunk_rows, max_bytes, policy, seeds_globals: as given.
+        shard_rows: rows of a file, at most; None of all in one.
+        batch_rows: rows of a call of ``batch``; 0 without.
+        versions: of what had a hand in it.
+        extends: rows that come from files which are there already.
+    """
+
+    function: str
+    code: str
+    parts: Mapping[str, str]
+    seed: int
+    rows: int
+    form: Form
+    columns: str
+    chunk_rows: int | None
+    max_bytes: int | None
+    policy: Policy
+    seeds_globals: bool
+    shard_rows: int | None
+    batch_rows: int
+    versions: Mapping[str, str]
+    extends: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal."""
+        return {"format": FORMAT, **self.__dict__, "parts": dict(self.parts), "form": self.form.as_json(),
+                "versions": dict(self.versions)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Job:
+        """As `as_json` gives it.
+
+        Raises:
+            GenerationError: it is of another version of fastpipe.
+        """
+        if content.get("format") != FORMAT:
+            raise GenerationError("it was made by another version of fastpipe")
+        values = {name: value for name, value in content.items() if name != "format"}
+        return cls(**{"parts": {}, "extends": 0, **values, "form": Form.from_json(values["form"])})
+
+    def attributes(self, skipped: list[int]) -> dict[str, Any]:
+        """Of a finished file: what it is of, for people and for whoever extends it.
+
+        Args:
+            skipped: rows that it has not.
+        """
+        content = self.as_json()
+        # Neither what the function is made of, which may be long, nor how it came about.
+        for name in ("parts", "extends"):
+            del content[name]
+        found: dict[str, Any] = {
+            "function": self.function,
+            "code_version": self.code,
+            "seed": str(self.seed),
+            "rows": self.rows,
+            "versions": json.dumps(dict(self.versions), sort_keys=True),
+            ATTRIBUTE: json.dumps(content, sort_keys=True),
+        }
+        if skipped:
+            found["skipped"] = np.array(skipped, np.int64)
+        return found
+
+    def same_but_rows(self, rows: int) -> Job:
+        """The same job of another number of rows."""
+        return replace(self, rows=rows)
+
+
+def job_named(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:
+    """A function's name, its version, and what that is made of."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    version = code_version(function)
+    return f"{getattr(function, '__module__', '?')}:{name}", version.digest, dict(version.parts)
+
+
+def versions() -> dict[str, str]:
+    """Of what had a hand in the rows, and in the file."""
+    h5py = require("h5py", extra="generation")
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "h5py": h5py.__version__,
+        "hdf5": h5py.version.hdf5_version,
+    }
+
+
+def differences(one: Job, wanted: Job) -> list[str]:
+    """In what a job that is there differs from one that is asked for, but for the number of rows."""
+    found = []
+    if one.code != wanted.code:
+        what = changed(one.parts, wanted.parts) if one.parts else []
+        found.append(
+            f"the function has changed ({'; '.join(what[:4])})" if what else "the function is another"
+        )
+    for name, words in (
+        ("seed", "seed"), ("seeds_globals", "seed_globals"), ("columns", "columns"),
+        ("chunk_rows", "chunk_rows"), ("max_bytes", "max_bytes"), ("policy", "bad_samples"),
+    ):  # fmt: skip
+        old, new = getattr(one, name), getattr(wanted, name)
+        if old != new:
+            found.append(f"{words} was {old!r} and is {new!r}")
+    return found
+
+
+def shard_path(out: Path, number: int, count: int) -> Path:
+    """A file's name: ``out`` of a single one, else with a number."""
+    return out if count == 1 else out.with_name(f"{out.stem}-{number:0{_SHARD_DIGITS}d}{out.suffix}")
+
+
+def finished_paths(out: Path) -> list[Path]:
+    """The files that are there under a name, or under that with numbers."""
+    if os.path.lexists(out):
+        return [out]
+    found: list[Path] = []
+    while os.path.lexists(path := shard_path(out, len(found), 2)):
+        found.append(path)
+    return found
+
+
+def header_of(path: Path) -> tuple[Job, list[int]]:
+    """What a finished file is of, and which rows it has not.
+
+    Raises:
+        OptionError: it is something else.
+        GenerationError: it is of another version.
+    """
+    h5py = require("h5py", extra="generation")
+    try:
+        with h5py.File(path, "r") as file:
+            content = json.loads(file.attrs[ATTRIBUTE])
+            skipped = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
+    except (OSError, KeyError, TypeError, ValueError):
+        raise OptionError(
+            f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"
+        ) from None
+    return Job.from_json(content), skipped
+
+
+class Folder(GrowingFolder):
+    """The folder ``OUT.partial``, locked, in which a job's files grow."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out, GenerationError)
+
+    def _check_own(self) -> None:
+        there = set(os.listdir(self.folder))
+        if there and JOURNAL not in there and not has_empty_lock(self.folder):
+            raise OptionError(
+                f"{self.folder} is not that of an unfinished job; move it away, or remove it, and try again"
+            )
+
+    def clear(self) -> None:
+        """Remove what jobs have left, but for the journal, which is begun anew."""
+        for name in self._own():
+            if name not in (JOURNAL, LOCK):
+                os.unlink(self.folder / name)
+
+    def remove(self) -> None:
+        """Remove the folder, the journal last but for the lock; what others have put into it stays."""
+        names = sorted(self._own(), key=lambda name: (name == LOCK, name == JOURNAL))
+        self.close()
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _own(self) -> list[str]:
+        """The names of what jobs leave."""
+        return [
+            name
+            for name in os.listdir(self.folder)
+            if name in (JOURNAL, LOCK, FUNCTION) or name.endswith(_OWN_SUFFIXES)
+        ]

@@ -1,0 +1,138 @@
+"""What is done of a job, on disk: a line for each block, after the block.
+
+A line begins with the checksum of the rest, so that one that was cut off is not taken for a whole one.  When
+blocks are added, their data is on the disk before their lines are: what the journal has is there after the
+machine failed, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastpipe.files.checkpoints import sync_folder
+from fastpipe.generation.storing import Stored
+
+__all__ = ["JOURNAL", "Journal"]
+
+JOURNAL = "journal"
+
+
+class Journal:
+    """The journal of a folder, opened.
+
+    Args:
+        folder: in which it is.
+
+    Attributes:
+        job: what the journal is of; None of a new one.
+        blocks: those that are stored.
+        is_naming: whether all is done, and files are getting their names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / JOURNAL
+        self.job: dict[str, Any] | None = None
+        self.blocks: list[Stored] = []
+        self.is_naming = False
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Begin anew.
+
+        Args:
+            job: what it is of.
+        """
+        os.ftruncate(self._descriptor, 0)
+        self.job, self.blocks, self.is_naming = job, [], False
+        self._append([{"job": job}])
+        sync_folder(self._folder)
+
+    def add(self, blocks: Sequence[Stored]) -> None:
+        """Note blocks whose data is on the disk.
+
+        Raises:
+            OSError: the disk is full, for instance; what was noted before stays.
+        """
+        self._append([one.as_json() for one in blocks])
+        self.blocks += blocks
+
+    def name(self) -> None:
+        """Note that files are getting their names."""
+        self._append([{"naming": True}])
+        self.is_naming = True
+
+    def drop(self, blocks: Sequence[Stored]) -> None:
+        """Forget blocks that are not there as they were noted."""
+        gone = {(one.first, one.last) for one in blocks}
+        kept = [one for one in self.blocks if (one.first, one.last) not in gone]
+        job = self.job
+        assert job is not None
+        text = "".join(_line(one) for one in ({"job": job}, *(one.as_json() for one in kept)))
+        unfinished = self._path.with_name(f"{JOURNAL}.unfinished")
+        with open(unfinished, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, self._path)
+        os.close(self._descriptor)
+        self._descriptor = os.open(self._path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        self.blocks = kept
+        sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _append(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Write lines behind the others, or none."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        data = memoryview("".join(map(_line, entries)).encode())
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, end)
+            raise
+
+    def _read(self) -> None:
+        """What is there, up to the first line that is not whole."""
+        end = 0
+        with open(self._path, "rb") as file:
+            for line in file:
+                entry = _entry(line)
+                if entry is None or (self.job is None) != ("job" in entry):
+                    break
+                end += len(line)
+                if "job" in entry:
+                    self.job = entry["job"]
+                elif "naming" in entry:
+                    self.is_naming = True
+                else:
+                    self.blocks.append(Stored.from_json(entry))
+        os.ftruncate(self._descriptor, end)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    text = json.dumps(entry, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None of one that is not whole."""
+    if not line.endswith(b"\n") or len(line) < 10 or f"{zlib.crc32(line[9:-1]):08x}".encode() != line[:8]:
+        return None
+    found = json.loads(line[9:-1])
+    return found if isinstance(found, dict) else None

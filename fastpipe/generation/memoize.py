@@ -1,0 +1,290 @@
+"""Results of functions, kept in a folder and told from others by arguments, data and code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import logging
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from fastpipe._private_folder import PrivateFolder
+from fastpipe.errors import CacheError, OptionError
+from fastpipe.generation.code_version import changed, code_name, code_version
+from fastpipe.generation.entries import FORMAT, Entries, EntryError, Header, NeedsPickleError
+from fastpipe.generation.entry_locks import computing, is_computing
+from fastpipe.generation.fingerprints import fingerprint
+from fastpipe.generation.origins import Origin, origin_of_module
+from fastpipe.generation.values import NotStorableError
+
+__all__ = ["Memoized", "memoize"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("fastpipe.memoize")
+_MOST_CHANGES = 4  # in a message
+
+
+@overload
+def memoize(fn: Callable[P, T], *, dir: str | os.PathLike[str], pickle: bool = False) -> Memoized[P, T]: ...
+@overload
+def memoize(
+    fn: None = None, *, dir: str | os.PathLike[str], pickle: bool = False
+) -> Callable[[Callable[P, T]], Memoized[P, T]]: ...
+def memoize(
+    fn: Callable[P, T] | None = None, *, dir: str | os.PathLike[str], pickle: bool = False
+) -> Memoized[P, T] | Callable[[Callable[P, T]], Memoized[P, T]]:
+    """Keep what a function returns in a folder, and load it from there when it is called again.
+
+    Also a decorator: ``@memoize(dir="cache")``.  A result is loaded if it is of
+
+    - equal arguments, whichever way they are given.  Arrays and tables count by their values, objects by
+      what pickle would take of them, the user's functions and classes by their code;
+    - unchanged files: of every argument, or part of one, that is a path, or a string that is the path of a
+      file or folder: device, inode, size and times of each file;
+    - the same code: the function's, and that of the user's functions, classes and constants that it names,
+      see ``code_version``; and the same versions of packages.
+
+    Everything else that it depends on (random generators, the environment, files whose paths are not
+    among the arguments) must be made an argument or be set inside the function; and a result that is loaded
+    has no side effects, and draws no random numbers.
+
+    None, numbers, strings, bytes, NumPy's arrays and scalars, torch's tensors, and lists, tuples, sets and
+    dicts of them are kept without pickle, and come back equal in types and bits.  An entry that is damaged,
+    or cannot be loaded, is kept under another name, and the result is computed again.  A result that cannot
+    be kept is returned all the same.  The logger ``"fastpipe.memoize"`` says at level INFO what was loaded,
+    and why something was not; at level WARNING what went wrong.
+
+    Threads and processes that need the same result at the same time wait for the first of them.
+
+    Args:
+        fn: the function.  It is not changed.
+        dir: the folder; it is made at the first call, for the user alone.  Other functions may share it.
+        pickle: keep results of other kinds too, by pickle, sealed with a key in the user's folder of
+            settings; what has no such seal is never unpickled.
+
+    Returns:
+        A function with the same signature; its ``clear()`` removes what is kept.
+
+    Raises:
+        OptionError: ``fn`` is a generator or coroutine, or cannot be called; in a call: an argument cannot
+            be told from others.
+        CacheError: in a call: the folder belongs to somebody else, lets others in, or cannot be made.
+
+    >>> calls = []
+    >>> def square(x):
+    ...     calls.append(x)
+    ...     return x * x
+    >>> kept = memoize(square, dir=getfixture("tmp_path") / "cache")
+    >>> kept(3), kept(x=3), calls
+    (9, 9, [3])
+    """
+    if fn is None:
+        return functools.partial(Memoized, dir=dir, pickle=pickle)
+    return Memoized(fn, dir=dir, pickle=pickle)
+
+
+class Memoized(Generic[P, T]):
+    """A function whose results are kept, see ``memoize``."""
+
+    def __init__(self, fn: Callable[P, T], *, dir: str | os.PathLike[str], pickle: bool = False) -> None:
+        self._signature = _checked_signature(fn)
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._name = code_name(fn)
+        self._dir = Path(dir).absolute()
+        self._pickle = pickle
+        code_version(fn)  # learns the source while it is certainly that of this code
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return self._fn(*args, **kwargs)  # which says it in its own words
+        bound.apply_defaults()
+        with self._folder() as folder:
+            wanted = self._wanted(folder, bound)
+            entries = Entries(folder, self._name)
+            name = entries.file_name(wanted.key)
+            if is_computing(folder, name):  # it calls itself
+                return self._fn(*args, **kwargs)
+            found = self._load(entries, wanted.key, is_alone=False)
+            if isinstance(found, str):
+                with computing(folder, name):
+                    found = self._load(entries, wanted.key, is_alone=True)
+                    if isinstance(found, str):
+                        return self._compute(entries, wanted, found, lambda: self._fn(*args, **kwargs))
+        header, value = found
+        _log.info("%s: loaded from %s, which saves %.1f s", self._name, name, header.seconds)
+        return value  # type: ignore[no-any-return]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<memoized {self._name} in {str(self._dir)!r}{', pickle=True' if self._pickle else ''}>"
+
+    def __reduce__(self) -> Any:
+        found: Any = sys.modules.get(str(self._fn.__module__))
+        name = str(getattr(self._fn, "__qualname__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:  # it stands in the function's place
+            return name
+        return _again, (self._fn, self._dir, self._pickle)
+
+    def clear(self) -> int:
+        """Remove this function's entries, of whatever arguments and code; how many there were.
+
+        What was kept aside as damaged stays.
+
+        Raises:
+            CacheError: as of a call.
+        """
+        if not os.path.lexists(self._dir):
+            return 0
+        with self._folder() as folder:
+            return Entries(folder, self._name).clear()
+
+    def _folder(self) -> PrivateFolder:
+        if not hasattr(os, "geteuid"):
+            raise CacheError("memoize keeps nothing on this system, whose folders cannot be closed to others")
+        return PrivateFolder(self._dir)
+
+    def _wanted(self, folder: PrivateFolder, bound: inspect.BoundArguments) -> Header:
+        """The header of a call's entry."""
+        arguments = dict(bound.arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments[name] = dict(sorted(arguments[name].items()))
+        status, version = os.stat(folder.path), code_version(self._fn)
+        found = fingerprint(self._name, _held(self._fn) | arguments, (status.st_dev, status.st_ino))
+        parts = (
+            FORMAT,
+            self._name,
+            version.digest,
+            sorted(found.arguments.items()),
+            sorted(found.data.items()),
+        )
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return Header(self._name, key, version.parts, found.arguments, found.data)
+
+    def _load(self, entries: Entries, key: str, *, is_alone: bool) -> tuple[Header, Any] | str:
+        """What is kept, or why it is not used; only who is alone with a key does something about that."""
+        try:
+            return entries.load(key, pickled=self._pickle)
+        except FileNotFoundError:
+            return ""
+        except NeedsPickleError:
+            what, done = "it is pickled: pass pickle=True to load it", "it stays where it is"
+        except EntryError as error:
+            aside = entries.set_aside(key) if is_alone else None
+            what, done = str(error), f"it is kept as {aside}"
+        except (OSError, MemoryError) as error:
+            what, done = f"{type(error).__name__}: {error}", "it is replaced"
+        if is_alone:
+            _log.warning(
+                "%s: its entry %s cannot be loaded: %s; %s, and the result is computed again",
+                self._name, entries.file_name(key), what, done,
+            )  # fmt: skip
+        return "its entry cannot be loaded"
+
+    def _compute(self, entries: Entries, wanted: Header, reason: str, compute: Callable[[], T]) -> T:
+        _log.info("%s: computed: %s", self._name, reason or _reason(entries.headers(), wanted))
+        begin = time.perf_counter()
+        result = compute()
+        seconds = time.perf_counter() - begin
+        try:
+            entries.store(replace(wanted, created=time.time(), seconds=seconds), result, pickled=self._pickle)
+        except Exception as error:  # it may have taken hours: whatever goes wrong, it is returned
+            what, remedy = f"{type(error).__name__}: {error}", "It is computed again at the next call"
+            if isinstance(error, NotStorableError):
+                also = "" if self._pickle else ", or pass pickle=True"
+                what, remedy = (
+                    str(error),
+                    f"Return arrays, numbers, strings, and dicts or lists of them{also}",
+                )
+            _log.warning(
+                "%s: its result, of %.1f s, is returned but not kept: %s. %s",
+                self._name,
+                seconds,
+                what,
+                remedy,
+            )
+        return result
+
+
+def _again(fn: Callable[P, T], dir: Path, pickle: bool) -> Memoized[P, T]:
+    return Memoized(fn, dir=dir, pickle=pickle)
+
+
+def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature.
+
+    Raises:
+        OptionError: it has none, or what it returns cannot be kept in any case.
+    """
+    for is_kind, kind in (
+        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.isasyncgenfunction, "a generator"),
+        (inspect.iscoroutinefunction, "a coroutine"),
+    ):
+        if is_kind(fn):
+            raise OptionError(f"memoize keeps what a function returns, got {kind}: return a list or an array")
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"memoize needs a function whose arguments have names, got {fn!r}: {error}"
+        ) from error
+
+
+def _held(fn: Any) -> dict[str, Any]:
+    """What a call depends on that is bound to the function, as arguments."""
+    if isinstance(fn, functools.partial):
+        return {"functools.partial": (fn.args, fn.keywords)} | _held(fn.func)
+    if isinstance(fn, types.MethodType):
+        return {"self": fn.__self__}
+    is_code = isinstance(fn, types.FunctionType | types.BuiltinFunctionType | type)
+    if is_code or origin_of_module(type(fn).__module__) is not Origin.USER:
+        return {}
+    return {"self": fn}
+
+
+def _reason(headers: list[Header], wanted: Header) -> str:
+    """Why there is no entry, by the one that differs least."""
+    found = [(_differences(header, wanted), header) for header in headers]
+    if not found:
+        return "no entry yet"
+    (arguments, files, is_other_code), nearest = min(
+        found, key=lambda one: len(one[0][0]) + len(one[0][1]) + one[0][2]
+    )
+    words = []
+    if len(arguments) == 1:
+        words.append(f"argument {arguments[0]!r} is another value than in the nearest entry")
+    elif arguments:
+        words.append(
+            f"arguments {', '.join(map(repr, arguments))} are other values than in the nearest entry"
+        )
+    if files:
+        words.append(f"the files of {', '.join(map(repr, files))} changed")
+    if is_other_code:
+        words.append(f"the code changed: {'; '.join(changed(nearest.parts, wanted.parts)[:_MOST_CHANGES])}")
+    return "; ".join(words) or "no entry yet"
+
+
+def _differences(header: Header, wanted: Header) -> tuple[list[str], list[str], bool]:
+    """Arguments, files of arguments, and whether the code is another."""
+    names = [*wanted.arguments, *(name for name in header.arguments if name not in wanted.arguments)]
+    arguments = [name for name in names if header.arguments.get(name) != wanted.arguments.get(name)]
+    data = sorted({*header.data, *wanted.data} - set(arguments))
+    files = [name for name in data if header.data.get(name) != wanted.data.get(name)]
+    return arguments, files, header.parts != wanted.parts

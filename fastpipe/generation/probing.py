@@ -1,0 +1,216 @@
+"""A look at a function before it is called for hours: how long, how large, where the time goes, who helps."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastpipe._sizes import in_bytes
+from fastpipe.files.pace import in_time
+from fastpipe.generation.crews import HeldCrew, Here, Kind, Separate, Threads
+from fastpipe.generation.work import Task
+
+__all__ = ["Probe", "ProbeReport", "TopFunction"]
+
+_ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
+_MANY_CORES = 1.2
+_TOP = 6
+_HOURS_S = 3600.0
+_GAIN = 1.1  # of workers, from which on they are worth their memory
+
+
+@dataclass(frozen=True)
+class TopFunction:
+    """A function in which time goes.
+
+    Attributes:
+        where: file, line and name.
+        share: of all time, with what it calls.
+        calls: of it for each row.
+    """
+
+    where: str
+    share: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a look has shown; ``print`` it.
+
+    Attributes:
+        rows: that are to be made.
+        row_nbytes: about how large one is.
+        alone: rows a second in this thread, as libraries like it.
+        cores: that were busy meanwhile.
+        single: rows a second in this thread, with one thread for each library.
+        workers, together: so many workers make so many rows a second.
+        free_nbytes: of the disk.
+        top: where the time goes.
+    """
+
+    rows: int
+    row_nbytes: int
+    alone: float
+    cores: float
+    single: float
+    workers: int
+    together: float
+    free_nbytes: int
+    top: tuple[TopFunction, ...] = field(default=())
+
+    @property
+    def best_workers(self) -> int:
+        """Workers that are worth starting; 0 for none."""
+        return self.workers if self.together > _GAIN * self.single else 0
+
+    @property
+    def rate(self) -> float:
+        """Rows a second, with them."""
+        return self.together if self.best_workers else self.single
+
+    @property
+    def seconds(self) -> float:
+        """How long all rows will take."""
+        return self.rows / self.rate
+
+    @property
+    def nbytes(self) -> int:
+        """How large all rows will be."""
+        return self.rows * self.row_nbytes
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield (
+            f"{self.rows:,} rows will take {in_time(self.seconds)} and {in_bytes(self.nbytes)}: a row takes "
+            f"{_row_time(1 / self.single)}, {in_bytes(self.row_nbytes)}"
+        )
+        if self.cores > _MANY_CORES:
+            yield (
+                f"alone it keeps {self.cores:.1f} cores busy, {self.alone:.3g} rows/s; with one thread for "
+                f"each library, as in workers, {self.single:.3g} rows/s"
+            )
+        gain, note = self.together / self.alone, "" if self.best_workers else "; they are not worth starting"
+        yield f"{self.workers} workers: {self.together:.3g} rows/s, {gain:.2f} × a loop{note}"
+        if self.nbytes > self.free_nbytes:
+            free = in_bytes(self.free_nbytes)
+            yield f"WARNING: {in_bytes(self.nbytes)} do not fit the disk, where {free} are free"
+        if self.seconds > _HOURS_S:
+            yield f"WARNING: this takes {in_time(self.seconds)}. Of the time of a row goes:"
+        elif self.top:
+            yield "of the time of a row goes:"
+        for one in self.top:
+            yield f"  {one.share:4.0%} into {one.where}, called {one.calls:,.4g} times"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class Probe:
+    """A look at a function.
+
+    Args:
+        task: what is made.
+        rows: how many are to be made.
+        row_nbytes: about how large one is.
+        workers: that may be started.
+        kind: of them.
+        out: where rows will go.
+    """
+
+    def __init__(self, task: Task, rows: int, row_nbytes: int, workers: int, kind: Kind, out: Path) -> None:
+        self._task, self._rows, self._row_nbytes = task, rows, row_nbytes
+        self._workers, self._kind, self._out = max(workers, 1), kind, out
+        self._step = max(task.batch_rows, 1)
+
+    def run(self) -> ProbeReport:
+        """Look; takes about three seconds, or a few rows."""
+        alone, cores = self._alone()
+        single = self._rate(Here(self._task, None), _ALONE_S) if cores > _MANY_CORES else alone
+        top = self._profiled()
+        together = self._rate(self._crew(), _TOGETHER_S)
+        free = shutil.disk_usage(self._out.parent).free
+        return ProbeReport(
+            self._rows, self._row_nbytes, alone, cores, single, self._workers, together, free, tuple(top)
+        )
+
+    def _crew(self) -> HeldCrew:
+        if self._kind == "threads":
+            return Threads(self._task, None, self._workers)
+        return Separate(self._task, None, self._workers)
+
+    def _alone(self) -> tuple[float, float]:
+        """Rows a second in this thread, and how many cores are busy."""
+        maker, at = self._task.maker(), 0
+        begun, used = time.perf_counter(), time.process_time()
+        while at == 0 or (time.perf_counter() - begun < _ALONE_S and at + self._step <= self._rows):
+            maker.block(at, min(at + self._step, self._rows))
+            at += self._step
+        seconds = max(time.perf_counter() - begun, 1e-9)
+        return at / seconds, (time.process_time() - used) / seconds
+
+    def _rate(self, crew: HeldCrew, seconds: float) -> float:
+        """Rows a second of a crew, from when all of it are at work; what they make is thrown away."""
+        from concurrent.futures import FIRST_COMPLETED, wait
+
+        with crew:
+            # The first block of each has its start in it.
+            at, flying = 0, {}
+            for _ in range(crew.workers):
+                flying[crew.submit(*self._block(at))] = self._step
+                at += self._step
+            wait(flying)
+            begun, done, flying = time.perf_counter(), 0, {}
+            while True:
+                is_over = time.perf_counter() - begun > seconds
+                while not is_over and len(flying) < crew.slots:
+                    flying[crew.submit(*self._block(at))] = self._step
+                    at += self._step
+                if not flying:
+                    break
+                ready, _ = wait(flying, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    future.result()
+                    done += flying.pop(future)
+            return done / max(time.perf_counter() - begun, 1e-9)
+
+    def _block(self, at: int) -> tuple[int, int]:
+        first = at // self._step % max(self._rows // self._step, 1) * self._step
+        return first, min(first + self._step, self._rows)
+
+    def _profiled(self) -> Iterator[TopFunction]:
+        """Where the time of a row goes."""
+        maker, profile, at = self._task.maker(), cProfile.Profile(), 0
+        begun = time.perf_counter()
+        profile.enable()
+        try:
+            while at == 0 or (time.perf_counter() - begun < _PROFILED_S and at + self._step <= self._rows):
+                maker.block(at, min(at + self._step, self._rows))
+                at += self._step
+        finally:
+            profile.disable()
+        stats = pstats.Stats(profile)
+        total = max(getattr(stats, "total_tt", 0.0), 1e-9)
+        own = Path(__file__).parent
+        found = sorted(getattr(stats, "stats", {}).items(), key=lambda item: -item[1][3])
+        shown = 0
+        for (file, line, name), (_, calls, _, cumulative, _) in found:
+            if shown == _TOP or cumulative / total < 0.03:
+                return
+            if Path(file).parent == own or name.startswith("<method 'disable'"):
+                continue
+            shown += 1
+            where = name if file.startswith(("~", "<")) else f"{name} ({Path(file).name}:{line})"
+            yield TopFunction(where, cumulative / total, calls / at)
+
+
+def _row_time(seconds: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.1e} s"

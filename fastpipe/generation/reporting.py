@@ -1,0 +1,115 @@
+"""How far generation is: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from fastpipe._sizes import in_bytes
+from fastpipe.files.pace import in_time
+
+__all__ = ["Report"]
+
+_log = logging.getLogger("fastpipe.generate")
+
+_LINE_S = 30.0  # between lines, where there is no terminal
+_RATE_S = 0.2  # at least, before a rate is told
+
+
+class Report:
+    """Tells how far it is, in a ``with`` block.
+
+    Args:
+        name: of the file.
+        rows: of all.
+        is_shown: whether anything is; the log has what matters in any case.
+        console: where to; standard error.
+    """
+
+    def __init__(
+        self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
+    ) -> None:
+        self._name, self._rows, self._is_shown = name, rows, is_shown
+        self._console = console or Console(stderr=True)
+        self._done = self._made = self._nbytes = self._failed = 0
+        self._begun = self._said = time.monotonic()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Report:
+        if self._is_shown and self._console.is_terminal:
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}")
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._name, total=self._rows, told="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, done: int) -> None:
+        """The clock begins.
+
+        Args:
+            done: rows that are there already.
+        """
+        self._done, self._begun = done, time.monotonic()
+        self._said = self._begun
+        self._show()
+
+    def advance(self, rows: int, nbytes: int, failed: int) -> None:
+        """So many rows more are done.
+
+        Args:
+            rows: made.
+            nbytes: of their values.
+            failed: how many of them are left out.
+        """
+        self._done += rows
+        self._made += rows
+        self._nbytes += nbytes
+        self._failed += failed
+        self._show()
+
+    def step(self, text: str) -> None:
+        """What is done now, beside rows; shown in a terminal only."""
+        if self._bar is not None:
+            self._bar.update(self._task, told=text)
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """A line that stays, and goes to the log."""
+        _log.log(level, "%s", text)
+        if self._is_shown:
+            self._console.print(Text(text), soft_wrap=True)
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self._made / max(time.monotonic() - self._begun, 1e-9)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, told=self._told(now))
+        elif now - self._said > _LINE_S:
+            self._said = now
+            self.say(f"{self._name}: {self._told(now)}")
+
+    def _told(self, now: float) -> str:
+        words = [f"{self._done:,} of {self._rows:,} rows"]
+        seconds = now - self._begun
+        if seconds > _RATE_S and self._made:
+            rate = self._made / seconds
+            words.append(f"{rate:,.3g} rows/s" if rate < 100 else f"{rate:,.0f} rows/s")
+            words += [in_bytes(self._nbytes), f"{in_time((self._rows - self._done) / rate)} left"]
+        if self._failed:
+            words.append(f"{self._failed:,} failed")
+        return ", ".join(words)

@@ -1,0 +1,258 @@
+"""Blocks in flight: how large they are, how many, and what happens when one fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from fastpipe.errors import GenerationError, WorkerError
+from fastpipe.generation.blocks import Failure
+from fastpipe.generation.form import Form
+from fastpipe.generation.interrupts import Interrupts
+from fastpipe.generation.journal import Journal
+from fastpipe.generation.storing import Parts, Stored, Stores
+from fastpipe.generation.work import Done
+
+__all__ = ["Crew", "Missing", "Reporter", "Schedule"]
+
+_BLOCK_S = 1.0
+_FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
+_LEAST_BLOCK_S = 0.02
+_BLOCK_NBYTES = 64 << 20
+_COMMIT_S = 1.0
+_DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
+_LOOK_S = 0.25  # how often somebody who waits looks whether to stop
+
+
+class Crew(Protocol):
+    """Who makes blocks."""
+
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made."""
+
+    @property
+    def slots(self) -> int:
+        """How many blocks it is to have at a time, those that wait included."""
+
+    @property
+    def workers(self) -> int:
+        """How many of these are made at a time."""
+
+    def abandon(self) -> None:
+        """End without finishing what is in flight, where that is possible."""
+
+
+class Reporter(Protocol):
+    """Who is told how far it is."""
+
+    def advance(self, rows: int, nbytes: int, failed: int) -> None:
+        """So many rows more are done."""
+
+
+class Missing:
+    """The rows that are not made yet.
+
+    Args:
+        rows: of all.
+        done: blocks that are, in any order.
+        align: a block begins at a multiple of this, or where another ends.
+
+    >>> missing = Missing(10, [(2, 4)])
+    >>> missing.take(5), missing.take(5), missing.take(5), missing.left
+    ((0, 2), (4, 9), (9, 10), 0)
+    """
+
+    def __init__(self, rows: int, done: Sequence[tuple[int, int]], align: int = 1) -> None:
+        self._align, self._ranges = align, list[tuple[int, int]]()
+        at = 0
+        for first, last in sorted(done):
+            if first > at:
+                self._ranges.append((at, first))
+            at = max(at, last)
+        if at < rows:
+            self._ranges.append((at, rows))
+        self._ranges.reverse()
+        self.left = sum(last - first for first, last in self._ranges)
+
+    def take(self, rows: int) -> tuple[int, int] | None:
+        """The next rows, about so many; None if there are none."""
+        if not self._ranges:
+            return None
+        first, end = self._ranges.pop()
+        last = min(end, max(1, (first + rows) // self._align) * self._align)
+        if last <= first:
+            last = min(end, (first // self._align + 1) * self._align)
+        if last < end:
+            self._ranges.append((last, end))
+        self.left -= last - first
+        return first, last
+
+    def give_back(self, first: int, last: int) -> None:
+        """Rows that are missing still."""
+        self._ranges.append((first, last))
+        self.left += last - first
+
+
+class Schedule:
+    """Has all missing rows made, stored and noted.
+
+    Args:
+        crew: who makes them.
+        missing: rows.
+        journal: of what is done.
+        stores: of this process: puts parts into place, and brings data to the disk.
+        form: of samples.
+        folder: of the parts.
+        report: is told how far it is.
+        interrupts: whether to stop.
+        row_s: about how long a row takes.
+        row_nbytes: about how large it is.
+    """
+
+    def __init__(
+        self, crew: Crew, missing: Missing, journal: Journal, stores: Stores, form: Form, folder: Path,
+        report: Reporter, interrupts: Interrupts, row_s: float, row_nbytes: int,
+    ) -> None:  # fmt: skip
+        self._crew, self._missing, self._journal, self._stores = crew, missing, journal, stores
+        self._form, self._folder, self._report, self._interrupts = form, folder, report, interrupts
+        self._row_s, self._row_nbytes, self._is_measured = max(row_s, 1e-9), max(row_nbytes, 1), False
+        self._flying: dict[Future[Done], tuple[int, int]] = {}
+        self._pending: list[Stored] = []
+        self._committed = time.monotonic()
+        self._deaths: dict[int, int] = {}
+        self._most: dict[int, int] = {}  # rows of a block that begins there, after a worker died in it
+        self._stop: BaseException | None = None
+
+    def run(self) -> None:
+        """Make everything; what is done stays done, however this ends.
+
+        Raises:
+            GenerationError: a row failed, or workers cannot work.
+            KeyboardInterrupt: it was interrupted; blocks in flight were finished.
+            OSError: the disk is full, for instance.
+        """
+        try:
+            while self._flying or (self._stop is None and self._missing.left):
+                self._fill()
+                self._collect()
+                if self._interrupts.count and self._stop is None:
+                    self._stop = KeyboardInterrupt()
+                if self._interrupts.count > 1:
+                    self._crew.abandon()
+                if time.monotonic() - self._committed > _COMMIT_S:
+                    self._commit()
+        finally:
+            if self._flying:
+                self._crew.abandon()
+            self._commit()
+        if self._interrupts.count and self._stop is None:
+            self._stop = KeyboardInterrupt()
+        if self._stop is not None:
+            raise self._stop
+
+    def _fill(self) -> None:
+        """Have as many blocks in flight as there is room for."""
+        while self._stop is None and len(self._flying) < self._crew.slots:
+            block = self._missing.take(self._block_rows())
+            if block is None:
+                return
+            if (most := self._most.get(block[0])) is not None and block[1] - block[0] > most:
+                self._missing.give_back(block[0] + most, block[1])
+                block = block[0], block[0] + most
+            self._flying[self._crew.submit(*block)] = block
+
+    def _block_rows(self) -> int:
+        """Rows of the next block: about a second's, and less towards the end, so that all end together."""
+        wanted = (_BLOCK_S if self._is_measured else _FIRST_BLOCK_S) / self._row_s
+        share = self._missing.left / (2 * max(self._crew.workers, 1))
+        least = _LEAST_BLOCK_S / self._row_s
+        return max(1, min(int(min(wanted, max(share, least))), _BLOCK_NBYTES // self._row_nbytes))
+
+    def _collect(self) -> None:
+        """Wait for blocks, and take what has come."""
+        ready, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in ready:
+            first, last = self._flying.pop(future)
+            try:
+                self._take(future.result(), first, last)
+            except WorkerError as error:
+                self._died(error, first, last)
+            except CancelledError:
+                self._missing.give_back(first, last)
+            except OSError as error:
+                self._end(error, first, last)
+            except Exception as error:
+                text = f"a worker cannot make rows: {type(error).__name__}: {error}"
+                self._end(GenerationError(text), first, last, error)
+
+    def _take(self, done: Done, first: int, last: int) -> None:
+        stored = done.stored
+        rows = stored.last - stored.first
+        if stored.part:
+            stored = self._put_part(stored)
+        if rows:
+            self._pending.append(stored)
+            self._report.advance(rows, stored.nbytes, len(stored.failed))
+            row_s = max(done.seconds / rows, 1e-9)
+            self._row_s = 0.5 * (self._row_s + row_s) if self._is_measured else row_s
+            self._row_nbytes, self._is_measured = max(1, stored.nbytes // rows), True
+        if done.failure is not None:
+            self._missing.give_back(first + rows, last)
+            self._stop = self._stop or _sample_error(done.failure)
+
+    def _put_part(self, stored: Stored) -> Stored:
+        """Put into place what a worker of a cluster has made."""
+        block = Parts.taken(self._folder, self._form, stored)
+        placed = self._stores.put(block)
+        os.unlink(self._folder / stored.part)
+        return replace(placed, nonfinite=stored.nonfinite, nonfinite_rows=stored.nonfinite_rows)
+
+    def _died(self, error: WorkerError, first: int, last: int) -> None:
+        """A worker died: in one that takes its place the rows are made in smaller blocks, to find the row."""
+        self._missing.give_back(first, last)
+        if self._stop is not None:
+            return
+        rows = last - first
+        self._most[first] = max(1, rows // 2)
+        self._deaths[first] = self._deaths.get(first, 0) + (rows == 1)
+        if self._deaths[first] >= _DEATHS or sum(self._deaths.values()) + len(self._most) > 40:
+            self._stop = GenerationError(
+                f"{error}. Was memory short? Does a library that it calls crash?",
+                index=first,
+            )
+            self._stop.__cause__ = error
+
+    def _end(self, error: BaseException, first: int, last: int, cause: BaseException | None = None) -> None:
+        """Stop for an error that the next block would meet, too."""
+        self._missing.give_back(first, last)
+        if self._stop is None:
+            self._stop = error
+            error.__cause__ = cause
+
+    def _commit(self) -> None:
+        """Note what has come, after it is on the disk."""
+        pending, self._pending = self._pending, []
+        self._committed = time.monotonic()
+        if not pending:
+            return
+        for stored in pending:
+            for spooled in stored.spooled:
+                self._stores.file(spooled.file)
+        try:
+            self._stores.sync()
+            self._journal.add(pending)
+        except OSError as error:
+            if self._stop is None:
+                self._stop = error
+
+
+def _sample_error(failure: Failure) -> GenerationError:
+    """The error of a row."""
+    return GenerationError(
+        f"row {failure.index} failed: {failure.error}", index=failure.index, trace=failure.trace
+    )
