@@ -328,7 +328,7 @@ class Generation:
             trace = error.trace.replace(
                 _BY_VALUE, inspect.getsourcefile(_plain(self._asked.function)) or _BY_VALUE
             )
-            told = GenerationError(f"{error}.{alone} {again}{policy}", index=error.index, trace=trace)
+            told = GenerationError(f"{str(error).rstrip('.')}.{alone} {again}{policy}", index=error.index, trace=trace)
             told.__cause__ = error.__cause__ or (_WorkerTraceError(trace) if trace else None)
             return told
         if isinstance(error, OSError) and not isinstance(error, FastpipeError):
