@@ -29,7 +29,7 @@ help:
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
 	@echo "              LitData; pyfive and hidefix for HDF5; zarrs and MONAI for volumes; boto3 and"
 	@echo "              the S3 connector for buckets; kornia, albumentations, torchaudio and"
-	@echo "              batchgeneratorsv2 for augmentation"
+	@echo "              batchgeneratorsv2 for augmentation; Hugging Face's datasets for generation"
 	@echo "make s3-server   install the S3 server of the tests, where apt-get and its rights are there"
 	@echo "make peers-ffcv, make peers-pillow-simd"
 	@echo "              compile FFCV or Pillow-SIMD, each into an environment of its own, for 'bench --peers'"
@@ -45,7 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(PEERS): $(READY)
-	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive, hidefix, zarrs, MONAI, batchgeneratorsv2, boto3, the S3 connector, kornia, albumentations and torchaudio"
+	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive, hidefix, zarrs, MONAI, batchgeneratorsv2, boto3, the S3 connector, kornia, albumentations, torchaudio and datasets"
 	@$(UV) --editable ".[dev,peers]"
 	@$(UV) --no-deps batchgeneratorsv2  # which asks for packages of Python 2, and for what it does not use
 	@PATH=$$PATH:/sbin ldconfig -p 2>/dev/null | grep -q libavdevice || echo "SPDL also needs FFmpeg 4 to 9: apt-get install ffmpeg"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import pkgutil
 
 import pytest
 
 import fastpipe
-from fastpipe import BadSamples, Decode, errors
+from fastpipe import BadSamples, Decode, errors, generation
 
 
 def test_the_public_names_are_these() -> None:
@@ -81,3 +82,8 @@ def test_options_survive_pickling(option: object) -> None:
 def test_options_that_cannot_work_are_refused(make: object) -> None:
     with pytest.raises(errors.OptionError, match="got"):
         make()  # type: ignore[operator]
+
+
+def test_a_module_that_was_loaded_before_is_in_no_functions_place() -> None:
+    for module in pkgutil.iter_modules(generation.__path__):
+        assert module.name not in generation.__all__ or module.name == "memoize"

@@ -8,14 +8,14 @@
 ``images``                the case: its rows, its check, its result
 ``loaders`` ``floor``     the rows of the case: loaders in this process, decoding alone
 ``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
-``hdf5`` ``volume``       other cases, each in a folder of its own; so are ``s3``, ``augment`` and ``tf``
+``hdf5`` ``volume``       other cases, each in a folder: also ``s3``, ``augment``, ``tf``, ``generate``
 ``windows`` ``places``    orders and places that peers of these cases have too
 ``samples`` ``memory``    what these cases compare, and how they measure memory
 ``targets``               what was asked for, and whether it is met
 ``startup``               time to the first batch, in fresh processes
 ``check``                 are the pixels, labels and order those of the replaced loader?
 ``results``               the JSON file
-``report`` ``plot``       table, sentence, Markdown, picture
+``report`` ``plot``       table, sentence, Markdown, picture; ``lines``: figures that some cases have
 ========================  ==========================================================
 
 The method is written down in ``benchmarks/README.md``.  Everything here uses the public

@@ -11,6 +11,7 @@ from rich.console import Console
 from fastpipe.bench import images
 from fastpipe.bench.augment import case as augment
 from fastpipe.bench.command import Command
+from fastpipe.bench.generate import case as generate
 from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
@@ -54,6 +55,11 @@ CASES = {
         "TensorFlow: tf.py_function + Pillow, tf.io, and Keras's loader and layers against fastpipe.tf",
         tf.add_arguments,
         tf.run,
+    ),
+    "generate": Command(
+        "rows that a function makes, stored: a script's loop, joblib and others against fastpipe.generate",
+        generate.add_arguments,
+        generate.run,
     ),
 }
 

@@ -47,6 +47,9 @@ PACKAGES = (
     "opencv-python-headless",
     "torchaudio",
     "keras",
+    "cloudpickle",
+    "joblib",
+    "datasets",
 )
 
 

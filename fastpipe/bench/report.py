@@ -10,20 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastpipe.bench.lines import more_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.errors import OptionError
 
 __all__ = [
-    "amplification_lines",
-    "bucket_lines",
     "data_line",
-    "first_batch_lines",
     "machine_line",
     "markdown",
-    "memory_lines",
     "print_result",
     "short_markdown",
-    "single_lines",
     "stage_line",
     "target_lines",
 ]
@@ -38,6 +34,7 @@ _PACKAGES = {
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),
     "augment": ("fastpipe", "torch", "torchvision", "numba"),
     "tf": ("fastpipe", "tensorflow", "tensorflow-cpu", "keras", "pillow"),
+    "generate": ("fastpipe", "numpy", "h5py", "cloudpickle"),
 }
 
 # In a narrower terminal the notes would be columns of single words.
@@ -113,11 +110,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     return [
         result["verdict"],
         *target_lines(result),
-        *first_batch_lines(result),
-        *memory_lines(result),
-        *amplification_lines(result),
-        *bucket_lines(result),
-        *single_lines(result),
+        *more_lines(result),
         _floor_sentence(result),
         f"FastLoader's stages, {stage_line(result)} {meaning}" if result["stages"]["images"] else "",
         data_line(result),
@@ -143,84 +136,6 @@ def target_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
-    """Time to the first batch of a file with many chunks."""
-    first = result.get("first_batch")
-    if not first:
-        return []
-    return [
-        f"first batch of {first['chunks']:,} chunks: {one['label']}: {one['median_s']:.3f} s"
-        f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
-        + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
-        for name in ("replaced", "cold", "kept")
-        for one in (first[name],)
-    ]
-
-
-def memory_lines(result: Mapping[str, Any]) -> list[str]:
-    """Memory of the process tree, above that of a loader over nothing."""
-    return [
-        f"memory with {_topology(one)}, cache of {one['budget_mb']:,.0f} MB:"
-        f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
-        f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
-        for one in (result.get("memory") or {"rows": ()})["rows"]
-    ]
-
-
-def amplification_lines(result: Mapping[str, Any]) -> list[str]:
-    """What is decoded for each byte of a patch, by the order of patches."""
-    found = result.get("amplification")
-    if not found:
-        return []
-    words = ", ".join(
-        f"{name} {found[name]['median']:.2f} ({min(found[name]['raw']):.2f} to {max(found[name]['raw']):.2f})"
-        for name in ("tour", "uniform")
-    )
-    return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
-
-
-def bucket_lines(result: Mapping[str, Any]) -> list[str]:
-    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
-    lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
-    if stall := result.get("stall"):
-        lines += [
-            f"a step that takes {stall['rate']:g} images/s waits {one['median']:.1%} of the first epoch"
-            f" ({min(one['raw']):.1%} to {max(one['raw']):.1%}): {one['label']}"
-            for one in stall["rows"]
-        ]
-    if again := result.get("refetch"):
-        span = f"{min(again['raw']):.1%} to {max(again['raw']):.1%}"
-        lines.append(
-            f"a stage of {again['part']:.0%} of the size downloads {again['median']:.1%} of the objects again"
-            f" ({span}); one that removes what was used longest ago would {again['lru']:.1%}"
-        )
-    for key, used in result.get("cpu", {}).items():
-        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in used.items() if seconds)
-        lines.append(f"processor seconds for 1,000 images: {labels[key]}: {words}")
-    return lines
-
-
-def single_lines(result: Mapping[str, Any]) -> list[str]:
-    """What single operations take, and how many times as fast as others that is."""
-    found = result.get("single") or {"rows": ()}
-    return [
-        f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
-        f" {one['ms']['median']:.2f} ms; "
-        + ", ".join(
-            f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
-            f" {other['label']}"
-            for other in one["against"]
-        )
-        for one in found["rows"]
-    ]
-
-
-def _topology(entry: Mapping[str, Any]) -> str:
-    """Threads, where the case tells them, and workers."""
-    workers = f"{entry['workers']} workers"
-    return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
-
-
 def markdown(result: Mapping[str, Any]) -> str:
     """The result as a Markdown table with its conditions below.
 
@@ -243,10 +158,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names if name in result["versions"])
     first = "" if sections else " First batch: with compiled code cached, in brackets the very first time."
     said = (_floor_sentence(result), _sentence(result["check"]["text"]))
-    more = [
-        *first_batch_lines(result), *memory_lines(result), *amplification_lines(result),
-        *bucket_lines(result), *single_lines(result),
-    ]  # fmt: skip
+    more = more_lines(result)
     lines += [
         *([""] if more else []),
         *(f"- {line}" for line in more),

@@ -69,6 +69,8 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "refetch": dict,
     "cpu": dict,
     "single": dict,
+    "predicted": dict,
+    "peak": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,

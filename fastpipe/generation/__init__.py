@@ -1,7 +1,7 @@
 """Samples that a function makes: by all cores, stored once, never lost; and results that are kept.
 
 =====================================  =====================================================
-``generate``                           the function; ``asked``: its arguments, checked
+``public``                             ``generate`` and ``probe``; ``asked``: their arguments, checked
 ``generating``                         one call of it, from what is there to the last name
 ``first`` ``form``                     the first row; columns of samples
 ``seeds``                              a row's own random numbers
@@ -22,21 +22,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastpipe.generation.generate import generate
     from fastpipe.generation.generating import Generated
     from fastpipe.generation.memoize import memoize
-    from fastpipe.generation.probe import probe
     from fastpipe.generation.probing import ProbeReport
+    from fastpipe.generation.public import generate, probe
 
 __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 
-# Loaded when first used: a worker that starts loads none of them.
+# Loaded when first used: a worker that starts loads none of them.  No module has the name of a function: it
+# would be in that one's place.
 _WHERE = {
     "Generated": "generating",
     "ProbeReport": "probing",
-    "generate": "generate",
+    "generate": "public",
     "memoize": "memoize",
-    "probe": "probe",
+    "probe": "public",
 }
 
 

@@ -16,8 +16,7 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.arguments import size
-from fastpipe.generation.generate import generate
-from fastpipe.generation.probe import probe
+from fastpipe.generation.public import generate, probe
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 

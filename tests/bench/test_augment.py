@@ -29,9 +29,10 @@ from fastpipe.bench.augment.recipes import RECIPES, SINGLE, chain_of, sampled
 from fastpipe.bench.augment.rows import AugmentRow, Place, own_rows, ways_of
 from fastpipe.bench.augment.single import single_of
 from fastpipe.bench.augment.targets import ASKED, targets
+from fastpipe.bench.lines import single_lines
 from fastpipe.bench.peer_children import serve
 from fastpipe.bench.peer_children.protocol import AugmentJob, PeerError, augment_problem, job_of
-from fastpipe.bench.report import markdown, print_result, single_lines
+from fastpipe.bench.report import markdown, print_result
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main

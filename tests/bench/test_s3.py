@@ -15,10 +15,11 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe.bench import peers as bench_peers
 from fastpipe.bench.data import Photos, scan
+from fastpipe.bench.lines import bucket_lines
 from fastpipe.bench.peer_children import objects
 from fastpipe.bench.peer_children.objects import stream
 from fastpipe.bench.peer_children.protocol import Job
-from fastpipe.bench.report import bucket_lines, markdown, print_result, short_markdown, target_lines
+from fastpipe.bench.report import markdown, print_result, short_markdown, target_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Contender, Sample
 from fastpipe.bench.s3 import case, peers, stall

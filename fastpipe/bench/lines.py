@@ -1,0 +1,126 @@
+"""Figures that only some cases have, as lines below the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "amplification_lines",
+    "bucket_lines",
+    "first_batch_lines",
+    "memory_lines",
+    "more_lines",
+    "peak_lines",
+    "predicted_lines",
+    "single_lines",
+]
+
+
+def more_lines(result: Mapping[str, Any]) -> list[str]:
+    """All that a case has."""
+    return [
+        *first_batch_lines(result),
+        *memory_lines(result),
+        *amplification_lines(result),
+        *bucket_lines(result),
+        *single_lines(result),
+        *predicted_lines(result),
+        *peak_lines(result),
+    ]
+
+
+def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
+    """Time to the first batch of a file with many chunks."""
+    first = result.get("first_batch")
+    if not first:
+        return []
+    return [
+        f"first batch of {first['chunks']:,} chunks: {one['label']}: {one['median_s']:.3f} s"
+        f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
+        + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
+        for name in ("replaced", "cold", "kept")
+        for one in (first[name],)
+    ]
+
+
+def memory_lines(result: Mapping[str, Any]) -> list[str]:
+    """Memory of the process tree, above that of a loader over nothing."""
+    return [
+        f"memory with {_topology(one)}, cache of {one['budget_mb']:,.0f} MB:"
+        f" {one['above_mb']:,.0f} MB above FastLoader over nothing ({one['mb']:,.0f} and"
+        f" {one['nothing_mb']:,.0f}; torch's loader over nothing {one['stock_mb']:,.0f})"
+        for one in (result.get("memory") or {"rows": ()})["rows"]
+    ]
+
+
+def amplification_lines(result: Mapping[str, Any]) -> list[str]:
+    """What is decoded for each byte of a patch, by the order of patches."""
+    found = result.get("amplification")
+    if not found:
+        return []
+    words = ", ".join(
+        f"{name} {found[name]['median']:.2f} ({min(found[name]['raw']):.2f} to {max(found[name]['raw']):.2f})"
+        for name in ("tour", "uniform")
+    )
+    return [f"bytes decoded for each that is used, cache of {found['budget_mb']:,.0f} MB: {words}"]
+
+
+def bucket_lines(result: Mapping[str, Any]) -> list[str]:
+    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
+    lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
+    if stall := result.get("stall"):
+        lines += [
+            f"a step that takes {stall['rate']:g} images/s waits {one['median']:.1%} of the first epoch"
+            f" ({min(one['raw']):.1%} to {max(one['raw']):.1%}): {one['label']}"
+            for one in stall["rows"]
+        ]
+    if again := result.get("refetch"):
+        span = f"{min(again['raw']):.1%} to {max(again['raw']):.1%}"
+        lines.append(
+            f"a stage of {again['part']:.0%} of the size downloads {again['median']:.1%} of the objects again"
+            f" ({span}); one that removes what was used longest ago would {again['lru']:.1%}"
+        )
+    for key, used in result.get("cpu", {}).items():
+        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in used.items() if seconds)
+        lines.append(f"processor seconds for 1,000 images: {labels[key]}: {words}")
+    return lines
+
+
+def single_lines(result: Mapping[str, Any]) -> list[str]:
+    """What single operations take, and how many times as fast as others that is."""
+    found = result.get("single") or {"rows": ()}
+    return [
+        f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
+        f" {one['ms']['median']:.2f} ms; "
+        + ", ".join(
+            f"{other['ratio']['median']:.2f}× ({other['ratio']['low']:.2f} to {other['ratio']['high']:.2f})"
+            f" {other['label']}"
+            for other in one["against"]
+        )
+        for one in found["rows"]
+    ]
+
+
+def predicted_lines(result: Mapping[str, Any]) -> list[str]:
+    """How long it was said that rows will take, and how long it took."""
+    return [
+        f"predicted, {one['label']}: {statistics.median(one['predicted_s']):.2f} s for {one['rows']:,} rows"
+        f" that took {statistics.median(one['seconds']):.2f} s; {statistics.median(one['error']):+.1f}%"
+        f" ({min(one['error']):+.1f}% to {max(one['error']):+.1f}%)"
+        for one in (result.get("predicted") or {"rows": ()})["rows"]
+    ]
+
+
+def peak_lines(result: Mapping[str, Any]) -> list[str]:
+    """The most memory of a process, by the rows that it had made."""
+    rows = (result.get("peak") or {"rows": ()})["rows"]
+    words = ", ".join(f"{statistics.median(one['mb']):,.1f} MB for {one['rows']:,} rows" for one in rows)
+    return [f"most memory of the process that calls, rows of 8 bytes: {words}"] if rows else []
+
+
+def _topology(entry: Mapping[str, Any]) -> str:
+    """Threads, where the case tells them, and workers."""
+    workers = f"{entry['workers']} workers"
+    return f"{entry['threads']} threads and {workers}" if "threads" in entry else workers
