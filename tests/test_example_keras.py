@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -27,6 +28,9 @@ pytestmark = [
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install tensorflow-cpu"
     ),
     pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas: pip install pandas"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn: pip install scikit-learn"
+    ),
 ]
 
 
@@ -72,12 +76,20 @@ def _scripts() -> tuple[Any, Any]:
     return before, after
 
 
+def _table(script: Any, data: str) -> Any:
+    """With numbers where the forests' probabilities will be."""
+    table = script.read_table(data)
+    return table.assign(
+        **{name: np.linspace(0, place, len(table)) for place, name in enumerate(script.FORESTS)}
+    )
+
+
 def compare_batches(data: str) -> Any:
     """Which batches of both scripts are not the same, bit for bit; and how many were compared."""
     import tensorflow as tf
 
     before, after = _scripts()
-    table, different, count = before.read_table(data), [], 0
+    table, different, count = _table(before, data), [], 0
     for fold in range(before.FOLDS):
         for part in (table[table["fold"] != fold], table[table["fold"] == fold]):
             found = [list(script.dataset(part, data, _MODALITIES)) for script in (before, after)]
@@ -101,11 +113,15 @@ def test_batches_are_the_same_bit_for_bit(data: str) -> None:
 
 
 def train(name: str, data: str) -> Any:
-    """Replicas, accuracy and losses of one fold, with half the images."""
-    script = _script(name)
+    """Replicas, accuracy and losses of one fold, with half the images; and what memoize said."""
+    script, said = _script(name), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fastpipe.memoize").addHandler(handler)
+    logging.getLogger("fastpipe.memoize").setLevel(logging.INFO)
     script.BATCH, script.MODALITIES = _BATCH, ("depth_rgb", "thermal_map")
     accuracy, losses = script.train(script.read_table(data), data, 0, 1, plain=True)
-    return script.replicas().num_replicas_in_sync, accuracy, losses
+    return script.replicas().num_replicas_in_sync, accuracy, losses, said
 
 
 def test_losses_are_the_same(data: str) -> None:
@@ -114,12 +130,19 @@ def test_losses_are_the_same(data: str) -> None:
     assert len(before[2]) == len(set(before[2])) == 3 * 2  # three stages of two steps
     assert after[2] == pytest.approx(before[2], rel=1e-3)
     assert after[1] == before[1]
+    assert before[3] == []
+    assert [message.split(": ", 1)[1] for message in after[3]] == ["computed: no entry yet"] * 2
+    [again] = _beside((train, "after", data))
+    assert [message.split(": ", 1)[1].split()[0] for message in again[3]] == ["loaded"] * 2
+    assert again[2][:2] == after[2][:2], "those of pre-training are loaded"
+    assert again[2] == pytest.approx(after[2], rel=1e-3)
+    assert again[1] == after[1]
 
 
 def decode_in_stages(data: str) -> Any:
     """Seconds spent decoding, of one dataset after another."""
     _, after = _scripts()
-    table, seconds = after.read_table(data), []
+    table, seconds = _table(after, data), []
     for names in (_MODALITIES, _MODALITIES[:1], _MODALITIES):
         made = after.dataset(table, data, names)
         assert sum(len(labels) for _, labels in made) == _ROWS
@@ -141,7 +164,7 @@ def change(data: str) -> Any:
 
     tf.random.set_seed(0)
     before, after = _scripts()
-    table, name = pd.concat([before.read_table(data)] * 6, ignore_index=True), _MODALITIES[-1]
+    table, name = pd.concat([_table(before, data)] * 6, ignore_index=True), _MODALITIES[-1]
     image, found = keras.Input((after.SIDE, after.SIDE, 3)), []
     augment = keras.Model(image, after.augmented(image))
     for script, seed in ((after, None), (before, 1), (after, 1)):
@@ -207,9 +230,12 @@ def test_the_scripts_differ_by_the_swap_alone() -> None:
     )
     gone = [line for line in before if line and line not in after]
     new = [line for line in after if line and line not in before]
-    assert len(gone) == 45 and len(new) == 17
-    words = ("fastpipe", "Cache", "Augment", "augment", "Modality", "image_dataset", "timer.watch", "plain")
-    assert sum(any(word in line for word in words) for line in new) == 11
+    assert len(gone) == 47 and len(new) == 25
+    words = (
+        "fastpipe", "Cache", "Augment", "augment", "Modality", "image_dataset", "timer.watch", "plain", "kept",
+        "logging",
+    )  # fmt: skip
+    assert sum(any(word in line for word in words) for line in new) == 18
 
 
 if __name__ == "__main__":

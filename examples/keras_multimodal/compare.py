@@ -7,6 +7,7 @@ Of six epochs from three seeds, as by default, before.py takes more than half an
 """
 
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ HERE = Path(__file__).parent
 
 def run(name: str, folder: str, epochs: int, seed: int) -> tuple[float, float]:
     """Accuracy and seconds of a script, in a process of its own: none finds what another has prepared."""
+    shutil.rmtree(Path(folder, "kept"), ignore_errors=True)
     command = [sys.executable, str(HERE / name), folder, str(epochs), str(seed)]
     begin = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -11,7 +11,7 @@
 ``layout`` ``storing`` ``journal``     where rows are in the files; writing them; what is done
 ``job`` ``finishing``                  whether it is the same job; the structure around the rows
 ``probing`` ``reporting``              a look before; how far it is
-``memoize`` ``entries`` ``values``     results that are kept, in files, without pickle
+``memoizing`` ``entries`` ``values``   results that are kept, in files, without pickle
 ``fingerprints`` ``code_version``      by arguments, data and code; ``sealing``: where pickle is asked for
 =====================================  =====================================================
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastpipe.generation.generating import Generated
-    from fastpipe.generation.memoize import memoize
+    from fastpipe.generation.memoizing import memoize
     from fastpipe.generation.probing import ProbeReport
     from fastpipe.generation.public import generate, probe
 
@@ -35,7 +35,7 @@ _WHERE = {
     "Generated": "generating",
     "ProbeReport": "probing",
     "generate": "public",
-    "memoize": "memoize",
+    "memoize": "memoizing",
     "probe": "public",
 }
 

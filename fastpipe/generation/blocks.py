@@ -69,7 +69,7 @@ class Filling:
     def __init__(self, form: Form, first: int, last: int) -> None:
         self._form, self._first, self._count = form, first, 0
         rows = last - first
-        self._fixed = [np.zeros((rows, *one.inner), one.element) for one in form.fixed]
+        self._fixed = [np.empty((rows, *one.inner), one.element) for one in form.fixed]
         self._lengths = [np.zeros(rows, np.int64) for _ in form.ragged]
         self._flat: list[list[npt.NDArray[Any]]] = [[] for _ in form.ragged]
         # Where the values of a column go: which of the fixed or the ragged ones it is.
@@ -105,6 +105,8 @@ class Filling:
     def leave_out(self, failure: Failure) -> None:
         """A row that failed: zeros, and no length, stay in its place."""
         self.failed.append(failure)
+        for array in self._fixed:
+            array[self._count] = np.zeros((), array.dtype)
         self._count += 1
 
     def block(self) -> Block:

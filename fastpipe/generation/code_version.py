@@ -35,13 +35,10 @@ from fastpipe.generation.value_digests import DigestError, ValueDigests
 __all__ = ["CodeVersion", "changed", "code_name", "code_version"]
 
 _Descriptor = types.MemberDescriptorType | types.GetSetDescriptorType
-# Of a class: where and how it was written, what Python notes in it, and what says again which fields it has.
-_LEFT_OUT = {
-    "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__",
-    "__dataclass_fields__", "__dataclass_params__", "__dict__", "__doc__", "__firstlineno__", "__module__",
-    "__orig_bases__", "__parameters__", "__qualname__", "__slotnames__", "__static_attributes__",
-    "__weakref__", "_abc_impl",
-}  # fmt: skip
+# What Python and packages note in a class does not count, as it may have addresses in it; but fields do.
+_LEFT_OUT = {"__annotate__", "__annotate_func__", "_abc_impl"}
+_FIELDS = {"__attrs_attrs__", "__pydantic_fields__", "__slots__"}
+_CODE = types.FunctionType, staticmethod, classmethod, property
 
 
 @dataclass(frozen=True)
@@ -249,7 +246,8 @@ class _Walk:
         if type(kind) is not type:
             yield f"by {self._code(type(kind))}"
         for attribute, value in sorted(vars(kind).items()):
-            if attribute not in _LEFT_OUT and not isinstance(value, _Descriptor):
+            is_note = attribute.startswith("__") and not isinstance(value, _CODE)
+            if attribute not in _LEFT_OUT and (not is_note or attribute in _FIELDS):
                 yield f"{attribute} = {self._mention(value, f'{name}.{attribute}')}"
 
     def _lines_of_function(self, fn: types.FunctionType, name: str, decorators: bool) -> Iterator[str]:
@@ -331,8 +329,11 @@ class _Walk:
 
 
 def _wrapped(thing: Any) -> Any:
-    """The function that was wrapped to make this; None if there is none, or something answers to any name."""
-    inner = getattr(thing, "__dict__", {}).get("__wrapped__")
+    """The function that was wrapped to make this; None if there is none."""
+    try:
+        inner = getattr(thing, "__wrapped__", None)
+    except Exception:  # of an object that stands for another one
+        return None
     return inner if callable(inner) else None
 
 

@@ -38,6 +38,10 @@ class HeldCrew(ABC):
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
 
+    def withdraw(self, future: Future[Done]) -> bool:
+        """Take a block back that nobody has begun; whether that was possible.  Default: nobody knows."""
+        return False
+
     def abandon(self) -> None:  # noqa: B027
         """End without finishing what is in flight.  Default: that is not possible."""
 
@@ -91,6 +95,10 @@ class Threads(HeldCrew):
         """Have rows made."""
         return self._pool.submit(self._work.run, first, last)
 
+    def withdraw(self, future: Future[Done]) -> bool:
+        """Take a block back that nobody has begun."""
+        return future.cancel()
+
     def close(self) -> None:
         """End the threads, after what they are doing."""
         self._pool.shutdown(cancel_futures=True)
@@ -104,7 +112,7 @@ class Separate(HeldCrew):
         self.workers = workers
         try:
             self._processes = Processes(task, places, workers)
-        except FastpipeError:
+        except (FastpipeError, OSError):  # of starting them
             raise
         except Exception as error:
             raise unpicklable(task, error) from error
@@ -112,6 +120,10 @@ class Separate(HeldCrew):
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
         return self._processes.submit(None, first, last)
+
+    def withdraw(self, future: Future[Done]) -> bool:
+        """Take a block back that nobody has begun."""
+        return future.cancel()
 
     def abandon(self) -> None:
         """Kill them."""

@@ -205,14 +205,20 @@ class Entries:
     def _newest(self) -> list[str]:
         times = {}
         for name in self._all():
-            with suppress(OSError), self._opened(name) as file:
+            with suppress(OSError, EntryError), self._opened(name) as file:
                 times[name] = os.fstat(file.fileno()).st_mtime_ns
         return sorted(times, key=lambda name: -times[name])[:_MOST_HEADERS]
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[BinaryIO]:
-        with os.fdopen(self._folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-            yield file
+        descriptor = self._folder.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise EntryError("it is no file")
+            with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+                yield file
+        finally:
+            os.close(descriptor)
 
 
 class _FileBlobs:
@@ -233,15 +239,15 @@ class _FileBlobs:
 
 def _sizes(file: BinaryIO) -> _Sizes:
     """An entry's sizes, which are those of its file."""
-    status = os.fstat(file.fileno())
     prefix = file.read(_PREFIX.size)
-    if not stat.S_ISREG(status.st_mode) or len(prefix) < _PREFIX.size:
+    if len(prefix) < _PREFIX.size:
         raise EntryError("it is cut off")
     magic, kind, header, tree, blobs, digest = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
         is_other = magic.startswith(_ANY_MAGIC)
         raise EntryError("another version of fastpipe wrote it" if is_other else "it is no entry, or damaged")
-    if kind not in (_PLAIN, _SEALED) or status.st_size != header + tree + blobs + _PREFIX.size + SEAL_BYTES:
+    whole = _PREFIX.size + header + tree + blobs + SEAL_BYTES
+    if kind not in (_PLAIN, _SEALED) or whole != os.fstat(file.fileno()).st_size:
         raise EntryError("it is cut off, or damaged")
     return _Sizes(kind, header, tree, blobs, digest)
 

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,14 @@ def damaged(blocks: Sequence[Stored], places: Places, stores: Stores) -> list[St
         try:
             crcs = [0] * len(stored.crcs)
             for number, rows, at in places.pieces(stored.first, stored.last):
-                descriptor = stores.file(data_file(places.folder, number).name)
-                for column, region in enumerate(places.regions[number]):
-                    begin = region.begin + at * region.row_nbytes
-                    crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
-            spooled = [_crc(stores.file(one.file), one.begin, one.nbytes, 0) for one in stored.spooled]
+                with stores.file(data_file(places.folder, number).name) as descriptor:
+                    for column, region in enumerate(places.regions[number]):
+                        begin = region.begin + at * region.row_nbytes
+                        crcs[column] = _crc(descriptor, begin, len(rows) * region.row_nbytes, crcs[column])
+            spooled = []
+            for one in stored.spooled:
+                with stores.file(one.file) as descriptor:
+                    spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
         except EOFError:
             return False
         return tuple(crcs) == stored.crcs and spooled == [one.crc for one in stored.spooled]
@@ -197,20 +201,22 @@ def _finish_file(
     folder, rows = places.folder, places.shard(number)
     count, scratch = len(rows) - len(skipped), folder / _STRUCTURE
     attributes = {**job.attributes(skipped), "first_row": rows.start, "last_row": rows.stop}
-    source = stores.file(data_file(folder, number).name)
-    try:
+    made, compact = data_file(folder, number).name, f"{number:05d}{_COMPACT}"
+    with ExitStack() as stack:
+        stack.callback(scratch.unlink, missing_ok=True)
+        source = stack.enter_context(stores.file(made))
         regions = create(scratch, arrays_of(job.form, widths), count, job.chunk_rows, attributes)
-        target = stores.file(f"{number:05d}{_COMPACT}") if skipped else source
+        target = stack.enter_context(stores.file(compact)) if skipped else source
         fixed = places.regions[number]
         if skipped:
             _copy_kept(source, target, rows, set(skipped), fixed, regions)
-        elif [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
+        else:  # one of before rows of this file were made again, which then did not fail
+            (folder / compact).unlink(missing_ok=True)
+        if not skipped and [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
             raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
         _copy_structure(scratch, target, regions)
         _write_ragged(job.form, rows, set(skipped), blocks, stores, target, regions[len(fixed) :])
         os.fsync(target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
@@ -266,7 +272,8 @@ def _spooled(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Lengths of a block's rows, and the bytes of their values."""
     spooled, rows = stored.spooled[number], stored.last - stored.first
-    data = os.pread(stores.file(spooled.file), spooled.nbytes, spooled.begin)
+    with stores.file(spooled.file) as descriptor:
+        data = os.pread(descriptor, spooled.nbytes, spooled.begin)
     count = np.frombuffer(data, np.int64, rows)
     return count, np.frombuffer(data, np.uint8, offset=rows * 8)
 

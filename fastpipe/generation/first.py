@@ -11,7 +11,7 @@ import numpy as np
 from fastpipe.errors import GenerationError, MissingDependencyError, OptionError
 from fastpipe.generation.asked import Asked
 from fastpipe.generation.form import Form, SampleError
-from fastpipe.generation.making import Maker
+from fastpipe.generation.making import FAILURES, Maker
 from fastpipe.generation.work import one_thread_each
 
 __all__ = ["First", "first_row"]
@@ -55,7 +55,7 @@ def first_row(asked: Asked) -> First:
                 form = Form.learned(sample, asked.columns)
             except (OptionError, MissingDependencyError):
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 if asked.policy == "raise" or isinstance(error, (MemoryError, ImportError)):
                     raise failed_row(asked, index, error) from error
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -101,9 +102,11 @@ class Generation:
         if finished and not folder_of(out).exists() and (there := self._there(finished)) is not None:
             return there
         with Folder(out) as folder, ExitStack() as stack:
+            finished = finished_paths(out)  # nobody else can have made them from here on
             journal = Journal(folder.folder)
             stack.callback(journal.close)
-            if not self._asked.resume or journal.job is None:
+            is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
+            if not self._asked.resume or not is_begun:
                 # Also where nothing but the folder is left of a job whose files have their names.
                 if finished and (there := self._there(finished)) is not None:
                     folder.remove()
@@ -118,7 +121,8 @@ class Generation:
             made = self._made(job, folder, journal, finished if job.extends else ())
             folder.remove()
         if job.rows < self._asked.rows:  # what was begun is finished; what is asked for is more
-            return self.run()
+            more = self.run()
+            return replace(more, made=made.made + more.made)
         return made
 
     def _there(self, finished: Sequence[Path]) -> Generated | None:
@@ -144,9 +148,10 @@ class Generation:
         job = heads[0][0]
         if not self._asked.resume:
             raise OptionError(f"{paths[0]} exists; remove it to make it anew, or name another file")
-        self._refuse(
-            differences(job, self._wanted(job)), f"{paths[0]} exists, and", "Name another file, or remove it"
-        )
+        found = differences(job, self._wanted(job))
+        if self._asked.resume == "changed" and job.code != self._code:
+            found = found[1:]
+        self._refuse(found, f"{paths[0]} exists, and", "Name another file, or remove it")
         if job.rows > self._asked.rows:
             raise GenerationError(
                 f"{paths[0]} has {job.rows:,} rows, and n={self._asked.rows:,} is less: read its first ones, "
@@ -210,11 +215,19 @@ class Generation:
 
     def _made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
         """Make the missing rows of a job, and the files of them."""
+        try:
+            return self._all_made(job, folder, journal, old)
+        except (KeyboardInterrupt, OSError) as error:
+            told = self._told(error, journal, job)
+            raise told from told.__cause__
+
+    def _all_made(self, job: Job, folder: Folder, journal: Journal, old: Sequence[Path]) -> Generated:
         places = places_of(job, folder.folder)
         stores = Stores(places)
         try:
             if not journal.is_naming:
                 self._check_stored(journal, places, stores)
+                folder.tidy(journal.blocks)
                 self._take_over(job, journal, stores, old)
                 made = self._make(job, folder.folder, journal, places, stores)
                 finish(job, places, journal.blocks, stores, self._report.step)
@@ -261,7 +274,7 @@ class Generation:
             size = sum(path.stat().st_size for path in old) // max(job.extends, 1)
             while (block := missing.take(max(1, _COPIED_NBYTES // max(size, 1)))) is not None:
                 stored = stores.put(rows.block(*block))
-                stores.sync()
+                stores.sync([stored])
                 journal.add([stored])
         finally:
             rows.close()
@@ -278,13 +291,13 @@ class Generation:
         row_s, nbytes = (first.row_s, first.row_nbytes) if first else (0.0, 0)
         try:
             crew_of_job = self._crew(task, folder, places, stores, count, row_s, nbytes)
-            with crew_of_job as crew, Interrupts() as interrupts:
+            with crew_of_job as crew, Interrupts(is_here=isinstance(crew, Here)) as interrupts:
                 self._report.begin(job.rows - count)
                 Schedule(
                     crew, missing, journal, stores, job.form, folder, self._report, interrupts,
                     row_s or 0.1, nbytes,
                 ).run()  # fmt: skip
-        except (KeyboardInterrupt, OSError, GenerationError) as error:
+        except GenerationError as error:
             told = self._told(error, journal, job)
             raise told from told.__cause__
         return count
@@ -328,13 +341,17 @@ class Generation:
             trace = error.trace.replace(
                 _BY_VALUE, inspect.getsourcefile(_plain(self._asked.function)) or _BY_VALUE
             )
-            told = GenerationError(f"{str(error).rstrip('.')}.{alone} {again}{policy}", index=error.index, trace=trace)
+            told = GenerationError(
+                f"{str(error).rstrip('.')}.{alone} {again}{policy}", index=error.index, trace=trace
+            )
             told.__cause__ = error.__cause__ or (_WorkerTraceError(trace) if trace else None)
             return told
         if isinstance(error, OSError) and not isinstance(error, FastpipeError):
-            free = in_bytes(shutil.disk_usage(self._asked.out.parent).free)
-            about = f" ({free} are free)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            text = f"{error.strerror or error}{about}; {again}"
+            text, is_full = error.strerror or str(error), error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if is_full:  # of HDF5 the text has many lines
+                free = in_bytes(shutil.disk_usage(self._asked.out.parent).free)
+                text = f"{os.strerror(error.errno or 0)} ({free} are free)"
+            text = f"{text}; {again}"
             return type(error)(text) if error.errno is None else type(error)(error.errno, text)
         return error
 

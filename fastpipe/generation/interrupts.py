@@ -13,12 +13,15 @@ __all__ = ["Interrupts"]
 class Interrupts:
     """Counts interrupts in place of raising them, in a ``with`` block of the main thread.
 
+    Args:
+        is_here: whether this thread makes rows: then the second one is raised, as nobody would look for it.
+
     Attributes:
         count: of interrupts so far.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, *, is_here: bool = False) -> None:
+        self.count, self._is_here = 0, is_here
         self._before: Any = None
         self._is_mine = False
 
@@ -36,3 +39,5 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        if self._is_here and self.count > 1:
+            raise KeyboardInterrupt

@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.files.growing import LOCK, GrowingFolder, has_empty_lock
+from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
 from fastpipe.generation.code_version import changed, code_version
 from fastpipe.generation.form import Form
 from fastpipe.generation.journal import JOURNAL
 from fastpipe.generation.making import Policy
+from fastpipe.generation.storing import Stored
 from fastpipe.generation.work import FUNCTION
 
 __all__ = [
@@ -186,12 +188,37 @@ def header_of(path: Path) -> tuple[Job, list[int]]:
 class Folder(GrowingFolder):
     """The folder ``OUT.partial``, locked, in which a job's files grow."""
 
+    # The lock keeps other processes out, but not other threads of this one.
+    _held, _guard = set[str](), threading.Lock()
+
     def __init__(self, out: Path) -> None:
-        super().__init__(out, GenerationError)
+        self._key, self._is_held = os.path.realpath(folder_of(out)), False
+        with Folder._guard:
+            if self._key in Folder._held:
+                raise GenerationError(f"another thread is writing {out}; wait for it")
+            Folder._held.add(self._key)
+            self._is_held = True
+        try:
+            super().__init__(out, GenerationError)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        """Let go of it; what is there stays."""
+        super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with Folder._guard:
+            if self._is_held:
+                Folder._held.discard(self._key)
+            self._is_held = False
 
     def _check_own(self) -> None:
-        there = set(os.listdir(self.folder))
-        if there and JOURNAL not in there and not has_empty_lock(self.folder):
+        there, own = os.listdir(self.folder), self._own()
+        is_own = has_empty_lock(self.folder) and (JOURNAL in own or len(own) == len(there))
+        if there and not is_own:
             raise OptionError(
                 f"{self.folder} is not that of an unfinished job; move it away, or remove it, and try again"
             )
@@ -202,12 +229,27 @@ class Folder(GrowingFolder):
             if name not in (JOURNAL, LOCK):
                 os.unlink(self.folder / name)
 
+    def tidy(self, blocks: Sequence[Stored]) -> None:
+        """Remove what was written and not noted: where the disk was full, it is still.
+
+        Args:
+            blocks: noted ones.
+        """
+        ends: dict[str, int] = {}
+        for spooled in (spooled for one in blocks for spooled in one.spooled):
+            ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
+        for name in os.listdir(self.folder):
+            if name.endswith((".part", ".unfinished")) or (name.endswith(".spool") and name not in ends):
+                os.unlink(self.folder / name)
+            elif name in ends:
+                os.truncate(self.folder / name, ends[name])
+
     def remove(self) -> None:
         """Remove the folder, the journal last but for the lock; what others have put into it stays."""
         names = sorted(self._own(), key=lambda name: (name == LOCK, name == JOURNAL))
-        self.close()
-        for name in names:
+        for name in names:  # with the lock: nobody may take it in a folder that goes
             (self.folder / name).unlink(missing_ok=True)
+        self.close()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 

@@ -103,7 +103,7 @@ class Journal:
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
-        except OSError:
+        except BaseException:  # an interrupt, too: lines behind half a line are lost
             os.ftruncate(self._descriptor, end)
             raise
 

@@ -13,11 +13,12 @@ from fastpipe.generation.blocks import Block, Failure, Filling
 from fastpipe.generation.form import Form, SampleError
 from fastpipe.generation.seeds import RowGenerators, globals_seeded, row_generator, row_generators
 
-__all__ = ["Maker", "Policy"]
+__all__ = ["FAILURES", "Maker", "Policy"]
 
 Policy = Literal["raise", "skip", "retry"]
 
 _ATTEMPTS = 10  # of a row that is tried again
+FAILURES = (Exception, SystemExit)  # of a row, rather than of what makes it
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
@@ -98,24 +99,24 @@ class Maker:
                 try:
                     with self._seeded(index, 0):
                         filling.add(self._form.arrays(self._function(index, rng)))
-                except Exception as error:
+                except FAILURES as error:
                     yield from self._again(filling, index, error, self._row)
             return
         for begin in range(first, last, self._batch_rows):
             indices = range(begin, min(begin + self._batch_rows, last))
             try:
                 filling.add_many(self.batch(indices), len(indices))
-            except Exception as error:
+            except FAILURES as error:
                 yield from self._one_by_one(filling, indices, error)
 
-    def _one_by_one(self, filling: Filling, indices: range, error: Exception) -> Iterator[Failure]:
+    def _one_by_one(self, filling: Filling, indices: range, error: BaseException) -> Iterator[Failure]:
         """The rows of a batch that raised; which of them is it?  Under ``"raise"`` none of them is kept: they
         are made again with it, in the company that they always have."""
         is_found = False
         for index in indices:
             try:
                 values = self._batch_of_one(index)
-            except Exception as own:
+            except FAILURES as own:
                 is_found = True
                 yield from self._again(filling, index, own, self._batch_of_one)
                 continue
@@ -126,14 +127,14 @@ class Maker:
             yield Failure(indices[0], text, _trace(error), is_final=True)
 
     def _again(
-        self, filling: Filling, index: int, error: Exception, make: Callable[[int, int], list[Any]]
+        self, filling: Filling, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
     ) -> Iterator[Failure]:
         """Try a row again, if it is to be; else it has failed."""
         for attempt in range(1, _ATTEMPTS) if self._policy == "retry" else ():
             try:
                 filling.add(make(index, attempt))
                 return
-            except Exception as another:
+            except FAILURES as another:
                 error = another
         # Without memory, or a module, all rows from here on would be left out.
         is_of_machine = isinstance(error, (MemoryError, ImportError))

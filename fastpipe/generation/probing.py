@@ -7,17 +7,19 @@ import pstats
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastpipe._sizes import in_bytes
 from fastpipe.files.pace import in_time
 from fastpipe.generation.crews import HeldCrew, Here, Kind, Separate, Threads
-from fastpipe.generation.work import Task
+from fastpipe.generation.work import Done, Task
 
 __all__ = ["Probe", "ProbeReport", "TopFunction"]
 
 _ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
+_BLOCK_S = 0.05  # at least, of a block of quick rows
 _MANY_CORES = 1.2
 _TOP = 6
 _HOURS_S = 3600.0
@@ -146,31 +148,30 @@ class Probe:
 
     def _alone(self) -> tuple[float, float]:
         """Rows a second in this thread, and how many cores are busy."""
-        maker, at = self._task.maker(), 0
+        maker, made = self._task.maker(), 0
         begun, used = time.perf_counter(), time.process_time()
-        while at == 0 or (time.perf_counter() - begun < _ALONE_S and at + self._step <= self._rows):
-            maker.block(at, min(at + self._step, self._rows))
-            at += self._step
+        while made == 0 or time.perf_counter() - begun < _ALONE_S:
+            first, last = self._block(made)
+            start = time.perf_counter()
+            maker.block(first, last)
+            made += last - first
+            if time.perf_counter() - start < _BLOCK_S / 2:  # what a block costs beside its rows is not theirs
+                self._step *= 2
         seconds = max(time.perf_counter() - begun, 1e-9)
-        return at / seconds, (time.process_time() - used) / seconds
+        return made / seconds, (time.process_time() - used) / seconds
 
     def _rate(self, crew: HeldCrew, seconds: float) -> float:
         """Rows a second of a crew, from when all of it are at work; what they make is thrown away."""
-        from concurrent.futures import FIRST_COMPLETED, wait
-
         with crew:
             # The first block of each has its start in it.
-            at, flying = 0, {}
-            for _ in range(crew.workers):
-                flying[crew.submit(*self._block(at))] = self._step
-                at += self._step
-            wait(flying)
-            begun, done, flying = time.perf_counter(), 0, {}
+            wait([crew.submit(*self._block(number * self._step)) for number in range(crew.workers)])
+            flying: dict[Future[Done], int] = {}
+            begun, done, at = time.perf_counter(), 0, 0
             while True:
-                is_over = time.perf_counter() - begun > seconds
-                while not is_over and len(flying) < crew.slots:
-                    flying[crew.submit(*self._block(at))] = self._step
-                    at += self._step
+                while len(flying) < crew.slots and time.perf_counter() - begun < seconds:
+                    first, last = self._block(at)
+                    flying[crew.submit(first, last)] = last - first
+                    at += last - first
                 if not flying:
                     break
                 ready, _ = wait(flying, return_when=FIRST_COMPLETED)
@@ -180,6 +181,7 @@ class Probe:
             return done / max(time.perf_counter() - begun, 1e-9)
 
     def _block(self, at: int) -> tuple[int, int]:
+        """Some rows, beginning anew behind the last."""
         first = at // self._step % max(self._rows // self._step, 1) * self._step
         return first, min(first + self._step, self._rows)
 
@@ -189,9 +191,10 @@ class Probe:
         begun = time.perf_counter()
         profile.enable()
         try:
-            while at == 0 or (time.perf_counter() - begun < _PROFILED_S and at + self._step <= self._rows):
-                maker.block(at, min(at + self._step, self._rows))
-                at += self._step
+            while at == 0 or time.perf_counter() - begun < _PROFILED_S:
+                first, last = self._block(at)
+                maker.block(first, last)
+                at += last - first
         finally:
             profile.disable()
         stats = pstats.Stats(profile)

@@ -34,6 +34,7 @@ _ONE_THREAD = dict.fromkeys(
 _CHILD = """import sys; sys.path[:] = {path!r}
 from fastpipe.generation.processes import serve; serve({descriptor}, {parent})"""
 _END_S = 5.0  # for a worker that was asked to end, before it is killed
+_LOOK_S = 0.5  # how often somebody who waits for a worker looks whether it is there
 _QUIT = None
 _PR_SET_PDEATHSIG = 1
 
@@ -57,7 +58,15 @@ class Processes(Executor):
         self._content = pickled(task), pickle.dumps(places)
         self._tasks: queue.SimpleQueue[tuple[Future[Done], int, int] | None] = queue.SimpleQueue()
         self._is_closed = False
-        self._workers = [_Worker(self._content) for _ in range(count)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(count):
+                self._workers.append(_Worker(self._content))
+        except BaseException:
+            for worker in self._workers:
+                worker.kill()
+                worker.close()
+            raise
         self._threads = [
             threading.Thread(
                 target=self._serve, args=(worker,), name=f"fastpipe-generate-{number}", daemon=True
@@ -93,7 +102,8 @@ class Processes(Executor):
         while (task := self._tasks.get()) is not _QUIT:
             future, first, last = task
             if self._is_closed and not worker.is_alive():
-                future.cancel()
+                if future.cancel():
+                    future.set_running_or_notify_cancel()  # else nobody who waits for it learns of it
                 continue
             if not future.set_running_or_notify_cancel():
                 continue
@@ -104,17 +114,22 @@ class Processes(Executor):
                 if isinstance(error, WorkerError) and not self._is_closed:
                     try:
                         worker.start()
-                    except OSError:  # the next task finds it dead
-                        continue
+                    except OSError as unstarted:
+                        worker.unstarted = unstarted
 
 
 class _Worker:
-    """One process, and the pipe to it."""
+    """One process, and the pipe to it.
+
+    Attributes:
+        unstarted: why there is none in the place of one that died.
+    """
 
     def __init__(self, content: tuple[bytes, bytes]) -> None:
         self._content = content
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self.unstarted: OSError | None = None
         self.start()
 
     def start(self) -> None:
@@ -122,7 +137,8 @@ class _Worker:
         self.close()
         own, its = Pipe()
         try:
-            code = _CHILD.format(path=sys.path, descriptor=its.fileno(), parent=os.getpid())
+            path = [one for one in sys.path if isinstance(one, str)]  # Python passes over all else
+            code = _CHILD.format(path=path, descriptor=its.fileno(), parent=os.getpid())
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the parent's, who lets this block be finished
@@ -147,9 +163,15 @@ class _Worker:
             WorkerError: it died.
             Exception: as it was raised there.
         """
+        if self.unstarted is not None:
+            raise self.unstarted
         assert self._process is not None and self._pipe is not None
         try:
             self._pipe.send((first, last))
+            # The end of the pipe does not always tell: a child of the worker's may have it, too.
+            while not self._pipe.poll(_LOOK_S):
+                if self._process.poll() is not None and not self._pipe.poll():
+                    raise EOFError
             found = self._pipe.recv()
         except (EOFError, OSError) as error:
             self._process.kill()

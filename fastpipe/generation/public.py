@@ -1,4 +1,4 @@
-"""``generate``: samples of a function, by all cores, stored once, never lost; and ``probe``, a look before."""
+"""``generate``: samples of a function, by all cores, stored once, never lost; ``probe``: a look before."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["Crew", "Missing", "Reporter", "Schedule"]
 _BLOCK_S = 1.0
 _FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
 _LEAST_BLOCK_S = 0.02
-_BLOCK_NBYTES = 64 << 20
+_BLOCK_NBYTES = 8 << 20  # so that memory is used again, and is in the cache when it is written
 _COMMIT_S = 1.0
 _DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
 _LOOK_S = 0.25  # how often somebody who waits looks whether to stop
@@ -42,6 +42,9 @@ class Crew(Protocol):
     @property
     def workers(self) -> int:
         """How many of these are made at a time."""
+
+    def withdraw(self, future: Future[Done]) -> bool:
+        """Take a block back that nobody has begun; whether that was possible."""
 
     def abandon(self) -> None:
         """End without finishing what is in flight, where that is possible."""
@@ -68,9 +71,9 @@ class Missing:
     """
 
     def __init__(self, rows: int, done: Sequence[tuple[int, int]], align: int = 1) -> None:
-        self._align, self._ranges = align, list[tuple[int, int]]()
+        self.align, self._ranges = align, list[tuple[int, int]]()
         at = 0
-        for first, last in sorted(done):
+        for first, last in sorted((min(first, rows), last) for first, last in done):
             if first > at:
                 self._ranges.append((at, first))
             at = max(at, last)
@@ -84,9 +87,9 @@ class Missing:
         if not self._ranges:
             return None
         first, end = self._ranges.pop()
-        last = min(end, max(1, (first + rows) // self._align) * self._align)
+        last = min(end, max(1, (first + rows) // self.align) * self.align)
         if last <= first:
-            last = min(end, (first // self._align + 1) * self._align)
+            last = min(end, (first // self.align + 1) * self.align)
         if last < end:
             self._ranges.append((last, end))
         self.left -= last - first
@@ -142,8 +145,12 @@ class Schedule:
                 self._collect()
                 if self._interrupts.count and self._stop is None:
                     self._stop = KeyboardInterrupt()
-                if self._interrupts.count > 1:
+                if self._stop is not None:
+                    self._withdraw()
+                if self._interrupts.count > 1:  # who does not end now is not waited for
                     self._crew.abandon()
+                    self._collect()
+                    break
                 if time.monotonic() - self._committed > _COMMIT_S:
                     self._commit()
         finally:
@@ -164,7 +171,17 @@ class Schedule:
             if (most := self._most.get(block[0])) is not None and block[1] - block[0] > most:
                 self._missing.give_back(block[0] + most, block[1])
                 block = block[0], block[0] + most
-            self._flying[self._crew.submit(*block)] = block
+            try:
+                self._flying[self._crew.submit(*block)] = block
+            except Exception as error:  # somebody's executor that was shut down, or is broken
+                text = f"workers take no more rows: {type(error).__name__}: {error}"
+                self._end(GenerationError(text), *block, error)
+
+    def _withdraw(self) -> None:
+        """Take back what nobody has begun."""
+        for future in list(self._flying):
+            if self._crew.withdraw(future):
+                self._missing.give_back(*self._flying.pop(future))
 
     def _block_rows(self) -> int:
         """Rows of the next block: about a second's, and less towards the end, so that all end together."""
@@ -217,9 +234,9 @@ class Schedule:
         self._missing.give_back(first, last)
         if self._stop is not None:
             return
-        rows = last - first
-        self._most[first] = max(1, rows // 2)
-        self._deaths[first] = self._deaths.get(first, 0) + (rows == 1)
+        calls = -(-(last - first) // self._missing.align)  # of the function; none of them is cut
+        self._most[first] = max(1, calls // 2) * self._missing.align
+        self._deaths[first] = self._deaths.get(first, 0) + (calls == 1)
         if self._deaths[first] >= _DEATHS or sum(self._deaths.values()) + len(self._most) > 40:
             self._stop = GenerationError(
                 f"{error}. Was memory short? Does a library that it calls crash?",
@@ -240,11 +257,8 @@ class Schedule:
         self._committed = time.monotonic()
         if not pending:
             return
-        for stored in pending:
-            for spooled in stored.spooled:
-                self._stores.file(spooled.file)
         try:
-            self._stores.sync()
+            self._stores.sync(pending)
             self._journal.add(pending)
         except OSError as error:
             if self._stop is None:

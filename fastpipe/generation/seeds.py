@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
@@ -23,6 +24,7 @@ __all__ = ["RowGenerators", "globals_seeded", "row_generator", "row_generators"]
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
+_GLOBALS = threading.RLock()  # threads, also those of somebody's executor, share the global generators
 _FEW = 8  # so many are made sooner one by one
 _POOL = 4
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
@@ -97,25 +99,27 @@ class RowGenerators(Sequence[np.random.Generator]):
 
 @contextmanager
 def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
-    """Seed ``random``, ``np.random`` and, where it is loaded, torch for a row; put back what was there.
+    """Seed ``random``, ``np.random`` and, where it is loaded, torch for a row; put back what was there.  One
+    thread after another.
 
     Args:
         seed, index, attempt: as of `row_generator`.
     """
     torch = sys.modules.get("torch")
     first, second = row_generator(seed, index, attempt).integers(2**32, size=2).tolist()
-    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
-    random.seed(first << 32 | second)
-    np.random.seed(first)
-    if torch is not None:
-        torch.manual_seed(first << 31 | second >> 1)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    with _GLOBALS:
+        states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+        random.seed(first << 32 | second)
+        np.random.seed(first)
         if torch is not None:
-            torch.set_rng_state(states[2])
+            torch.manual_seed(first << 31 | second >> 1)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            if torch is not None:
+                torch.set_rng_state(states[2])
 
 
 class _Hashed(ISpawnableSeedSequence):

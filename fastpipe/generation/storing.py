@@ -12,7 +12,8 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fastpipe.generation.layout import Region, write_all
 __all__ = ["Nowhere", "Parts", "Places", "Stored", "Stores", "bytes_of", "data_file"]
 
 _MOST_NOTED = 20  # rows with NaN of a block, by number
+_MOST_OPEN = 64  # files, of which there may be thousands
 
 
 def data_file(folder: Path, shard: int) -> Path:
@@ -148,7 +150,7 @@ class Stores:
 
     def __init__(self, places: Places) -> None:
         self._places, self._lock = places, threading.Lock()
-        self._files: dict[str, int] = {}
+        self._files: dict[str, _Open] = {}  # the one that was used last is the last
         self._spool, self._spool_end = "", 0
 
     def put(self, block: Block) -> Stored:
@@ -158,34 +160,48 @@ class Stores:
             OSError: the disk is full, for instance.
         """
         for number, rows, at in self._places.pieces(block.first, block.last):
-            descriptor = self.file(data_file(self._places.folder, number).name)
-            for array, region in zip(block.fixed, self._places.regions[number], strict=True):
-                some = array[rows.start - block.first : rows.stop - block.first]
-                write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
+            with self.file(data_file(self._places.folder, number).name) as descriptor:
+                for array, region in zip(block.fixed, self._places.regions[number], strict=True):
+                    some = array[rows.start - block.first : rows.stop - block.first]
+                    write_all(descriptor, bytes_of(some), region.begin + at * region.row_nbytes)
         spooled = [self._put_ragged(*one) for one in zip(block.lengths, block.flat, strict=True)]
         return _noted(block, tuple(spooled))
 
-    def file(self, name: str) -> int:
-        """The descriptor of a file of the folder, which is made if it is missing."""
+    @contextmanager
+    def file(self, name: str) -> Iterator[int]:
+        """The descriptor of a file of the folder, which is made if it is missing; for a ``with`` block."""
         with self._lock:
-            if name not in self._files:
+            one = self._files.pop(name, None)
+            if one is None:
                 flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-                self._files[name] = os.open(self._places.folder / name, flags, 0o666)
-            return self._files[name]
+                one = _Open(os.open(self._places.folder / name, flags, 0o666))
+            self._files[name] = one
+            one.users += 1
+            idle = [key for key, other in self._files.items() if not other.users]
+            for key in idle[: max(len(self._files) - _MOST_OPEN, 0)]:
+                os.close(self._files.pop(key).descriptor)
+        try:
+            yield one.descriptor
+        finally:
+            with self._lock:
+                one.users -= 1
 
-    def sync(self) -> None:
-        """Have what was written on the disk."""
-        with self._lock:
-            files = list(self._files.values())
-        for descriptor in files:
-            os.fsync(descriptor)
+    def sync(self, blocks: Sequence[Stored]) -> None:
+        """Have blocks on the disk, whichever process has written them."""
+        names = {spooled.file for one in blocks for spooled in one.spooled}
+        for one in blocks:
+            pieces = self._places.pieces(one.first, one.last)
+            names |= {data_file(self._places.folder, number).name for number, _, _ in pieces}
+        for name in sorted(names):
+            with self.file(name) as descriptor:
+                os.fsync(descriptor)
 
     def close(self) -> None:
         """Close the files."""
         with self._lock:
             files, self._files = self._files, {}
-        for descriptor in files.values():
-            os.close(descriptor)
+        for one in files.values():
+            os.close(one.descriptor)
 
     def _put_ragged(self, lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> Spooled:
         views = [bytes_of(lengths), bytes_of(flat)]
@@ -193,11 +209,20 @@ class Stores:
         with self._lock:
             self._spool = self._spool or f"{secrets.token_hex(4)}.spool"
             begin, self._spool_end = self._spool_end, self._spool_end + nbytes
-        descriptor, at = self.file(self._spool), begin
-        for view in views:
-            write_all(descriptor, view, at)
-            at, crc = at + len(view), zlib.crc32(view, crc)
+        at = begin
+        with self.file(self._spool) as descriptor:
+            for view in views:
+                write_all(descriptor, view, at)
+                at, crc = at + len(view), zlib.crc32(view, crc)
         return Spooled(self._spool, begin, nbytes, crc, int(lengths.max(initial=0)))
+
+
+@dataclass
+class _Open:
+    """A file that is open, and how many use it just now."""
+
+    descriptor: int
+    users: int = 0
 
 
 class Parts:

@@ -78,8 +78,12 @@ class ValueDigests:
         self._highest = 0
         try:
             return self._of(value).hex()
+        except (DigestError, MemoryError):
+            raise
         except RecursionError:
             raise DigestError("it is nested too deep") from None
+        except Exception as error:  # of code of the user's or of a package's
+            raise DigestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._path.clear()
 
@@ -201,7 +205,4 @@ class ValueDigests:
 def _reduced(value: Any) -> Any:
     """What pickle would make an object from again."""
     reduce = copyreg.dispatch_table.get(type(value))
-    try:
-        return reduce(value) if reduce is not None else value.__reduce_ex__(4)
-    except Exception as error:  # it may be code of the user's
-        raise DigestError(f"{type(error).__name__}: {error}") from error
+    return reduce(value) if reduce is not None else value.__reduce_ex__(4)

@@ -96,9 +96,31 @@ class Work:
 
 def one_thread_each() -> AbstractContextManager[Any]:
     """A block in which libraries such as NumPy's have one thread each: workers are enough of them, and sums
-    come out the same for any number of cores."""
-    limits: AbstractContextManager[Any] = require("threadpoolctl", extra="generation").threadpool_limits(1)
-    return limits
+    come out the same for any number of cores.  It begins at once, with the call."""
+    return _OneThreadEach()
+
+
+class _OneThreadEach(AbstractContextManager[None]):
+    """The limit is the process's: of several blocks, in threads of somebody's executor, the first sets it and
+    the last lifts it."""
+
+    _lock = threading.Lock()
+    _count = 0
+    _limits: AbstractContextManager[Any] | None = None
+
+    def __init__(self) -> None:
+        own = _OneThreadEach
+        with own._lock:
+            if not own._count:
+                own._limits = require("threadpoolctl", extra="generation").threadpool_limits(1)
+            own._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        own = _OneThreadEach
+        with own._lock:
+            own._count -= 1
+            if not own._count and own._limits is not None:
+                own._limits.__exit__(None, None, None)
 
 
 def pickled(task: Task) -> bytes:

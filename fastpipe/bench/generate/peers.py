@@ -124,8 +124,8 @@ class JoblibRow(_TaskedRow):
         self.sizes = ["auto", *self.sizes]
 
     def _make(self, count: int, out: Path, later: ExitStack) -> None:
-        joblib = require("joblib", extra="generation")
-        loky = require("joblib.externals.loky", extra="generation")
+        joblib = require("joblib", extra="peers")
+        loky = require("joblib.externals.loky", extra="peers")
         # Its processes would wait for the next call, for five minutes.
         later.callback(lambda: loky.get_reusable_executor(reuse=True).shutdown())
         make = joblib.delayed(made)

@@ -1,0 +1,431 @@
+"""Versions of code: what counts, what does not, and the same ones in every process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastpipe.generation.code_version import changed, code_version
+from fastpipe.generation.value_digests import DigestError, ValueDigests
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Imports a source as a module, in the place of the one that had the name before."""
+    made = set()
+
+    def load(source: str, name: str = "scenes") -> Any:
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(source))
+        made.add(name)
+        sys.modules.pop(name, None)
+        patch.setattr(sys, "path", [str(tmp_path), *(one for one in sys.path if one != str(tmp_path))])
+        importlib_caches()
+        return __import__(name)
+
+    def importlib_caches() -> None:
+        sys.path_importer_cache.pop(str(tmp_path), None)
+        for compiled in tmp_path.glob("__pycache__/*"):  # a source of the same size and second has another
+            compiled.unlink()
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield load
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def _ran(source: str, name: str = "scenes") -> dict[str, Any]:
+    """What a source without a file defines."""
+    space: dict[str, Any] = {"__name__": name}
+    exec(compile(textwrap.dedent(source), "<no file>", "exec", dont_inherit=True), space)
+    return space
+
+
+BASE = '''
+    """Scenes."""
+    import numpy as np
+
+    RATE = 0.5
+
+    class Actor:
+        """Somebody."""
+
+        height = 1.8
+
+        def pose(self, t):
+            return t * self.height
+
+    def noise(x):
+        """Adds noise."""
+        return x + RATE
+
+    def unused(x):
+        return -x
+
+    def make(index, rng=None, *, frames=250):
+        actor = Actor()
+        return [noise(actor.pose(t)) for t in range(frames)], np.zeros(3)
+'''
+
+
+def _parts(source: str, load: Callable[..., Any]) -> dict[str, str]:
+    return code_version(load(source).make).parts
+
+
+def test_pieces_have_names(module: Any) -> None:
+    parts = _parts(BASE, module)
+    assert set(parts) == {
+        "scenes:make", "scenes:noise", "scenes:Actor", "scenes:Actor.pose", "scenes:Actor.height", "scenes:RATE",
+        "scenes:make[frames]", "numpy",
+    }  # fmt: skip
+    assert parts["numpy"] == f"package:{np.__version__}"
+    assert parts["scenes:make"].startswith("function:") and parts["scenes:noise"].startswith("helper:")
+
+
+@pytest.mark.parametrize("load", ["module", "exec"])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ('"""Adds noise."""', '"""Adds other noise."""'),
+        ('"""Somebody."""\n', "\n"),
+        ("RATE = 0.5", "RATE = 0.5  # a comment\n\n\n"),
+        ("return x + RATE", "return (x +\n                RATE)  # a comment"),
+        ("return -x", "return +x"),
+        ("def unused(x)", "def unused(y, z)"),
+    ],
+)
+def test_what_does_not_count(old: str, new: str, load: str, module: Any) -> None:
+    def version(source: str) -> Any:
+        return code_version(module(source).make if load == "module" else _ran(source)["make"])
+
+    assert old in BASE
+    assert version(BASE) == version(BASE.replace(old, new))
+
+
+@pytest.mark.parametrize("load", ["module", "exec"])
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("return x + RATE", "return x - RATE", "helper 'scenes:noise' changed"),
+        ("RATE = 0.5", "RATE = 0.25", "constant 'scenes:RATE' changed"),
+        ("t * self.height", "t / self.height", "helper 'scenes:Actor.pose' changed"),
+        ("height = 1.8", "height = 1.7", "constant 'scenes:Actor.height' changed"),
+        ("frames=250", "frames=251", "value 'scenes:make[frames]' changed"),
+        ("np.zeros(3)", "np.zeros(4)", "function 'scenes:make' changed"),
+    ],
+)
+def test_what_counts_is_named(old: str, new: str, message: str, load: str, module: Any) -> None:
+    def version(source: str) -> Any:
+        return code_version(module(source).make if load == "module" else _ran(source)["make"])
+
+    one, other = version(BASE), version(BASE.replace(old, new))
+    assert one.digest != other.digest
+    assert message in changed(one.parts, other.parts)
+
+
+def test_words_for_what_is_new_and_gone() -> None:
+    old = {"a:f": "function:1", "a:old": "helper:2", "numpy": "package:1.0"}
+    new = {"a:f": "function:2", "a:New": "class:2", "numpy": "package:2.0"}
+    assert changed(old, new) == [
+        "function 'a:f' changed", "class 'a:New' is used now", "package 'numpy' is 2.0, was 1.0",
+        "helper 'a:old' is not used any more",
+    ]  # fmt: skip
+    assert changed(new, new) == []
+
+
+# ---- what is followed ------------------------------------------------------------------------------
+
+
+def _differ(one: str, other: str, name: str = "f") -> bool:
+    return code_version(_ran(one)[name]).digest != code_version(_ran(other)[name]).digest
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def make(n):\n    def g(x): return x * n + VALUE\n    return g\nf = make(2)",
+        "def make(n):\n    return lambda x: x * n + VALUE\nf = make(2)",
+        "import functools\ndef g(n, x): return n\nf = functools.partial(g, VALUE)",
+        "def g(x): return x\ndef f(x): return x\nf.batch = lambda x: x * VALUE",
+        "class A:\n    def __init__(self, n): self.n = n\n    def f(self, x): return self.n\nf = A(VALUE).f",
+        "class A:\n    def __init__(self, n): self.n = n\n    def __call__(self, x): return self.n\nf = A(VALUE)",
+        "class A:\n    def __call__(self, x): return VALUE\nf = A()",
+        "class A:\n    @classmethod\n    def f(cls, x): return VALUE\nf = A.f",
+        "class A:\n    @staticmethod\n    def g(x): return VALUE\ndef f(x): return A.g(x)",
+        "class A:\n    @property\n    def g(self): return VALUE\ndef f(x): return A().g",
+        "class B:\n    def g(self): return VALUE\nclass A(B): pass\ndef f(x): return A().g()",
+        "class M(type):\n    def g(cls): return VALUE\nclass A(metaclass=M): pass\ndef f(x): return A.g()",
+        "import functools\n@functools.cache\ndef g(x): return VALUE\ndef f(x): return g(x)",
+        "def g(x): return VALUE\nTABLE = {'a': [g]}\ndef f(x): return TABLE['a'][0](x)",
+        "def f(x, y=VALUE): return y",
+        "def f(x, *, y=VALUE): return y",
+        "def g(x): return h(x)\ndef h(x): return g(x) + VALUE\ndef f(x): return g(f(x))",
+        "def f(x):\n    class A:\n        y = VALUE\n    return A.y",
+        "import functools\ndef deco(g):\n    @functools.wraps(g)\n    def w(*a): return g(*a) + VALUE\n    return w\n"
+        "@deco\ndef f(x): return x",
+        "import functools\ndef deco(g):\n    @functools.wraps(g)\n    def w(*a): return g(*a)\n    return w\n"
+        "@deco\ndef f(x): return VALUE",
+        "from dataclasses import dataclass\n@dataclass\nclass C:\n    n: int = VALUE\ndef f(x): return C().n",
+        "import enum\nclass E(enum.Enum):\n    A = VALUE\ndef f(x): return E.A",
+        "from typing import NamedTuple\nclass C(NamedTuple):\n    n: int = VALUE\ndef f(x): return C().n",
+        "import numpy as np\nN = np.arange(3) + VALUE\ndef f(x): return N",
+        "class C:\n    pass\nCONFIG = C()\nCONFIG.lr = VALUE\ndef f(x): return CONFIG.lr",
+    ],
+    ids=lambda source: source.replace("\n", "; ")[:70],
+)  # fmt: skip
+def test_followed(source: str) -> None:
+    one, same, other = (f"VALUE = {value}\n{source}" for value in (1, 1, 2))
+    assert not _differ(one, same)
+    assert _differ(one, other)
+
+
+@pytest.mark.parametrize(
+    "package, source",
+    [
+        ("pydantic", "import pydantic\nclass C(pydantic.BaseModel):\n    n: int = VALUE\ndef f(x): return C().n"),
+        ("attr", "import attr\n@attr.define\nclass C:\n    n: int = VALUE\ndef f(x): return C().n"),
+        ("numba", "import numba\n@numba.njit\ndef g(x): return VALUE\ndef f(x): return g(x)"),
+        ("torch", "import torch\n@torch.no_grad()\ndef g(x): return VALUE\ndef f(x): return g(x)"),
+    ],
+)  # fmt: skip
+def test_what_packages_make_of_code_is_followed(package: str, source: str) -> None:
+    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    one, same, other = (f"VALUE = {value}\n{source}" for value in (1, 1, 2))
+    assert not _differ(one, same), "though what the package notes in it has other addresses"
+    assert _differ(one, other)
+
+
+def test_attributes_of_modules_of_the_users(module: Any) -> None:
+    module("RATE = 1\ndef noise(x): return x * RATE\ndef other(x): return x", "low")
+    source = "import low\nimport low as other\ndef make(x): return low.noise(x)"
+    parts = _parts(source, module)
+    assert set(parts) == {"scenes:make", "low:noise", "low:RATE"}
+    module("RATE = 2\ndef noise(x): return x * RATE", "low")
+    assert changed(parts, _parts(source, module)) == ["constant 'low:RATE' changed"]
+
+
+def test_imports_inside_functions_count_by_their_sources(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("RATE = 1")
+    (tmp_path / "low.py").write_text("import deep, json, numpy  # and more\ndef noise(x): return deep.RATE")
+    source = "def make(x):\n    import low\n    return low.noise(x)"
+    parts = _parts(source, module)
+    assert set(parts) == {"scenes:make", "low", "deep", "numpy"}
+    assert "low" not in sys.modules, "nothing is imported for it"
+    __import__("low")
+    try:
+        assert _parts(source, module) == parts, "whether it has been imported makes no difference"
+        (tmp_path / "deep.py").write_text("RATE = 2")
+        assert changed(parts, _parts(source, module)) == ["module 'deep' changed"]
+    finally:
+        del sys.modules["low"], sys.modules["deep"]
+
+
+def test_a_package_with_relative_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "low.py").write_text("def g(x): return x")
+    (package / "top.py").write_text(
+        "def f(x):\n    from . import low\n    from .low import g\n    return g(x)"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        found = __import__("mine.top").top.f
+        assert {"mine.top:f", "mine.low"} <= set(code_version(found).parts)
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+            del sys.modules[name]
+
+
+def test_packages_count_by_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from numpy.linalg import norm\nfrom numpy import dot, float32\ndef f(x): return norm(dot(x, x), float32)"
+    assert code_version(_ran(source)["f"]).parts["numpy"] == f"package:{np.__version__}"
+    other = "import sklearn.ensemble\ndef f(x): return sklearn.ensemble.RandomForestClassifier()"
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install scikit-learn")
+    assert code_version(_ran(other)["f"]).parts["sklearn"].startswith("package:scikit-learn ")
+
+
+def test_state_is_no_constant() -> None:
+    space = _ran(
+        "count = 0\ndef f(x):\n    global count\n    count += 1\n    return g(x)\ndef g(x): return count"
+    )
+    before = code_version(space["f"])
+    space["f"](1)
+    assert space["count"] == 1
+    assert code_version(space["f"]) == before
+
+
+def test_what_cannot_be_told_counts_by_its_type() -> None:
+    source = "import threading\nlock = threading.Lock()\ndef f(x): return lock"
+    assert not _differ(source, source)
+    assert _differ(source, source.replace("Lock()", "Event()"))
+
+
+def test_two_functions_of_one_name_are_two_pieces() -> None:
+    source = "def make(n):\n    return lambda x: x + n\none, two = make(1), make(N)\ndef f(x): return one(x) + two(x)"
+    first, second = (_ran(source.replace("N", n)) for n in "23")
+    names = [name for name in code_version(first["f"]).parts if "lambda" in name]
+    assert len(names) == 4 and len(set(names)) == 4  # two functions, and the value of each
+    assert code_version(first["f"]).digest != code_version(second["f"]).digest
+
+
+def test_anything_that_can_be_called() -> None:
+    for fn in (len, np.sin, np.linalg.norm, str.upper, functools.partial(len), threading.Lock, "".join, dict):
+        assert len(code_version(fn).digest) == 64
+    assert code_version(len).digest != code_version(abs).digest
+
+
+# ---- the same in every process ---------------------------------------------------------------------
+
+_SCRIPT = '''
+"""A script."""
+import functools, json
+import numpy as np
+import helpers
+from fastpipe.generation.code_version import code_version
+
+TABLE = {"a": 1, 2: {"x", 3, None}, "f": helpers.noise}
+
+class Actor:
+    names = {"one", "two", "three"}
+    def pose(self): return helpers.noise(1)
+
+def deco(fn):
+    @functools.wraps(fn)
+    def wrapper(*args): return fn(*args)
+    return wrapper
+
+@deco
+def make(index, rng=np.arange(3)):
+    import late
+    return [lambda x: x + TABLE[2] for _ in Actor.names], Actor().pose(), helpers.RATE, __name__, __file__
+
+if __name__ == "__main__":
+    version = code_version(make)
+    print(json.dumps([version.digest, version.parts]))
+'''
+
+
+def test_the_same_in_another_process_and_however_it_is_started(tmp_path: Path) -> None:
+    found = []
+    for folder, command in (
+        ("one", ["-m", "script"]), ("one", ["script.py"]), ("one", ["-c", "import script, json; "
+         "v = script.code_version(script.make); print(json.dumps([v.digest, v.parts]))"]),
+        ("two/deeper", [str(tmp_path / "two" / "deeper" / "script.py")]),
+    ):  # fmt: skip
+        place = tmp_path / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "script.py").write_text(_SCRIPT if folder == "one" else "# moved\n" + _SCRIPT)
+        (place / "helpers.py").write_text("RATE = 0.1\ndef noise(x): return x + RATE\n")
+        (place / "late.py").write_text("x = 1\n")
+        environment = {**os.environ, "PYTHONPATH": f"{_ROOT}", "PYTHONHASHSEED": str(len(found) + 1)}
+        run = subprocess.run(
+            [sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        found.append(json.loads(run.stdout))
+    assert {"script:make", "script:TABLE", "helpers:RATE", "late"} <= set(found[0][1])
+    for other in found[1:]:
+        assert changed(found[0][1], other[1]) == []
+        assert other == found[0]
+
+
+def test_a_file_that_was_edited_since_its_import_does_not_count(module: Any, tmp_path: Path) -> None:
+    made = module(BASE)
+    before = code_version(made.make)
+    (tmp_path / "scenes.py").write_text(textwrap.dedent(BASE).replace("x + RATE", "x - RATE"))
+    assert code_version(made.make) == before
+    fresh = module(BASE.replace("range(frames)", "range(frames + 1)"))
+    (tmp_path / "scenes.py").write_text("something else = it is no Python")
+    edited = code_version(fresh.make)  # never looked at before: its bytecode counts
+    assert edited.digest != before.digest
+    assert edited == code_version(fresh.make)
+
+
+# ---- values ----------------------------------------------------------------------------------------
+
+
+def _hex(value: object) -> str:
+    return ValueDigests(lambda thing: thing.__qualname__).hex(value)
+
+
+class _Plain:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def test_equal_values_have_the_same_digest() -> None:
+    one, shared = (1, 2), "ab"
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    again: list[Any] = [1]
+    again.append(again)
+    assert _hex([one, one]) == _hex([one, tuple(n for n in one)])
+    assert _hex([shared, shared]) == _hex([shared, "".join(["a", "b"])])
+    assert _hex({1, "a", None}) == _hex({None, "a", 1})
+    assert _hex(_Plain(a=1, b=2)) == _hex(_Plain(b=2, a=1))
+    assert _hex(cycle) == _hex(again) != _hex([1, [1, [1]]])
+    assert _hex(np.arange(6).reshape(2, 3).T) == _hex(np.ascontiguousarray(np.arange(6).reshape(2, 3).T))
+    padded = np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True))
+    noisy = np.frombuffer(bytes(range(32)), padded.dtype).copy()
+    noisy["a"], noisy["b"] = 0, 0.0
+    assert _hex(padded) == _hex(noisy)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 1.0, True, "1", b"1", None, np.int64(1), np.float64(1), np.int32(1), 1 + 0j, [1], (1,), {1}),
+        (0.0, -0.0, float("nan"), float("inf")),
+        ([], (), {}, set(), frozenset(), "", b""),
+        ([1, [2]], [[1], 2], [1, 2], [[1, 2]]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2, "b": 1}),
+        (np.zeros(2), np.zeros((2, 1)), np.zeros(2, "f4"), np.zeros(2, ">f8"), np.zeros(2, "M8[s]"), np.zeros(0)),
+        (np.array(["a", None], object), np.array(["a", "b"], object), np.array(["a", "b"])),
+        (_Plain(a=1), _Plain(a=2), _Plain()),
+        (slice(1), slice(2), range(2), range(3)),
+        (functools.partial(len), functools.partial(abs), functools.partial(abs, 1)),
+    ],
+)  # fmt: skip
+def test_other_values_have_other_digests(values: tuple[Any, ...]) -> None:
+    assert len({_hex(value) for value in values}) == len(values)
+
+
+def test_tables_and_tensors_count_by_their_values() -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    table = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"], "c": pandas.Categorical(["u", "v", "u"])})
+    assert _hex(table) == _hex(table[table["a"] > 0]) == _hex(table.copy())
+    others = [table.assign(a=[1, 2, 4]), table.rename(columns={"a": "d"}), table.set_index("a"), table[["b", "a", "c"]],
+              table.assign(a=[1.0, 2.0, 3.0]), table.assign(c=table["c"].cat.add_categories("w")), table["a"]]  # fmt: skip
+    assert len({_hex(one) for one in (table, *others)}) == 1 + len(others)
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    assert _hex(tensor.T) == _hex(tensor.T.contiguous())
+    others = [tensor, tensor.float(), tensor + 1, tensor.T, torch.nn.Parameter(tensor), torch.zeros(0)]
+    assert len({_hex(one) for one in others}) == len(others)
+    with pytest.raises(DigestError, match="dense"):
+        _hex(torch.zeros(2).to_sparse())
+
+
+def test_what_has_no_digest() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (threading.Lock(), (x for x in ()), deep, _Plain(a=sys._getframe())):
+        with pytest.raises(DigestError):
+            _hex(value)
+    while deep:  # freed level by level
+        deep = deep[0]

@@ -1,0 +1,268 @@
+"""Values that are kept without pickle: what is restored equals them in types and bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastpipe import memoize
+from fastpipe.generation.values import Blob, NotStorableError, decode, encode
+
+
+class _InMemory:
+    def __init__(self, blobs: list[Blob]) -> None:
+        self._blobs = [bytes(blob) for blob in blobs]
+
+    def nbytes(self, number: int) -> int:
+        return len(self._blobs[number])
+
+    def into(self, number: int, memory: memoryview) -> None:
+        memory[:] = self._blobs[number]
+
+
+def _again(value: Any) -> Any:
+    tree, blobs = encode(value)
+    return decode(json.loads(json.dumps(tree, allow_nan=False)), _InMemory(blobs))
+
+
+def check_same(one: Any, other: Any) -> None:
+    """Types and bits, at any depth."""
+    assert type(one) is type(other)
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            check_same(*pair)
+    elif isinstance(one, dict):
+        check_same(list(one), list(other))
+        check_same(list(one.values()), list(other.values()))
+    elif isinstance(one, float) and not isinstance(one, np.generic):
+        assert struct.pack(">d", one) == struct.pack(">d", other)
+    elif isinstance(one, complex) and not isinstance(one, np.generic):
+        check_same([one.real, one.imag], [other.real, other.imag])
+    elif isinstance(one, np.ndarray | np.generic):
+        assert one.dtype == other.dtype and one.dtype.char == other.dtype.char and one.shape == other.shape
+        assert one.dtype.isalignedstruct == other.dtype.isalignedstruct
+        assert one.flags.f_contiguous == other.flags.f_contiguous or not one.flags.forc
+        if one.dtype.char in "gG":  # which has bytes that do not count
+            assert np.array_equal(one, other, equal_nan=True)
+        else:
+            assert one.tobytes() == other.tobytes()
+        assert not isinstance(other, np.ndarray) or (other.flags.writeable and other.flags.aligned)
+    else:
+        assert one == other
+
+
+_numbers = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.complex_numbers()
+_texts = (
+    st.text() | st.text(st.characters(categories=["Cs", "Ll"])) | st.binary() | st.binary().map(bytearray)
+)
+_dtypes = (
+    hnp.scalar_dtypes()
+    | hnp.byte_string_dtypes()
+    | hnp.unicode_string_dtypes()
+    | hnp.array_dtypes(hnp.scalar_dtypes(), allow_subarrays=True)
+)
+_arrays = hnp.arrays(_dtypes, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+_leaves = (
+    _numbers | _texts | _arrays | _arrays.map(lambda array: array.T) | _arrays.map(lambda array: array[()])
+)
+_hashable = st.recursive(
+    _numbers | st.text() | st.binary(), lambda inner: st.tuples(inner, inner), max_leaves=3
+)
+_values = st.recursive(
+    _leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(_hashable, inner, max_size=3)
+        | st.dictionaries(_hashable, inner, max_size=3).map(OrderedDict)
+    ),
+    max_leaves=8,
+)
+
+
+@given(_values)
+def test_any_value_comes_back(value: Any) -> None:
+    check_same(value, _again(value))
+
+
+@given(st.frozensets(_hashable, max_size=5))
+def test_sets_come_back(value: frozenset[Any]) -> None:
+    for one in (value, set(value)):
+        again = _again(one)
+        assert type(again) is type(one)
+        assert {repr(item) for item in again} == {repr(item) for item in one}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**63, -(2**63), 2**20_000, math.nan, -math.nan, -0.0, 5e-324, struct.unpack(">d", b"\x7f\xf0\0\0\0\0\0\1")[0],
+        complex(-0.0, math.nan), "\ud800\udc00", "\ud800", "\U00010000", "", True,
+        np.longlong(3), np.longdouble(1) / 3, np.clongdouble(1j), np.datetime64("NaT"), np.datetime64("2001", "25Y"),
+        np.str_("ä"), np.bytes_(b"\0a\0"), np.void(b"abc"), np.bool_(True), np.float16(0.1),
+        np.zeros((), "m8[ns]"), np.zeros((0, 3)), np.zeros((3, 0), "S0"), np.arange(6, dtype=">u2"),
+        np.zeros(3, np.dtype([("a", "i1"), ("b", "f8", (2,)), ("c", [("d", "U3")])], align=True)),
+        np.zeros(3, np.dtype({"names": ["x"], "formats": ["i4"], "offsets": [4], "itemsize": 16})),
+        np.asfortranarray(np.arange(24).reshape(2, 3, 4)), np.arange(24).reshape(2, 3, 4)[:, ::-1, ::2],
+        np.arange(10)[::-1], np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]).view(np.ndarray)["a"],
+        {None: 1, True: 2, 2.5: 3, "x": 4, (1, ("y",)): 5, b"z": 6, np.int8(7): 8},
+        {1: "one", 1.5: {"nested": [[], (), {}]}},
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_odd_values_come_back(value: Any) -> None:
+    check_same(value, _again(value))
+
+
+class _Text(str):
+    pass
+
+
+_Point = namedtuple("_Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (object(), "it is a builtins.object"),
+        ({"a": [1, {2: _Text("x")}]}, r"it\['a'\]\[1\]\[2\] is a .*_Text"),
+        (_Point(1, 2), "_Point"),
+        (np.array([None], object), "object"),
+        (np.zeros(1, np.dtype("i4", metadata={"of": "h5py"})), "array"),
+        (np.ma.masked_array([1]), "MaskedArray"),
+        (np.array(["a"], "T"), "StringDType"),
+        ([range(3)], r"it\[0\] is a builtins.range"),
+        (lambda: 1, "function"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_kept_is_named(value: Any, message: str) -> None:
+    with pytest.raises(NotStorableError, match=message):
+        encode(value)
+
+
+def test_what_holds_itself_is_not_kept() -> None:
+    value: list[Any] = []
+    value.append([value])
+    with pytest.raises(NotStorableError, match="holds itself"):
+        encode(value)
+
+
+def test_arrays_of_other_libraries_types_are_not_kept_as_something_else() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
+    with pytest.raises(NotStorableError, match="bfloat16"):
+        encode(np.zeros(2, ml_dtypes.bfloat16))
+
+
+def test_a_tree_that_does_not_fit_asks_for_no_memory() -> None:
+    tree, blobs = encode(np.zeros(3))
+    kind, words, _, is_fortran, blob = tree["value"]
+    for shape in ([2**40], [4], [-3], [3, 2**50]):
+        with pytest.raises(ValueError, match="bytes"):
+            decode({**tree, "value": [kind, words, shape, is_fortran, blob]}, _InMemory(blobs))
+    with pytest.raises(ValueError, match=r"object|bytes"):
+        decode({**tree, "value": [kind, "'|O'", [3], is_fortran, blob]}, _InMemory(blobs))
+    for node in (["loaded"], ["_init__"], {"a": 1}, ["tensors"]):
+        with pytest.raises(ValueError, match=r"kind|node"):
+            decode({"value": node, "tensors": None}, _InMemory([]))
+
+
+# ---- torch -----------------------------------------------------------------------------------------
+
+
+def _check_tensors(one: Any, other: Any) -> None:
+    import torch
+
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.stride(), one.requires_grad) == (
+            other.dtype, other.shape, other.stride(), other.requires_grad,
+        )  # fmt: skip
+        as_bytes = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
+        assert torch.equal(*as_bytes)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            _check_tensors(one[name], other[name])
+    else:
+        assert one == other
+
+
+def test_tensors_come_back() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    value = {
+        "bfloat16": torch.linspace(-1, 1, 7, dtype=torch.bfloat16),
+        "view": torch.arange(1000)[10:20:3],
+        "fortran": torch.arange(6.0).reshape(2, 3).T,
+        "nan": torch.tensor([float("nan"), -0.0]),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "grad": torch.ones(2, requires_grad=True),
+        "none": torch.zeros((0, 2)),
+        "zero-d": torch.tensor(5, dtype=torch.int8),
+        "complex": torch.tensor([1j]),
+        "number": 3,
+    }
+    again = _again(value)
+    _check_tensors({**value, "view": value["view"].clone()}, again)
+    assert again["view"].untyped_storage().nbytes() < 1000, "not all that it is a view of"
+    with pytest.raises(NotStorableError, match="state_dict"):
+        encode(torch.nn.Linear(1, 1))
+
+
+def test_a_state_dict_comes_back() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+    model(torch.ones(4, 3, dtype=torch.bfloat16))
+    state = {"model": model.state_dict(), "epoch": 3}
+    again = _again(state)
+    _check_tensors(state, again)
+    assert again["model"]._metadata == state["model"]._metadata
+    other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+    other.load_state_dict(again["model"])
+    _check_tensors(other.state_dict(), state["model"])
+
+
+def test_shared_weights_are_written_once() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    shared = torch.zeros(10_000)
+    assert sum(map(len, encode([shared] * 5)[1])) < 2 * shared.nbytes
+    one, *others = _again([shared] * 5)
+    assert all(one.data_ptr() == other.data_ptr() for other in others)
+
+
+# ---- through files ---------------------------------------------------------------------------------
+
+
+@given(_values)
+def test_any_value_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    folder = tmp_path_factory.getbasetemp() / "kept-values"
+    kept = memoize(lambda: value, dir=folder)
+    kept.clear()
+    check_same(value, kept())
+    (entry,) = folder.iterdir()
+    made = entry.stat().st_ino
+    check_same(value, memoize(lambda: value, dir=folder)())
+    assert entry.stat().st_ino == made, "it was not computed again"
+
+
+def test_large_arrays_lie_in_memory_of_their_own(tmp_path: Path) -> None:
+    def make() -> Any:
+        return {"images": np.arange(1 << 19), "odd": np.arange(7, dtype=np.uint8), "labels": np.arange(5)}
+
+    kept = memoize(make, dir=tmp_path / "kept")
+    made, again = kept(), kept()
+    check_same(made, again)
+    assert all(array.base is None or array.base.nbytes == array.nbytes for array in again.values())
+    again["images"][0] = 5
+    assert kept()["images"][0] == 0
