@@ -32,6 +32,7 @@ from fastpipe.bench.generate.functions import (
     slow,
     waves,
     waves_alone,
+    wide,
 )
 from fastpipe.bench.generate.peers import PEERS, DatasetsRow, JoblibRow, Peer, PoolRow
 from fastpipe.bench.generate.rows import (
@@ -68,7 +69,7 @@ def peer_row(kind: str, section: Section, folder: Path) -> Any:
 # ---- functions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [slow, quick, motion, waves, counted])
+@pytest.mark.parametrize("function", [slow, quick, wide, motion, waves, counted])
 def test_a_row_is_a_function_of_its_number(function: Any) -> None:
     first, again, other = made(function, 3), function(3, np.random.default_rng([SEED, 3])), made(function, 4)
     name, *_ = first
@@ -114,13 +115,13 @@ def test_shards_come_one_after_the_other() -> None:
 def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
     keys = [spec.key for section in SECTIONS for spec, _ in specs(section, 2)]
     keys += [peer.spec(one, 2).key for peer in PEERS for one in SECTIONS if one.has_peers]
-    assert len(set(keys)) == len(keys) == 24
+    assert len(set(keys)) == len(keys) == 30
     for section in SECTIONS:
         spec, make = specs(section, 2)[0]
         assert spec.key == f"{section.key}-replaced" and make is LoopRow and spec.info.unit == "rows"
     for one in asked(2):
         assert {one.row, *(one.against or ())} <= set(keys)
-    assert [one.least for one in asked(2)] == [1.85, 0.97, 1.5] and asked(8)[0].least == 7.4
+    assert [one.least for one in asked(2)] == [1.85, 0.97, 1.5, 1.5] and asked(8)[0].least == 7.4
 
 
 @pytest.mark.parametrize("key", ["quick-replaced", "quick-alone", "motion-threads"])
@@ -354,16 +355,16 @@ def test_what_was_asked_is_judged_by_the_median_and_the_best_peer() -> None:
     ]
     used = {"rows": [{"rows": 10, "mb": [50.0, 52.0, 51.0]}, {"rows": 99, "mb": [60.0, 75.0, 61.0]}]}
     every = [one.key for one in SECTIONS]
-    cores, slow_peer, quick_peer, over, first, second, more = targets(samples, 2, told, used, every)
+    cores, slow_peer, quick_peer, wide_peer, over, first, second, more = targets(samples, 2, told, used, every)
     assert (cores["is_met"], cores["asked"]) == (True, 1.85)
     assert cores["got"] == pytest.approx({"median": 1.9, "low": 1.75, "high": 370 / 190}, abs=1e-4)
     assert slow_peer["got"]["low"] == pytest.approx(370 / 380, abs=1e-4) and slow_peer["is_met"]
-    assert quick_peer["got"] is None and quick_peer["is_met"] is None
+    assert wide_peer["got"] is None and quick_peer["got"] is None and quick_peer["is_met"] is None
     assert over["got"] == {"median": 25.0, "low": 15.0, "high": 75.0} and over["is_met"] is False
     assert (first["got"]["median"], first["is_met"]) == (12.0, True)
     assert (second["got"]["median"], second["is_met"]) == (16.0, False)
     assert (more["got"], more["is_met"]) == ({"median": 10.0, "low": 10.0, "high": 23.0}, True)
-    assert [one["is_met"] for one in targets({}, 2, [], None, every)] == [None] * 7
+    assert [one["is_met"] for one in targets({}, 2, [], None, every)] == [None] * 8
     assert len(targets({}, 2, [], None, ["motion"])) == 1
 
 

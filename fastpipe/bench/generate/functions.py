@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BATCH_ROWS", "SEED", "Function", "Generators", "counted", "generator", "made", "made_of", "motion",
-    "quick", "rows_of", "slow", "waves", "waves_alone",
+    "quick", "rows_of", "slow", "waves", "waves_alone", "wide",
 ]  # fmt: skip
 
 SEED = 7
@@ -30,12 +30,17 @@ _JOINTS, _HARMONICS = 25, 2
 
 def slow(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 5 ms, 4 kB."""
-    return _busy(rng, 5e-3)
+    return _busy(rng, 5e-3, 1 << 10)
 
 
 def quick(index: int, rng: np.random.Generator) -> Row:
     """A row that takes 100 µs, 4 kB."""
-    return _busy(rng, 1e-4)
+    return _busy(rng, 1e-4, 1 << 10)
+
+
+def wide(index: int, rng: np.random.Generator) -> Row:
+    """A row that takes 100 µs, 16 kB."""
+    return _busy(rng, 1e-4, 1 << 12)
 
 
 def motion(index: int, rng: np.random.Generator) -> Row:
@@ -100,14 +105,14 @@ class Generators:
         return np.stack([row.uniform(*args, **kwargs) for row in self._rows])
 
 
-def _busy(rng: np.random.Generator, seconds: float) -> Row:
-    """Draw numbers, and use the processor for so long.
+def _busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
+    """Draw numbers, and use the processor for so long in all.
 
     It is this thread's time on a processor that counts: by a clock on the wall two threads, or processes that
     wait for a core, would each be done as soon as one alone.
     """
-    values, number = rng.random(1024, np.float32), rng.integers(1000)
     begun = time.thread_time()
+    values, number = rng.random(numbers, np.float32), rng.integers(1000)
     while time.thread_time() - begun < seconds:
         pass
     return {"x": values, "y": number}

@@ -28,6 +28,7 @@ from fastpipe.bench.generate.functions import (
     slow,
     waves,
     waves_alone,
+    wide,
 )
 from fastpipe.bench.results import RowInfo
 
@@ -70,6 +71,7 @@ class Section:
 SECTIONS = (
     Section("slow", "5 ms a row, rows of 4 kB", slow, 5e-3, 20, 24),
     Section("quick", "100 µs a row, rows of 4 kB", quick, 1e-4, 200, 300),
+    Section("wide", "100 µs a row, rows of 16 kB", wide, 1e-4, 200, 300),
     Section("batch", "sums of sines, rows of 1 kB", waves, 4e-5, 4 * BATCH_ROWS, 600, has_peers=False),
     Section("motion", "about 1 ms a row, rows of 75 kB", motion, 1e-3, 20, 60, has_threads=True),
 )

@@ -23,6 +23,7 @@ def asked(cores: int) -> tuple[Asked, ...]:
         cores: how many workers there are.
     """
     slow, quick = (tuple(f"{key}-{peer.kind}" for peer in PEERS) for key in ("slow", "quick"))
+    wide = tuple(f"wide-{peer.kind}" for peer in PEERS)
     return (
         Asked(
             f"5 ms a row, {cores} workers, × the faster of the loop and workers=0",
@@ -30,6 +31,7 @@ def asked(cores: int) -> tuple[Asked, ...]:
         ),
         Asked("5 ms a row, × the best peer", "slow-workers", slow, 0.97),
         Asked("100 µs a row, × the best peer", "quick-workers", quick, 1.5),
+        Asked("100 µs a row of 16 kB, × the best peer", "wide-workers", wide, 1.5),
     )  # fmt: skip
 
 
