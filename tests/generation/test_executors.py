@@ -179,9 +179,14 @@ def elsewhere(request: pytest.FixtureRequest) -> Executor:
     return executor
 
 
-@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize(
-    "who", [{"workers": 1}, {"workers": 2}, {"workers": 3, "executor": "threads"}], ids=str
+    ("who", "job"),
+    [
+        *(({"workers": 1}, job) for job in ("sums", "batches in files", "skip")),
+        *(({"workers": 2}, job) for job in JOBS),
+        *(({"workers": 3, "executor": "threads"}, job) for job in JOBS),
+    ],
+    ids=str,
 )
 def test_own_workers(
     tmp_path: Path, job: str, who: dict[str, Any], reference: Callable[[str], SimpleNamespace]
