@@ -355,7 +355,9 @@ def test_what_was_asked_is_judged_by_the_median_and_the_best_peer() -> None:
     ]
     used = {"rows": [{"rows": 10, "mb": [50.0, 52.0, 51.0]}, {"rows": 99, "mb": [60.0, 75.0, 61.0]}]}
     every = [one.key for one in SECTIONS]
-    cores, slow_peer, quick_peer, wide_peer, over, first, second, more = targets(samples, 2, told, used, every)
+    cores, slow_peer, quick_peer, wide_peer, over, first, second, more = targets(
+        samples, 2, told, used, every
+    )
     assert (cores["is_met"], cores["asked"]) == (True, 1.85)
     assert cores["got"] == pytest.approx({"median": 1.9, "low": 1.75, "high": 370 / 190}, abs=1e-4)
     assert slow_peer["got"]["low"] == pytest.approx(370 / 380, abs=1e-4) and slow_peer["is_met"]

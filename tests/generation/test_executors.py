@@ -271,7 +271,7 @@ def test_a_failed_first_row_of_a_block_leaves_an_empty_part(tmp_path: Path) -> N
         return {"x": rng.normal(size=3), "r": np.arange(index), "text": str(index)}
 
     with ThreadPoolExecutor(2) as pool:
-        with pytest.raises(GenerationError, match="row [0-9]+ failed: KeyError: 'scene'"):
+        with pytest.raises(GenerationError, match=r"row [0-9]+ failed: KeyError: 'scene'"):
             made(sample, tmp_path / "x.h5", 40, executor=pool, columns=_RAGGED)
         (tmp_path / "mended").touch()
         found = made(sample, tmp_path / "x.h5", 40, executor=pool, columns=_RAGGED)
@@ -282,7 +282,7 @@ def test_a_failed_first_row_of_a_block_leaves_an_empty_part(tmp_path: Path) -> N
 def test_an_executor_that_was_shut_down(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         pass
-    with pytest.raises(GenerationError, match="cannot schedule new futures.* 0 of 700 rows are kept"):
+    with pytest.raises(GenerationError, match=r"cannot schedule new futures.* 0 of 700 rows are kept"):
         made(sums(), tmp_path / "x.h5", executor=pool)
 
 
@@ -297,7 +297,7 @@ def test_a_process_of_an_executor_that_dies(tmp_path: Path) -> None:
         return {"x": rng.normal(size=3)}
 
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        with pytest.raises(GenerationError, match="BrokenProcessPool.* rows are kept in"):
+        with pytest.raises(GenerationError, match=r"BrokenProcessPool.* rows are kept in"):
             made(sample, tmp_path / "x.h5", executor=pool)
     (tmp_path / "mended").touch()
     found = made(sample, tmp_path / "x.h5", workers=0)
@@ -346,7 +346,7 @@ def test_an_open_file_of_a_closure_cannot_go_to_processes(tmp_path: Path) -> Non
         def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
             return {"x": file.fileno() > 0}
 
-        with pytest.raises(OptionError, match="cannot be sent to another process.*Open files, locks"):
+        with pytest.raises(OptionError, match=r"cannot be sent to another process.*Open files, locks"):
             made(sample, tmp_path / "x.h5", workers=2)
         made(sample, tmp_path / "x.h5", workers=2, executor="threads")
 
