@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 
 _SECTION = {one.key: one for one in SECTIONS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder_of_joblib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Not the shared memory, in which tests beside this one would find what is not theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBLIB_TEMP_FOLDER", str(tmp_path_factory.mktemp("joblib")))
+        yield
 
 
 def row_of(key: str, folder: Path, cores: int = 2) -> MadeRow:
