@@ -8,7 +8,7 @@ import struct
 import time
 from typing import NamedTuple
 
-__all__ = ["FileIdentity", "identify", "identify_object", "is_stale"]
+__all__ = ["FileIdentity", "identify", "identify_object", "is_stale", "state_of"]
 
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
@@ -57,7 +57,7 @@ def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdenti
     """
     now = time.time_ns()
     status = os.stat(path if descriptor is None else descriptor)
-    state, changed = _state(status), status.st_ctime_ns
+    state, changed = state_of(status), status.st_ctime_ns
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()
     return FileIdentity(digest, state, path, now - changed > step)
@@ -80,11 +80,12 @@ def is_stale(note: bytes) -> bool:
     if note.startswith(_OF_OBJECT):
         return False
     try:
-        return _state(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]
+        return state_of(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]
     except (OSError, ValueError):
         return True
 
 
-def _state(status: os.stat_result) -> bytes:
+def state_of(status: os.stat_result) -> bytes:
+    """A file's state, as of ``identify``."""
     times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may lie before 1970
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)

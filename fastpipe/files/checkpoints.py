@@ -27,7 +27,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DATA", "NOTE", "REDO", "CheckpointedFile", "sync_folder", "unfinished_name", "write_whole"]
+__all__ = [
+    "DATA",
+    "NOTE",
+    "REDO",
+    "CheckpointedFile",
+    "sync_folder",
+    "unfinished_name",
+    "write_all",
+    "write_whole",
+]
 
 _PAGE = 1 << 14
 DATA, NOTE, REDO = "data.h5", "note.json", "redo"
@@ -153,7 +162,7 @@ class CheckpointedFile(io.RawIOBase):
             old = max(0, min(len(view), self._kept - at))
             for page, start, first, count in self._in_pages(at, old):
                 self._page(page)[start : start + count] = view[first : first + count]
-            _write_all(self._descriptor, view[old:], at + old)
+            write_all(self._descriptor, view[old:], at + old)
         except OSError as error:
             self._error = error
         self._size = max(self._size, self._at)
@@ -200,7 +209,7 @@ class CheckpointedFile(io.RawIOBase):
         with redo:
             head = json.loads(redo.readline())
             for page, length in head["pages"]:
-                _write_all(self._descriptor, memoryview(redo.read(length)), page * _PAGE)
+                write_all(self._descriptor, memoryview(redo.read(length)), page * _PAGE)
         os.ftruncate(self._descriptor, head["size"])
         os.fsync(self._descriptor)
         self._write_note(head["note"], head["size"])
@@ -256,7 +265,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+def write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write all bytes at a place of a file."""
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)

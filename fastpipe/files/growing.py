@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError
@@ -35,7 +36,7 @@ class GrowingFolder(ABC):
 
     Args:
         out: where the copy will be.
-        busy: the error where another process is at work there.
+        busy: the error where another process, or thread, is at work there.
 
     Attributes:
         folder: this folder.
@@ -45,15 +46,30 @@ class GrowingFolder(ABC):
         OSError: the folder cannot be made.
     """
 
+    # The lock keeps other processes out, and not other threads of this one.
+    _held: ClassVar[set[str]] = set()
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
     def __init__(self, out: Path, busy: type[FastpipeError]) -> None:
         self._out, self.folder, self._lock = out, folder_of(out), -1
+        self._held_name = os.path.realpath(self.folder)
+        with self._guard:
+            if self._held_name in self._held:
+                raise busy(f"another thread is writing {out}; wait for it")
+            self._held.add(self._held_name)
+        try:
+            self._open(busy)
+        except BaseException:
+            GrowingFolder.close(self)  # not a subclass's, which has not begun
+            raise
+
+    def _open(self, busy: type[FastpipeError]) -> None:
         self.folder.mkdir(exist_ok=True)
         self._check_own()  # before there is anything more in a folder that is somebody else's
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._lock = os.open(self.folder / LOCK, flags, 0o666)
         if locks_are_possible() and not try_to_lock(self._lock):
-            GrowingFolder.close(self)  # not a subclass's, which has not begun
-            raise busy(f"another process is writing {out}; wait for it, or end it")
+            raise busy(f"another process is writing {self._out}; wait for it, or end it")
 
     @abstractmethod
     def _check_own(self) -> None:
@@ -64,6 +80,9 @@ class GrowingFolder(ABC):
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)
+        with self._guard:
+            name, self._held_name = self._held_name, ""
+            self._held.discard(name)
 
     def __enter__(self: _Self) -> _Self:
         return self

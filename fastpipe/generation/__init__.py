@@ -2,11 +2,11 @@
 
 =====================================  =====================================================
 ``public``                             ``generate`` and ``probe``; ``asked``: their arguments, checked
-``generating``                         one call of it, from what is there to the last name
+``generating`` ``outcome``             one call, from what is there to the last name; what came of it
 ``first`` ``form``                     the first row; columns of samples
 ``seeds``                              a row's own random numbers
 ``making`` ``blocks`` ``work``         rows made by the function, as arrays; what a worker runs
-``crews`` ``processes``                who makes blocks: this thread, threads, processes, a cluster
+``crews`` ``processes`` ``limits``     who makes blocks: this thread, threads, processes, a cluster
 ``scheduling`` ``interrupts``          blocks in flight; Ctrl-C
 ``layout`` ``storing`` ``journal``     where rows are in the files; writing them; what is done
 ``job`` ``finishing``                  whether it is the same job; the structure around the rows
@@ -22,8 +22,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastpipe.generation.generating import Generated
     from fastpipe.generation.memoizing import memoize
+    from fastpipe.generation.outcome import Generated
     from fastpipe.generation.probing import ProbeReport
     from fastpipe.generation.public import generate, probe
 
@@ -32,7 +32,7 @@ __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 # Loaded when first used: a worker that starts loads none of them.  No module has the name of a function: it
 # would be in that one's place.
 _WHERE = {
-    "Generated": "generating",
+    "Generated": "outcome",
     "ProbeReport": "probing",
     "generate": "public",
     "memoize": "memoizing",

@@ -41,7 +41,6 @@ class Block:
         lengths: of each ragged column int64 (rows,).
         flat: of each ragged column all values, one behind the other, (sum of lengths, …).
         failed: rows that are left out; zeros, or no length, are in their places.
-        nonfinite: rows with NaN.
     """
 
     first: int
@@ -50,12 +49,29 @@ class Block:
     lengths: list[npt.NDArray[np.int64]]
     flat: list[npt.NDArray[Any]]
     failed: list[Failure] = field(default_factory=list)
-    nonfinite: list[int] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         """Of all values."""
         return sum(one.nbytes for one in (*self.fixed, *self.flat))
+
+    def rows_with_nan(self) -> list[int]:
+        """The rows in which a number is NaN."""
+        found: set[int] = set()
+        for array in self.fixed:
+            # A sum is NaN if any number is, or if infinities meet: then each is looked at.
+            if array.dtype.kind in "fc" and array.size:
+                with np.errstate(all="ignore"):
+                    is_clean = not np.isnan(array.sum(dtype=array.dtype))
+                if not is_clean:
+                    rows = np.isnan(array).reshape(len(array), -1).any(1)
+                    found.update((np.flatnonzero(rows) + self.first).tolist())
+        for lengths, flat in zip(self.lengths, self.flat, strict=True):
+            if flat.dtype.kind in "fc" and flat.size:
+                at = np.flatnonzero(np.isnan(flat).reshape(len(flat), -1).any(1))
+                rows = np.searchsorted(np.cumsum(lengths), at, side="right")
+                found.update((np.unique(rows) + self.first).tolist())
+        return sorted(found)
 
 
 class Filling:
@@ -114,28 +130,7 @@ class Filling:
         count, flat = self._count, []
         for column, values in zip(self._form.ragged, self._flat, strict=True):
             flat.append(np.concatenate([np.zeros((0, *column.inner), column.element), *values]))
-        block = Block(
+        return Block(
             self._first, self._first + count, [one[:count] for one in self._fixed],
             [one[:count] for one in self._lengths], flat, self.failed,
         )  # fmt: skip
-        block.nonfinite = _rows_with_nan(block)
-        return block
-
-
-def _rows_with_nan(block: Block) -> list[int]:
-    """The rows in which a number is NaN."""
-    found: set[int] = set()
-    for array in block.fixed:
-        # A sum is NaN if any number is, or if infinities meet: then each is looked at.
-        if array.dtype.kind in "fc" and array.size:
-            with np.errstate(all="ignore"):
-                is_clean = not np.isnan(array.sum(dtype=array.dtype))
-            if not is_clean:
-                rows = np.isnan(array).reshape(len(array), -1).any(1)
-                found.update((np.flatnonzero(rows) + block.first).tolist())
-    for lengths, flat in zip(block.lengths, block.flat, strict=True):
-        if flat.dtype.kind in "fc" and flat.size:
-            at = np.flatnonzero(np.isnan(flat).reshape(len(flat), -1).any(1))
-            rows = np.searchsorted(np.cumsum(lengths), at, side="right")
-            found.update((np.unique(rows) + block.first).tolist())
-    return sorted(found)

@@ -11,23 +11,30 @@ from typing import Any, Literal
 
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.checkpoints import write_whole
+from fastpipe.generation.limits import OneThreadEach, limit_this_thread
 from fastpipe.generation.processes import Processes
 from fastpipe.generation.storing import Nowhere, Places, Stores
-from fastpipe.generation.work import FUNCTION, Done, Task, Work, one_thread_each, pickled, run_from_folder
+from fastpipe.generation.work import FUNCTION, Done, Task, Work, pickled, run_from_folder
 
-__all__ = ["Cluster", "HeldCrew", "Here", "Kind", "Separate", "Threads", "unpicklable"]
+__all__ = ["Cluster", "Crew", "Here", "Kind", "Separate", "Threads", "unpicklable"]
 
 Kind = Literal["processes", "threads"]
 
 
-class HeldCrew(ABC):
+class Crew(ABC):
     """What all have: a ``with`` block that ends them.
 
-    Attributes:
+    Args:
         workers: how many blocks are made at a time.
     """
 
-    workers: int = 1
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    @property
+    def workers(self) -> int:
+        """How many blocks are made at a time."""
+        return self._workers
 
     @property
     def slots(self) -> int:
@@ -48,7 +55,7 @@ class HeldCrew(ABC):
     def close(self) -> None:  # noqa: B027
         """End, when what is in flight is done.  Default: somebody else does that."""
 
-    def __enter__(self) -> HeldCrew:
+    def __enter__(self) -> Crew:
         return self
 
     def __exit__(
@@ -57,11 +64,12 @@ class HeldCrew(ABC):
         self.close()
 
 
-class Here(HeldCrew):
+class Here(Crew):
     """This thread: a block is made when it is submitted."""
 
     def __init__(self, task: Task, stores: Stores | None) -> None:
-        self._limits = one_thread_each()
+        super().__init__(1)
+        self._limits = OneThreadEach()
         self._work = Work(task, stores or Nowhere())
 
     @property
@@ -80,16 +88,17 @@ class Here(HeldCrew):
 
     def close(self) -> None:
         """Give other libraries their threads again."""
-        self._limits.__exit__(None, None, None)
+        self._limits.lift()
 
 
-class Threads(HeldCrew):
+class Threads(Crew):
     """Threads, for functions that let go of the interpreter's lock."""
 
     def __init__(self, task: Task, stores: Stores | None, workers: int) -> None:
-        self.workers, self._limits = workers, one_thread_each()
+        super().__init__(workers)
+        self._limits = OneThreadEach()
         self._work = Work(task, stores or Nowhere())
-        self._pool = ThreadPoolExecutor(workers, "fastpipe-generate")
+        self._pool = ThreadPoolExecutor(workers, "fastpipe-generate", limit_this_thread)
 
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
@@ -102,14 +111,14 @@ class Threads(HeldCrew):
     def close(self) -> None:
         """End the threads, after what they are doing."""
         self._pool.shutdown(cancel_futures=True)
-        self._limits.__exit__(None, None, None)
+        self._limits.lift()
 
 
-class Separate(HeldCrew):
+class Separate(Crew):
     """Processes of this machine."""
 
     def __init__(self, task: Task, places: Places | None, workers: int) -> None:
-        self.workers = workers
+        super().__init__(workers)
         try:
             self._processes = Processes(task, places, workers)
         except (FastpipeError, OSError):  # of starting them
@@ -119,7 +128,7 @@ class Separate(HeldCrew):
 
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
-        return self._processes.submit(None, first, last)
+        return self._processes.submit(first, last)
 
     def withdraw(self, future: Future[Done]) -> bool:
         """Take a block back that nobody has begun."""
@@ -127,14 +136,14 @@ class Separate(HeldCrew):
 
     def abandon(self) -> None:
         """Kill them."""
-        self._processes.shutdown(cancel_futures=True)
+        self._processes.close(kill=True)
 
     def close(self) -> None:
         """End them, after what they are doing."""
-        self._processes.shutdown()
+        self._processes.close()
 
 
-class Cluster(HeldCrew):
+class Cluster(Crew):
     """Somebody's executor, whose workers see the folder: a share of the network, say.
 
     Args:
@@ -153,24 +162,28 @@ class Cluster(HeldCrew):
             raise unpicklable(task, error) from error
         self._folder, self._digest = str(folder.resolve()), hashlib.sha256(content).hexdigest()
         write_whole(folder / FUNCTION, [content])
-        self._executor, self._asked = executor, workers or getattr(executor, "_max_workers", None)
+        super().__init__(workers or getattr(executor, "_max_workers", None) or 0)
+        self._executor, self._limits = executor, OneThreadEach()  # its workers may be threads of this process
         self._seen: set[tuple[str, int, int]] = set()
 
     @property
-    def slots(self) -> int:
-        """Twice as many as make them; as many more as were not seen yet."""
-        return 2 * self.workers if self._asked else 2 * len(self._seen) + 2
-
-    @property
-    def workers(self) -> int:  # type: ignore[override]
-        """How many blocks are made at a time."""
-        return self._asked or max(1, len(self._seen))
+    def workers(self) -> int:
+        """How many blocks are made at a time; where nobody says, one more than were seen to be."""
+        return self._workers or len(self._seen) + 1
 
     def submit(self, first: int, last: int) -> Future[Done]:
         """Have rows made."""
         future: Future[Done] = self._executor.submit(run_from_folder, self._folder, self._digest, first, last)
         future.add_done_callback(self._see)
         return future
+
+    def withdraw(self, future: Future[Done]) -> bool:
+        """Take a block back that nobody has begun."""
+        return future.cancel()
+
+    def close(self) -> None:
+        """Give libraries their threads again; the executor is its owner's."""
+        self._limits.lift()
 
     def _see(self, future: Future[Done]) -> None:
         if not future.cancelled() and future.exception() is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastpipe.cache.identity import state_of
 from fastpipe.errors import OptionError
 from fastpipe.generation.code_version import code_name, code_version
 from fastpipe.generation.origins import Origin, origin_of_module
@@ -94,7 +95,7 @@ def _of_path(path: str, without: tuple[int, int] | None) -> bytes:
         return joined(b"missing", str(error.errno).encode())
     if stat.S_ISDIR(status.st_mode):
         return joined(*sorted(_of_folder(path, without, {(status.st_dev, status.st_ino)})))
-    return _of_status(status)
+    return state_of(status)
 
 
 def _of_folder(top: str, without: tuple[int, int] | None, seen: set[tuple[int, int]]) -> Iterator[bytes]:
@@ -117,12 +118,7 @@ def _of_folder(top: str, without: tuple[int, int] | None, seen: set[tuple[int, i
                 continue
             place = (status.st_dev, status.st_ino)
             if not stat.S_ISDIR(status.st_mode):
-                yield joined(name, _of_status(status))
+                yield joined(name, state_of(status))
             elif place != without and place not in seen:
                 seen.add(place)
                 todo.append(entry.path)
-
-
-def _of_status(status: os.stat_result) -> bytes:
-    numbers = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    return repr(numbers).encode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,27 +19,28 @@ import numpy.typing as npt
 from fastpipe._cpus import available_cpus
 from fastpipe._extras import require
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.files.checkpoints import sync_folder
+from fastpipe.files.checkpoints import sync_folder, write_all
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Column, Form, length_name
 from fastpipe.generation.job import Job, shard_path
 from fastpipe.generation.journal import Journal
 from fastpipe.generation.layout import (
+    Array,
     Region,
     arrays_of,
     copy_between,
     create,
     fixed_arrays,
     gaps,
-    write_all,
 )
 from fastpipe.generation.storing import Places, Stored, Stores, bytes_of, data_file
 
-__all__ = ["OldRows", "damaged", "finish", "name_files", "places_of"]
+__all__ = ["LEFT_OUT", "OldRows", "damaged", "files_with_rows", "finish", "name_files", "places_of"]
 
 _STRUCTURE = "structure.h5"
 _COMPACT = ".compact.data"
 _AT_ONCE = 32 << 20
+LEFT_OUT = "left out before"  # of a row that failed when a file was made, which keeps no more of it
 
 
 def places_of(job: Job, folder: Path) -> Places:
@@ -79,6 +82,10 @@ def damaged(blocks: Sequence[Stored], places: Places, stores: Stores) -> list[St
                     spooled.append(_crc(descriptor, one.begin, one.nbytes, 0))
         except EOFError:
             return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False  # the disk has lost it; to be made again is what can be done
         return tuple(crcs) == stored.crcs and spooled == [one.crc for one in stored.spooled]
 
     with ThreadPoolExecutor(available_cpus()) as pool:
@@ -130,7 +137,7 @@ class OldRows:
             flat.append(values)
         missing = sorted(set(range(first, last)) - set(self._rows[at].tolist()))
         block = Block(first, last, fixed, lengths, flat)
-        block.failed = [Failure(index, "left out before") for index in missing]
+        block.failed = [Failure(index, LEFT_OUT) for index in missing]
         return block
 
     def close(self) -> None:
@@ -163,6 +170,24 @@ class OldRows:
         return count, np.concatenate([np.zeros((0, *column.inner), column.element), *rows])
 
 
+def files_with_rows(places: Places, blocks: Sequence[Stored]) -> dict[int, list[int]]:
+    """Of each file that has any rows, by its number, the rows that it has not as they failed.
+
+    Raises:
+        GenerationError: no file has any.
+    """
+    failed = sorted(pair for one in blocks for pair in one.failed)
+    found, indices = {}, [index for index, _ in failed]
+    for number in range(places.shards):
+        rows = places.shard(number)
+        skipped = indices[bisect_left(indices, rows.start) : bisect_left(indices, rows.stop)]
+        if len(skipped) < len(rows):
+            found[number] = skipped
+    if not found:
+        raise GenerationError(f"all {places.rows:,} rows failed, the first with {failed[0][1]}")
+    return found
+
+
 def finish(
     job: Job, places: Places, blocks: Sequence[Stored], stores: Stores, say: Callable[[str], None]
 ) -> None:
@@ -173,49 +198,43 @@ def finish(
         say: told what is done.
 
     Raises:
+        GenerationError: all rows failed.
         OSError: the disk is full, for instance.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
+    firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
     widths = [
         max((one.spooled[at].longest for one in blocks), default=0) for at in range(len(job.form.ragged))
     ]
-    failed = sorted({index for one in blocks for index, _ in one.failed})
-    if len(failed) == job.rows:
-        raise GenerationError(f"all {job.rows:,} rows failed, the first with {_first_error(blocks)}")
-    for number in range(places.shards):
+    arrays, nan_rows = arrays_of(job.form, widths), sum(one.with_nan for one in blocks)
+    for number, skipped in files_with_rows(places, blocks).items():
         rows = places.shard(number)
-        skipped = [index for index in failed if index in rows]
-        if len(skipped) == len(rows):
-            raise GenerationError(
-                f"all rows of a file failed, {rows.start} to {rows.stop - 1}: {_first_error(blocks)}"
-            )
-        _finish_file(job, places, number, widths, skipped, blocks, stores)
+        some = blocks[bisect_right(lasts, rows.start) : bisect_left(firsts, rows.stop)]
+        attributes = job.attributes(rows, skipped, nan_rows)
+        _finish_file(job, places, number, arrays, attributes, skipped, some, stores)
         say(f"file {number + 1} of {places.shards}")
 
 
 def _finish_file(
-    job: Job, places: Places, number: int, widths: Sequence[int], skipped: list[int],
-    blocks: Sequence[Stored], stores: Stores,
+    job: Job, places: Places, number: int, arrays: Sequence[Array], attributes: Mapping[str, Any],
+    skipped: Sequence[int], blocks: Sequence[Stored], stores: Stores,
 ) -> None:  # fmt: skip
     """Make one file whole."""
-    folder, rows = places.folder, places.shard(number)
-    count, scratch = len(rows) - len(skipped), folder / _STRUCTURE
-    attributes = {**job.attributes(skipped), "first_row": rows.start, "last_row": rows.stop}
-    made, compact = data_file(folder, number).name, f"{number:05d}{_COMPACT}"
+    folder, rows, fixed = places.folder, places.shard(number), places.regions[number]
+    scratch, compact = folder / _STRUCTURE, f"{number:05d}{_COMPACT}"
     with ExitStack() as stack:
         stack.callback(scratch.unlink, missing_ok=True)
-        source = stack.enter_context(stores.file(made))
-        regions = create(scratch, arrays_of(job.form, widths), count, job.chunk_rows, attributes)
-        target = stack.enter_context(stores.file(compact)) if skipped else source
-        fixed = places.regions[number]
+        source = target = stack.enter_context(stores.file(data_file(folder, number).name))
+        regions = create(scratch, arrays, len(rows) - len(skipped), job.chunk_rows, attributes)
         if skipped:
-            _copy_kept(source, target, rows, set(skipped), fixed, regions)
+            target = stack.enter_context(stores.file(compact))
+            _copy_kept(source, target, rows, skipped, fixed, regions)
         else:  # one of before rows of this file were made again, which then did not fail
             (folder / compact).unlink(missing_ok=True)
-        if not skipped and [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
-            raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
+            if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
+                raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
         _copy_structure(scratch, target, regions)
-        _write_ragged(job.form, rows, set(skipped), blocks, stores, target, regions[len(fixed) :])
+        _write_ragged(job.form, rows, skipped, blocks, stores, target, regions[len(fixed) :])
         os.fsync(target)
 
 
@@ -231,11 +250,12 @@ def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> No
 
 
 def _copy_kept(
-    source: int, target: int, rows: range, skipped: set[int], old: Sequence[Region], new: Sequence[Region]
-) -> None:
+    source: int, target: int, rows: range, skipped: Sequence[int], old: Sequence[Region],
+    new: Sequence[Region],
+) -> None:  # fmt: skip
     """Copy the rows that are there, in runs."""
     at, first = 0, rows.start
-    for end in (*sorted(skipped), rows.stop):
+    for end in (*skipped, rows.stop):
         for before, after in zip(old, new, strict=False):
             nbytes = before.row_nbytes
             start = before.begin + (first - rows.start) * nbytes
@@ -244,7 +264,7 @@ def _copy_kept(
 
 
 def _write_ragged(
-    form: Form, rows: range, skipped: set[int], blocks: Sequence[Stored], stores: Stores, target: int,
+    form: Form, rows: range, skipped: Sequence[int], blocks: Sequence[Stored], stores: Stores, target: int,
     regions: Sequence[Region],
 ) -> None:  # fmt: skip
     """Write ragged columns from the spools, each row at the width of the longest."""
@@ -253,12 +273,9 @@ def _write_ragged(
         values, at = next(places), 0
         lengths = None if column.is_text else next(places)
         for stored in blocks:
-            if stored.last <= rows.start or stored.first >= rows.stop:
-                continue
             count, flat = _spooled(stores, stored, number, column)
-            keep = np.array(
-                [index in rows and index not in skipped for index in range(stored.first, stored.last)], bool
-            )
+            indices = np.arange(stored.first, stored.last)
+            keep = (indices >= rows.start) & (indices < rows.stop) & ~np.isin(indices, skipped)
             for padded in _padded(count, flat, keep, values.row_nbytes, column):
                 write_all(target, bytes_of(padded), values.begin + at * values.row_nbytes)
                 at += len(padded)
@@ -304,19 +321,20 @@ def name_files(out: Path, places: Places, journal: Journal, old: Sequence[Path])
     Args:
         out: the name.
         places: which files.
-        journal: notes that it has begun.
+        journal: what is in them; notes that it has begun.
         old: files of fewer rows.
 
     Raises:
         OptionError: there is something else of this name meanwhile.
     """
-    paths = [shard_path(out, number, places.shards) for number in range(places.shards)]
+    numbers = list(files_with_rows(places, journal.blocks))
+    paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]
     if not journal.is_naming:
         taken = [path for path in paths if os.path.lexists(path) and path not in old]
         if taken:
             raise OptionError(f"{taken[0]} has come meanwhile; move it away, and call again")
         journal.name()
-    for number, path in enumerate(paths):
+    for number, path in zip(numbers, paths, strict=True):
         compact, made = places.folder / f"{number:05d}{_COMPACT}", data_file(places.folder, number)
         if compact.exists():
             made.unlink(missing_ok=True)  # first: what is there afterwards has no name yet
@@ -328,7 +346,3 @@ def name_files(out: Path, places: Places, journal: Journal, old: Sequence[Path])
             path.unlink(missing_ok=True)
     sync_folder(out.parent)
     return paths
-
-
-def _first_error(blocks: Sequence[Stored]) -> str:
-    return next((text for one in blocks for _, text in one.failed), "")

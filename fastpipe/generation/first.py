@@ -11,13 +11,14 @@ import numpy as np
 from fastpipe.errors import GenerationError, MissingDependencyError, OptionError
 from fastpipe.generation.asked import Asked
 from fastpipe.generation.form import Form, SampleError
+from fastpipe.generation.limits import OneThreadEach
 from fastpipe.generation.making import FAILURES, Maker
-from fastpipe.generation.work import one_thread_each
 
 __all__ = ["First", "first_row"]
 
 _TRIED = 100  # rows, for one that does not fail
 _BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
+_BATCH_ROW_S = 1e-3  # where nothing is known
 _TOLERANCE = 1e-5  # relative, between a row and the same of a batch
 
 
@@ -47,7 +48,7 @@ def first_row(asked: Asked) -> First:
     """
     empty = Form((), is_dict=True)
     maker = Maker(asked.function, asked.seed, empty, policy=asked.policy, seeds_globals=asked.seeds_globals)
-    with one_thread_each():
+    with OneThreadEach():
         for index in range(min(_TRIED, asked.rows)):
             begun = time.perf_counter()
             try:
@@ -57,7 +58,9 @@ def first_row(asked: Asked) -> First:
                 raise
             except FAILURES as error:
                 if asked.policy == "raise" or isinstance(error, (MemoryError, ImportError)):
-                    raise failed_row(asked, index, error) from error
+                    raise GenerationError(
+                        f"row {index} failed: {type(error).__name__}: {error}", index=index
+                    ) from error
                 continue
             row_s = time.perf_counter() - begun
             row_nbytes = form.row_nbytes(sample)
@@ -72,11 +75,6 @@ def first_row(asked: Asked) -> First:
     )
 
 
-def failed_row(asked: Asked, index: int, error: BaseException) -> GenerationError:
-    """The error of a row that was made in this process."""
-    return GenerationError(f"row {index} failed: {type(error).__name__}: {error}", index=index)
-
-
 def _check_batch(asked: Asked, form: Form, index: int, first: list[Any], batch_rows: int) -> float:
     """See whether ``batch`` makes the same rows; about how long one takes so."""
     maker = Maker(asked.function, asked.seed, form, batch_rows=batch_rows, seeds_globals=asked.seeds_globals)
@@ -88,10 +86,8 @@ def _check_batch(asked: Asked, form: Form, index: int, first: list[Any], batch_r
         row_s = (time.perf_counter() - begun) / len(rows)
     except SampleError as error:
         raise OptionError(f"fn.batch of rows {rows.start} to {rows.stop - 1}: {error}") from error
-    except Exception:
-        if asked.policy == "raise":
-            raise
-        return 1e-3  # which of the rows it is, and what then, is found out later
+    except FAILURES:
+        return _BATCH_ROW_S  # which of the rows it is, and what then, is found out when they are made
     if asked.seeds_globals:  # one seed for a batch: no row of it is what it is alone
         return row_s
     for at, alone in ((0, first), (len(rows) - 1, form.arrays(maker.sample(rows[-1])))):

@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
+from fastpipe.files.growing import LOCK, GrowingFolder, has_empty_lock
 from fastpipe.generation.code_version import changed, code_version
 from fastpipe.generation.form import Form
 from fastpipe.generation.journal import JOURNAL
@@ -25,18 +24,16 @@ from fastpipe.generation.storing import Stored
 from fastpipe.generation.work import FUNCTION
 
 __all__ = [
-    "ATTRIBUTE",
+    "Finished",
     "Folder",
     "Job",
     "differences",
-    "finished_paths",
-    "header_of",
     "job_named",
     "shard_path",
 ]
 
-FORMAT = 1
-ATTRIBUTE = "fastpipe_generation"
+_FORMAT = 1
+_ATTRIBUTE = "fastpipe_generation"
 _SHARD_DIGITS = 5
 _OWN_SUFFIXES = (".data", ".spool", ".part", ".h5", ".unfinished")
 
@@ -73,7 +70,7 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """For the journal."""
-        return {"format": FORMAT, **self.__dict__, "parts": dict(self.parts), "form": self.form.as_json(),
+        return {"format": _FORMAT, **self.__dict__, "parts": dict(self.parts), "form": self.form.as_json(),
                 "versions": dict(self.versions)}  # fmt: skip
 
     @classmethod
@@ -83,16 +80,18 @@ class Job:
         Raises:
             GenerationError: it is of another version of fastpipe.
         """
-        if content.get("format") != FORMAT:
+        if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name != "format"}
         return cls(**{"parts": {}, "extends": 0, **values, "form": Form.from_json(values["form"])})
 
-    def attributes(self, skipped: list[int]) -> dict[str, Any]:
+    def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
         """Of a finished file: what it is of, for people and for whoever extends it.
 
         Args:
-            skipped: rows that it has not.
+            rows: the first, and the one behind the last.
+            skipped: those of them that it has not.
+            nan_rows: how many of the job's rows have a NaN.
         """
         content = self.as_json()
         # Neither what the function is made of, which may be long, nor how it came about.
@@ -103,16 +102,15 @@ class Job:
             "code_version": self.code,
             "seed": str(self.seed),
             "rows": self.rows,
+            "first_row": rows.start,
+            "last_row": rows.stop,
+            "nan_rows": nan_rows,
             "versions": json.dumps(dict(self.versions), sort_keys=True),
-            ATTRIBUTE: json.dumps(content, sort_keys=True),
+            _ATTRIBUTE: json.dumps(content, sort_keys=True),
         }
         if skipped:
             found["skipped"] = np.array(skipped, np.int64)
         return found
-
-    def same_but_rows(self, rows: int) -> Job:
-        """The same job of another number of rows."""
-        return replace(self, rows=rows)
 
 
 def job_named(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:
@@ -156,7 +154,7 @@ def shard_path(out: Path, number: int, count: int) -> Path:
     return out if count == 1 else out.with_name(f"{out.stem}-{number:0{_SHARD_DIGITS}d}{out.suffix}")
 
 
-def finished_paths(out: Path) -> list[Path]:
+def _paths_of(out: Path) -> list[Path]:
     """The files that are there under a name, or under that with numbers."""
     if os.path.lexists(out):
         return [out]
@@ -166,54 +164,68 @@ def finished_paths(out: Path) -> list[Path]:
     return found
 
 
-def header_of(path: Path) -> tuple[Job, list[int]]:
-    """What a finished file is of, and which rows it has not.
+@dataclass(frozen=True)
+class Finished:
+    """Finished files.
 
-    Raises:
-        OptionError: it is something else.
-        GenerationError: it is of another version.
+    Attributes:
+        paths: they, in the order of their rows.
+        job: what they are of.
+        skipped: rows that are in none of them.
+        nan_rows: how many rows have a NaN.
     """
+
+    paths: tuple[Path, ...]
+    job: Job
+    skipped: tuple[int, ...]
+    nan_rows: int
+
+    @classmethod
+    def at(cls, out: Path) -> Finished | None:
+        """The files of a name; None if there are none.
+
+        Raises:
+            OptionError: there is something else.
+            GenerationError: they are of another version of fastpipe.
+            OSError: they cannot be read.
+        """
+        paths = _paths_of(out)
+        if not paths:
+            return None
+        heads = [_head(path) for path in paths]
+        skipped, at = [], 0
+        for path, head in zip(paths, heads, strict=True):
+            if head[_ATTRIBUTE] != heads[0][_ATTRIBUTE]:
+                raise OptionError(f"{path} is of another job than {paths[0]}: move one of them away")
+            skipped += [*range(at, head["first_row"]), *head["skipped"]]
+            at = head["last_row"]
+        job = Job.from_json(json.loads(heads[0][_ATTRIBUTE]))
+        skipped += range(at, job.rows)
+        return cls(tuple(paths), job, tuple(skipped), heads[0]["nan_rows"])
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The attributes of a finished file."""
     h5py = require("h5py", extra="generation")
     try:
         with h5py.File(path, "r") as file:
-            content = json.loads(file.attrs[ATTRIBUTE])
+            found = {name: file.attrs[name] for name in (_ATTRIBUTE, "first_row", "last_row", "nan_rows")}
             skipped = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system; HDF5's own have no number
+            raise
         raise OptionError(
             f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"
         ) from None
-    return Job.from_json(content), skipped
+    rows = {name: int(found[name]) for name in ("first_row", "last_row", "nan_rows")}
+    return {_ATTRIBUTE: str(found[_ATTRIBUTE]), **rows, "skipped": skipped}
 
 
 class Folder(GrowingFolder):
     """The folder ``OUT.partial``, locked, in which a job's files grow."""
 
-    # The lock keeps other processes out, but not other threads of this one.
-    _held, _guard = set[str](), threading.Lock()
-
     def __init__(self, out: Path) -> None:
-        self._key, self._is_held = os.path.realpath(folder_of(out)), False
-        with Folder._guard:
-            if self._key in Folder._held:
-                raise GenerationError(f"another thread is writing {out}; wait for it")
-            Folder._held.add(self._key)
-            self._is_held = True
-        try:
-            super().__init__(out, GenerationError)
-        except BaseException:
-            self._let_go()
-            raise
-
-    def close(self) -> None:
-        """Let go of it; what is there stays."""
-        super().close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        with Folder._guard:
-            if self._is_held:
-                Folder._held.discard(self._key)
-            self._is_held = False
+        super().__init__(out, GenerationError)
 
     def _check_own(self) -> None:
         there, own = os.listdir(self.folder), self._own()

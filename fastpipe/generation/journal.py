@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe.files.checkpoints import sync_folder
+from fastpipe.files.checkpoints import sync_folder, write_whole
 from fastpipe.generation.storing import Stored
 
 __all__ = ["JOURNAL", "Journal"]
@@ -32,13 +32,14 @@ class Journal:
         job: what the journal is of; None of a new one.
         blocks: those that are stored.
         is_naming: whether all is done, and files are getting their names.
+        damaged: lines that say nothing any more.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / JOURNAL
         self.job: dict[str, Any] | None = None
         self.blocks: list[Stored] = []
-        self.is_naming = False
+        self.is_naming, self.damaged = False, 0
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             self._read()
@@ -53,7 +54,7 @@ class Journal:
             job: what it is of.
         """
         os.ftruncate(self._descriptor, 0)
-        self.job, self.blocks, self.is_naming = job, [], False
+        self.job, self.blocks, self.is_naming, self.damaged = job, [], False, 0
         self._append([{"job": job}])
         sync_folder(self._folder)
 
@@ -77,17 +78,11 @@ class Journal:
         kept = [one for one in self.blocks if (one.first, one.last) not in gone]
         job = self.job
         assert job is not None
-        text = "".join(_line(one) for one in ({"job": job}, *(one.as_json() for one in kept)))
-        unfinished = self._path.with_name(f"{JOURNAL}.unfinished")
-        with open(unfinished, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, self._path)
+        lines = (_line(one) for one in ({"job": job}, *(one.as_json() for one in kept)))
+        write_whole(self._path, ["".join(lines).encode()])
         os.close(self._descriptor)
         self._descriptor = os.open(self._path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         self.blocks = kept
-        sync_folder(self._folder)
 
     def close(self) -> None:
         """Close the file."""
@@ -108,21 +103,23 @@ class Journal:
             raise
 
     def _read(self) -> None:
-        """What is there, up to the first line that is not whole."""
-        end = 0
+        """What is there.  A last line that was cut off goes; of others that are damaged rows are missing."""
+        whole = 0
         with open(self._path, "rb") as file:
             for line in file:
-                entry = _entry(line)
-                if entry is None or (self.job is None) != ("job" in entry):
+                if not line.endswith(b"\n"):
                     break
-                end += len(line)
-                if "job" in entry:
+                whole += len(line)
+                entry = _entry(line)
+                if entry is None:
+                    self.damaged += 1
+                elif "job" in entry:
                     self.job = entry["job"]
                 elif "naming" in entry:
                     self.is_naming = True
                 else:
                     self.blocks.append(Stored.from_json(entry))
-        os.ftruncate(self._descriptor, end)
+        os.ftruncate(self._descriptor, whole)
 
 
 def _line(entry: dict[str, Any]) -> str:

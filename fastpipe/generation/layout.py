@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.files.checkpoints import write_all
 from fastpipe.generation.form import Column, Form, length_name
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "fixed_arrays",
     "gaps",
     "rows_per_chunk",
-    "write_all",
 ]
 
 _CHUNK_NBYTES = 64 << 10
@@ -203,10 +203,3 @@ def copy_between(source: int, target: int, start: int, count: int, to: int) -> N
             raise EOFError(f"a file ends {count - done:,} bytes too early")
         write_all(target, memoryview(data), to + done)
         done += len(data)
-
-
-def write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write all bytes at a place of a file."""
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastpipe._sizes import in_bytes
 from fastpipe.files.pace import in_time
-from fastpipe.generation.crews import HeldCrew, Here, Kind, Separate, Threads
+from fastpipe.generation.crews import Crew, Here, Separate, Threads
 from fastpipe.generation.work import Done, Task
 
 __all__ = ["Probe", "ProbeReport", "TopFunction"]
@@ -121,13 +121,15 @@ class Probe:
         rows: how many are to be made.
         row_nbytes: about how large one is.
         workers: that may be started.
-        kind: of them.
+        are_threads: whether they are, or processes.
         out: where rows will go.
     """
 
-    def __init__(self, task: Task, rows: int, row_nbytes: int, workers: int, kind: Kind, out: Path) -> None:
+    def __init__(
+        self, task: Task, rows: int, row_nbytes: int, workers: int, are_threads: bool, out: Path
+    ) -> None:
         self._task, self._rows, self._row_nbytes = task, rows, row_nbytes
-        self._workers, self._kind, self._out = max(workers, 1), kind, out
+        self._workers, self._are_threads, self._out = max(workers, 1), are_threads, out
         self._step = max(task.batch_rows, 1)
 
     def run(self) -> ProbeReport:
@@ -141,8 +143,8 @@ class Probe:
             self._rows, self._row_nbytes, alone, cores, single, self._workers, together, free, tuple(top)
         )
 
-    def _crew(self) -> HeldCrew:
-        if self._kind == "threads":
+    def _crew(self) -> Crew:
+        if self._are_threads:
             return Threads(self._task, None, self._workers)
         return Separate(self._task, None, self._workers)
 
@@ -160,7 +162,7 @@ class Probe:
         seconds = max(time.perf_counter() - begun, 1e-9)
         return made / seconds, (time.process_time() - used) / seconds
 
-    def _rate(self, crew: HeldCrew, seconds: float) -> float:
+    def _rate(self, crew: Crew, seconds: float) -> float:
         """Rows a second of a crew, from when all of it are at work; what they make is thrown away."""
         with crew:
             # The first block of each has its start in it.

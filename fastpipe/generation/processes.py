@@ -1,4 +1,4 @@
-"""Worker processes, each a fresh interpreter: an executor whose workers may die without the others.
+"""Worker processes, each a fresh interpreter, of which one may die without the others.
 
 The standard library's executor runs a script's own file again in each process that it spawns, so that scripts
 need a guard; it ends when one process dies, and does not say which task that had.  Here a worker knows the
@@ -7,7 +7,6 @@ function alone, by its content; the pipe to it tells when it is gone, and it whe
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import queue
@@ -15,31 +14,26 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from fastpipe._parents import end_with_parent
 from fastpipe.errors import WorkerError
+from fastpipe.generation.limits import ONE_THREAD
 from fastpipe.generation.storing import Nowhere, Places, Stores
 from fastpipe.generation.work import Done, Task, Work, pickled
 
 __all__ = ["Processes"]
 
-# Before NumPy's libraries are loaded: none of them starts threads that would be in each other's way.
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-     "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"), "1",
-)  # fmt: skip
-_CHILD = """import sys; sys.path[:] = {path!r}
+_CHILD = """import sys; sys.path[:] = {path!r}; sys.argv[:] = {argv!r}
 from fastpipe.generation.processes import serve; serve({descriptor}, {parent})"""
 _END_S = 5.0  # for a worker that was asked to end, before it is killed
 _LOOK_S = 0.5  # how often somebody who waits for a worker looks whether it is there
 _QUIT = None
-_PR_SET_PDEATHSIG = 1
 
 
-class Processes(Executor):
+class Processes:
     """Worker processes.
 
     Args:
@@ -47,8 +41,7 @@ class Processes(Executor):
         places: where it goes; None to keep nothing.
         count: how many.
 
-    ``submit(None, first, last)`` makes rows; the future's result is a ``Done``, or a `WorkerError` where the
-    worker died.  Another takes its place.
+    Where one dies another takes its place.
 
     Raises:
         Exception: as pickling raises it.
@@ -76,18 +69,16 @@ class Processes(Executor):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, fn: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have rows made: ``submit(None, first, last)``."""
-        if self._is_closed:
-            raise RuntimeError("these workers have been shut down")
+    def submit(self, first: int, last: int) -> Future[Done]:
+        """Have rows made; a future of a `WorkerError` where the worker died."""
         future: Future[Done] = Future()
-        self._tasks.put((future, *args))
+        self._tasks.put((future, first, last))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers: after what they are doing, or, with ``cancel_futures``, now."""
+    def close(self, *, kill: bool = False) -> None:
+        """End the workers: after what they are doing, or, with ``kill``, now."""
         self._is_closed = True
-        if cancel_futures:
+        if kill:
             for worker in self._workers:
                 worker.kill()
         for _ in self._threads:
@@ -138,11 +129,12 @@ class _Worker:
         own, its = Pipe()
         try:
             path = [one for one in sys.path if isinstance(one, str)]  # Python passes over all else
-            code = _CHILD.format(path=path, descriptor=its.fileno(), parent=os.getpid())
+            code = _CHILD.format(path=path, argv=sys.argv, descriptor=its.fileno(), parent=os.getpid())
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+                [sys.executable, *_flags(), "-c", code],
+                pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the parent's, who lets this block be finished
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **ONE_THREAD},
             )  # fmt: skip
         except BaseException:
             own.close()
@@ -216,7 +208,8 @@ def serve(descriptor: int, parent: int) -> None:
         descriptor: of its end of the pipe.
         parent: the process at the other end.
     """
-    _end_with(parent)
+    if not end_with_parent(parent) and sys.platform == "linux":
+        return  # it has ended meanwhile; elsewhere the end of the pipe tells, when the block is done
     pipe = Connection(descriptor)
     try:
         work, error = _opened(pipe), None
@@ -251,16 +244,6 @@ def _opened(pipe: Connection) -> Work:
     return Work(task, Nowhere() if places is None else Stores(places))
 
 
-def _end_with(parent: int) -> None:
-    """Have the system end this process when its parent is gone, whatever the function does by then; elsewhere
-    the end of the pipe tells, when the block is done."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # which has ended meanwhile
-        os._exit(1)
-
-
 def _ended(code: int) -> str:
     if code < 0:
         try:
@@ -268,3 +251,9 @@ def _ended(code: int) -> str:
         except ValueError:
             return f"was ended by signal {-code}"
     return f"exited with {code}"
+
+
+def _flags() -> list[str]:
+    """Python's options of this process, which workers have, too."""
+    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return found

@@ -15,8 +15,9 @@ from fastpipe.generation.asked import Asked
 from fastpipe.generation.crews import Kind
 from fastpipe.generation.first import first_row
 from fastpipe.generation.form import Columns
-from fastpipe.generation.generating import Generated, Generation
+from fastpipe.generation.generating import Generation
 from fastpipe.generation.making import Policy
+from fastpipe.generation.outcome import Generated
 from fastpipe.generation.probing import Probe, ProbeReport
 from fastpipe.generation.reporting import Report
 from fastpipe.generation.work import Task
@@ -138,4 +139,4 @@ def probe(
     asked = Asked(fn, n, Path(out), seed, workers, executor, columns, seeds_globals=seed_globals)
     first = first_row(asked)
     task = Task(fn, seed, first.form, first.batch_rows, "raise", seed_globals)
-    return Probe(task, n, first.row_nbytes, asked.most_workers, executor or "processes", asked.out).run()
+    return Probe(task, n, first.row_nbytes, asked.most_workers, executor == "threads", asked.out).run()

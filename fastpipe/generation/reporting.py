@@ -90,11 +90,6 @@ class Report:
         if self._is_shown:
             self._console.print(Text(text), soft_wrap=True)
 
-    @property
-    def rate(self) -> float:
-        """Rows a second."""
-        return self._made / max(time.monotonic() - self._begun, 1e-9)
-
     def _show(self) -> None:
         now = time.monotonic()
         if self._bar is not None:

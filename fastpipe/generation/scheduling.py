@@ -6,19 +6,20 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from fastpipe.errors import GenerationError, WorkerError
 from fastpipe.generation.blocks import Failure
+from fastpipe.generation.crews import Crew
+from fastpipe.generation.first import First
 from fastpipe.generation.form import Form
 from fastpipe.generation.interrupts import Interrupts
 from fastpipe.generation.journal import Journal
+from fastpipe.generation.reporting import Report
 from fastpipe.generation.storing import Parts, Stored, Stores
 from fastpipe.generation.work import Done
 
-__all__ = ["Crew", "Missing", "Reporter", "Schedule"]
+__all__ = ["Missing", "Schedule"]
 
 _BLOCK_S = 1.0
 _FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
@@ -27,34 +28,6 @@ _BLOCK_NBYTES = 8 << 20  # so that memory is used again, and is in the cache whe
 _COMMIT_S = 1.0
 _DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
 _LOOK_S = 0.25  # how often somebody who waits looks whether to stop
-
-
-class Crew(Protocol):
-    """Who makes blocks."""
-
-    def submit(self, first: int, last: int) -> Future[Done]:
-        """Have rows made."""
-
-    @property
-    def slots(self) -> int:
-        """How many blocks it is to have at a time, those that wait included."""
-
-    @property
-    def workers(self) -> int:
-        """How many of these are made at a time."""
-
-    def withdraw(self, future: Future[Done]) -> bool:
-        """Take a block back that nobody has begun; whether that was possible."""
-
-    def abandon(self) -> None:
-        """End without finishing what is in flight, where that is possible."""
-
-
-class Reporter(Protocol):
-    """Who is told how far it is."""
-
-    def advance(self, rows: int, nbytes: int, failed: int) -> None:
-        """So many rows more are done."""
 
 
 class Missing:
@@ -113,17 +86,17 @@ class Schedule:
         folder: of the parts.
         report: is told how far it is.
         interrupts: whether to stop.
-        row_s: about how long a row takes.
-        row_nbytes: about how large it is.
+        first: about how long a row takes, and how large it is, where that is known.
     """
 
     def __init__(
         self, crew: Crew, missing: Missing, journal: Journal, stores: Stores, form: Form, folder: Path,
-        report: Reporter, interrupts: Interrupts, row_s: float, row_nbytes: int,
+        report: Report, interrupts: Interrupts, first: First | None = None,
     ) -> None:  # fmt: skip
         self._crew, self._missing, self._journal, self._stores = crew, missing, journal, stores
         self._form, self._folder, self._report, self._interrupts = form, folder, report, interrupts
-        self._row_s, self._row_nbytes, self._is_measured = max(row_s, 1e-9), max(row_nbytes, 1), False
+        self._row_s, self._row_nbytes = (first.row_s, first.row_nbytes) if first else (_FIRST_BLOCK_S, 1)
+        self._is_measured = False
         self._flying: dict[Future[Done], tuple[int, int]] = {}
         self._pending: list[Stored] = []
         self._committed = time.monotonic()
@@ -224,10 +197,9 @@ class Schedule:
 
     def _put_part(self, stored: Stored) -> Stored:
         """Put into place what a worker of a cluster has made."""
-        block = Parts.taken(self._folder, self._form, stored)
-        placed = self._stores.put(block)
+        placed = self._stores.put(Parts.taken(self._folder, self._form, stored))
         os.unlink(self._folder / stored.part)
-        return replace(placed, nonfinite=stored.nonfinite, nonfinite_rows=stored.nonfinite_rows)
+        return placed
 
     def _died(self, error: WorkerError, first: int, last: int) -> None:
         """A worker died: in one that takes its place the rows are made in smaller blocks, to find the row."""

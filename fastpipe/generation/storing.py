@@ -8,22 +8,25 @@ blocks is a file of its own, a *part*, which the parent puts into place.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import threading
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.files.checkpoints import sync_folder, write_all, write_whole
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
-from fastpipe.generation.layout import Region, write_all
+from fastpipe.generation.layout import Region
 
 __all__ = ["Nowhere", "Parts", "Places", "Stored", "Stores", "bytes_of", "data_file"]
 
@@ -98,8 +101,8 @@ class Stored:
         crcs: of each column of one shape.
         spooled: of each ragged column.
         failed: rows that are left out, with what was wrong.
-        nonfinite: how many rows have NaN.
-        nonfinite_rows: the first of them.
+        with_nan: how many rows have NaN.
+        first_with_nan: the first of them.
         part: the file that holds it; "" where it is in place.
         nbytes: of its values.
     """
@@ -109,8 +112,8 @@ class Stored:
     crcs: tuple[int, ...]
     spooled: tuple[Spooled, ...]
     failed: tuple[tuple[int, str], ...] = ()
-    nonfinite: int = 0
-    nonfinite_rows: tuple[int, ...] = ()
+    with_nan: int = 0
+    first_with_nan: tuple[int, ...] = ()
     part: str = ""
     nbytes: int = 0
 
@@ -123,8 +126,8 @@ class Stored:
             ]
         if self.failed:
             found["failed"] = self.failed
-        if self.nonfinite:
-            found["nan"] = [self.nonfinite, self.nonfinite_rows]
+        if self.with_nan:
+            found["nan"] = [self.with_nan, self.first_with_nan]
         return found
 
     @classmethod
@@ -152,6 +155,7 @@ class Stores:
         self._places, self._lock = places, threading.Lock()
         self._files: dict[str, _Open] = {}  # the one that was used last is the last
         self._spool, self._spool_end = "", 0
+        self._synced: set[str] = set()  # names
 
     def put(self, block: Block) -> Stored:
         """Write a block.
@@ -195,6 +199,9 @@ class Stores:
         for name in sorted(names):
             with self.file(name) as descriptor:
                 os.fsync(descriptor)
+        if not names <= self._synced:
+            sync_folder(self._places.folder)
+            self._synced |= names
 
     def close(self) -> None:
         """Close the files."""
@@ -226,7 +233,7 @@ class _Open:
 
 
 class Parts:
-    """Writes each block to a file of its own, whole.
+    """Writes each block to a file of its own, whole, with checksums: an ``.npz`` of NumPy's.
 
     Args:
         folder: of the parts, which all workers see.
@@ -241,24 +248,11 @@ class Parts:
         Raises:
             OSError: the disk is full, for instance.
         """
-        views = [bytes_of(one) for one in (*block.fixed, *block.lengths, *block.flat)]
+        content = io.BytesIO()
+        np.savez(content, *block.fixed, *block.lengths, *block.flat)
         name = f"{block.first}-{block.last}-{secrets.token_hex(4)}.part"
-        path = self._folder / name
-        try:
-            with open(path, "xb") as file:
-                for view in views:
-                    file.write(view)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        crc, lengths = 0, len(block.fixed) + len(block.lengths)
-        for view in views:
-            crc = zlib.crc32(view, crc)
-        sizes = [(name, 0, len(view), crc, 0) for view in views[lengths:]]
-        noted = _noted(block, tuple(Spooled(*one) for one in sizes))
-        return Stored(**{**noted.__dict__, "part": name})
+        write_whole(self._folder / name, [content.getbuffer()])
+        return replace(_noted(block, ()), part=name)
 
     @staticmethod
     def taken(folder: Path, form: Form, stored: Stored) -> Block:
@@ -272,30 +266,15 @@ class Parts:
         Raises:
             OSError: it is not there, or not what was written.
         """
-        count, path = stored.last - stored.first, folder / stored.part
-        data, at = memoryview(path.read_bytes()), 0
-        kinds = [(one.element, (count, *one.inner)) for one in form.fixed]
-        kinds += [(np.dtype(np.int64), (count,))] * len(form.ragged)
-        for column, spooled in zip(form.ragged, stored.spooled, strict=True):
-            rows = spooled.nbytes // column.nbytes
-            kinds.append((column.element, (rows, *column.inner)))
-        arrays = []
-        for element, shape in kinds:
-            nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
-            if at + nbytes > len(data):
-                raise OSError(f"{path} ends too early: {len(data):,} bytes")
-            arrays.append(np.frombuffer(data[at : at + nbytes], element).reshape(shape))
-            at += nbytes
-        fixed, ragged = arrays[: len(form.fixed)], arrays[len(form.fixed) :]
-        half = len(form.ragged)
-        block = Block(stored.first, stored.last, fixed, ragged[:half], ragged[half:])
-        if stored.crcs != tuple(zlib.crc32(bytes_of(one)) for one in fixed) or at != len(data):
-            raise OSError(f"{path} holds other bytes than were written to it")
-        if stored.spooled and zlib.crc32(data) != stored.spooled[0].crc:
-            raise OSError(f"{path} holds other bytes than were written to it")
-        block.failed = [Failure(index, text) for index, text in stored.failed]
-        block.nonfinite = list(stored.nonfinite_rows)
-        return block
+        path = folder / stored.part
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = [file[f"arr_{number}"] for number in range(len(file.files))]
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise OSError(f"{path} holds other bytes than were written to it: {error}") from error
+        at, half = len(form.fixed), len(form.fixed) + len(form.ragged)
+        failed = [Failure(index, text) for index, text in stored.failed]
+        return Block(stored.first, stored.last, arrays[:at], arrays[at:half], arrays[half:], failed)
 
 
 class Nowhere:
@@ -307,10 +286,11 @@ class Nowhere:
 
 
 def _noted(block: Block, spooled: tuple[Spooled, ...]) -> Stored:
+    with_nan = block.rows_with_nan()
     return Stored(
         block.first, block.last, tuple(zlib.crc32(bytes_of(one)) for one in block.fixed), spooled,
         tuple((one.index, one.error) for one in block.failed),
-        len(block.nonfinite), tuple(block.nonfinite[:_MOST_NOTED]), nbytes=block.nbytes,
+        len(with_nan), tuple(with_nan[:_MOST_NOTED]), nbytes=block.nbytes,
     )  # fmt: skip
 
 

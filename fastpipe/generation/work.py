@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +17,11 @@ from typing import Any, Protocol
 from fastpipe._extras import require
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
+from fastpipe.generation.limits import OneThreadEach
 from fastpipe.generation.making import Maker, Policy
 from fastpipe.generation.storing import Parts, Stored
 
-__all__ = ["FUNCTION", "Done", "Sink", "Task", "Work", "one_thread_each", "pickled", "run_from_folder"]
+__all__ = ["FUNCTION", "Done", "Sink", "Task", "Work", "pickled", "run_from_folder"]
 
 FUNCTION = "function"
 
@@ -94,35 +94,6 @@ class Work:
         return Done(stored, failure, time.perf_counter() - begun, who)
 
 
-def one_thread_each() -> AbstractContextManager[Any]:
-    """A block in which libraries such as NumPy's have one thread each: workers are enough of them, and sums
-    come out the same for any number of cores.  It begins at once, with the call."""
-    return _OneThreadEach()
-
-
-class _OneThreadEach(AbstractContextManager[None]):
-    """The limit is the process's: of several blocks, in threads of somebody's executor, the first sets it and
-    the last lifts it."""
-
-    _lock = threading.Lock()
-    _count = 0
-    _limits: AbstractContextManager[Any] | None = None
-
-    def __init__(self) -> None:
-        own = _OneThreadEach
-        with own._lock:
-            if not own._count:
-                own._limits = require("threadpoolctl", extra="generation").threadpool_limits(1)
-            own._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        own = _OneThreadEach
-        with own._lock:
-            own._count -= 1
-            if not own._count and own._limits is not None:
-                own._limits.__exit__(None, None, None)
-
-
 def pickled(task: Task) -> bytes:
     """A task for another process; functions of a script or within others by their content.
 
@@ -151,7 +122,7 @@ def run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
             error.errno, f"a worker on {socket.gethostname()} does not see {folder}: name an out= in a folder"
             " that all workers of the executor share"
         ) from error  # fmt: skip
-    with one_thread_each():
+    with OneThreadEach():
         return Work(task, Parts(Path(folder))).run(first, last)
 
 

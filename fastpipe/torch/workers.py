@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from fastpipe._parents import end_with_parent
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch import noting
@@ -35,7 +35,6 @@ if sys.platform != "win32":  # where there are no lanes either
 __all__ = ["WorkerCollate", "WorkerInit", "explained", "lanes_for"]
 
 _STACK_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
@@ -245,15 +244,9 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
 
 
 def _end_with(parent: int | None) -> None:
-    """Let the kernel end this process together with its parent, also while it is stuck."""
-    if sys.platform != "linux":
-        return
-    if os.getppid() != parent:  # a fork server is in between, or another thread has started it
-        _end_with_pipe()
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # which has ended meanwhile
-        os.kill(os.getpid(), signal.SIGKILL)
+    """End together with the parent, also while this process is stuck."""
+    if sys.platform == "linux" and not end_with_parent(parent):
+        _end_with_pipe()  # a fork server is in between, or another thread has started it
 
 
 def _end_with_pipe() -> None:

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +20,27 @@ from fastpipe.testing import photo_tree
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six small photographs in two classes; a module that needs others has a ``tree`` of its own."""
     return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has what modules would run in new processes run in this one, where everything is imported."""
+
+    def here(*modules: ModuleType) -> None:
+        children = {module.__name__: module._child for module in modules}
+
+        def run(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
+            output = io.StringIO()
+            with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
+                patch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
+                patch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
+                children[module]()
+            return output.getvalue().splitlines()[-1]
+
+        for module in modules:
+            monkeypatch.setattr(module, "in_child", run)
+
+    return here
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -297,21 +295,8 @@ def test_a_peer_that_stores_other_rows_is_left_out(tmp_path: Path, monkeypatch: 
 # ---- figures -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would run in new processes runs in this one, where everything is imported."""
-
-    def run(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
-        output = io.StringIO()
-        with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
-            patch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
-            memory._child()
-        return output.getvalue().splitlines()[-1]
-
-    monkeypatch.setattr(memory, "in_child", run)
-
-
-def test_memory_is_measured_by_rows(tmp_path: Path, in_this_process: None) -> None:
+def test_memory_is_measured_by_rows(tmp_path: Path, in_this_process: Callable[..., None]) -> None:
+    in_this_process(memory)
     told = memory.peaks(tmp_path, 0, counts=(300, 3000), times=2)["rows"]
     assert [(row["rows"], len(row["mb"])) for row in told] == [(300, 2), (3000, 2)]
     assert all(mb > 10 for row in told for mb in row["mb"])

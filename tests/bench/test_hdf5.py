@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -202,24 +200,10 @@ def test_both_evaluations_find_the_same(tables: list[Table]) -> None:
     grouped.close()
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would run in new processes runs in this one, where everything is imported."""
-
-    def run(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
-        output = io.StringIO()
-        with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
-            patch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
-            for name in ("XDG_CACHE_HOME",):
-                patch.setenv(name, environment[name])
-            {"first": first, "memory": memory}[module.rsplit(".", 1)[1]]._child()
-        return output.getvalue().splitlines()[-1]
-
-    for place in (first, memory):
-        monkeypatch.setattr(place, "in_child", run)
-
-
-def test_start_up_and_memory_are_measured(folder: Path, tables: list[Table], in_this_process: None) -> None:
+def test_start_up_and_memory_are_measured(
+    folder: Path, tables: list[Table], in_this_process: Callable[..., None]
+) -> None:
+    in_this_process(first, memory)
     told = first_batches(made_chunks(_SIZES, folder), 4, runs=2)
     assert [len(told[name]["raw_s"]) for name in ("replaced", "cold", "kept")] == [2, 2, 2]
     used = memory_of_trees(tables[0], 8, 1 << 20, workers=(0,))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -337,21 +336,8 @@ def test_bytes_decoded_are_counted_for_both_orders(scroll: Scroll) -> None:
         assert told[kind]["median"] == pytest.approx(np.mean(told[kind]["raw"]))
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would run in new processes runs in this one, where everything is imported."""
-
-    def run(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:
-        output = io.StringIO()
-        with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
-            patch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
-            memory._child()
-        return output.getvalue().splitlines()[-1]
-
-    monkeypatch.setattr(memory, "in_child", run)
-
-
-def test_memory_is_measured_by_threads(scroll: Scroll, in_this_process: None) -> None:
+def test_memory_is_measured_by_threads(scroll: Scroll, in_this_process: Callable[..., None]) -> None:
+    in_this_process(memory)
     told = memory_of_topologies(scroll, 2, [Topology(1, 0), Topology(2, 0)])["rows"]
     assert [(row["threads"], row["workers"], row["budget_mb"]) for row in told] == [(1, 0, 0.1), (2, 0, 0.1)]
     assert told[0]["nothing_mb"] == told[1]["nothing_mb"]  # measured once

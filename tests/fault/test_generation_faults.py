@@ -106,13 +106,13 @@ class Copies:
         self._whole = (folder / "whole.h5").read_bytes()
         self.out = folder / "copy" / "x.h5"
 
-    def goes_on(self, files: dict[str, bytes]) -> Generated:
+    def goes_on(self, files: dict[str, bytes], **options: Any) -> Generated:
         """The next call finishes what these files leave of the job."""
         shutil.rmtree(self.out.parent, ignore_errors=True)
         folder_of(self.out).mkdir(parents=True)
         for name, data in files.items():
             (folder_of(self.out) / name).write_bytes(data)
-        found = made(self._fn, self.out, **self._options)
+        found = made(self._fn, self.out, **{**self._options, **options})
         assert list(content(self.out.parent).items()) == [("x.h5", self._whole)]
         assert not folder_of(self.out).exists()
         return found
@@ -205,6 +205,34 @@ def test_every_byte_of_the_journal_counts(tmp_path: Path, small_blocks: None) ->
         changed = bytearray(journal)
         changed[at] ^= 1 << rng.randrange(8)
         copies.goes_on({**copies.files, "journal": bytes(changed)})
+
+
+def test_a_damaged_line_of_the_journal_costs_its_own_rows(
+    tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fastpipe.generate")
+    copies = Copies(sample, tmp_path)
+    lines = copies.files["journal"].splitlines(keepends=True)
+    at = len(lines) // 2
+    first, last = json.loads(lines[at][9:])["rows"]
+    lines[at] = lines[at].replace(b"rows", b"rowz")
+    left = N - sum(
+        last - first for first, last in (json.loads(one[9:])["rows"] for one in lines[1:] if b"rows" in one)
+    )
+    assert copies.goes_on({**copies.files, "journal": b"".join(lines)}).made == left
+    assert left >= last - first and "1 lines of the journal are damaged" in caplog.text
+
+
+def test_a_journal_that_does_not_say_of_what_it_is(tmp_path: Path, small_blocks: None) -> None:
+    """Nothing that was made is thrown away unasked."""
+    copies = Copies(sample, tmp_path)
+    changed = bytearray(copies.files["journal"])
+    changed[20] ^= 1
+    files = {**copies.files, "journal": bytes(changed)}
+    with pytest.raises(GenerationError, match=r"its journal, which says of which, is damaged.*resume=False"):
+        copies.goes_on(files)
+    assert content(folder_of(copies.out)) == files
+    assert copies.goes_on(files, resume=False).made == N
 
 
 # ---- the disk is full ------------------------------------------------------------------------------

@@ -192,6 +192,17 @@ def goes_on(job: str, out: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "not as they were noted" not in caplog.text
 
 
+def survives(
+    forked: Forked, job: str, folder: Path, die_at: int, undisturbed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed at a call, it goes on to the file that it would have made."""
+    out = begun(job, folder)
+    assert killed(forked, job, out, die_at)
+    goes_on(job, out, caplog)
+    assert content(out.parent) == undisturbed, die_at
+    assert not out.with_name("x.h5.partial").exists()
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_at_some_call(
     tmp_path: Path, forked: Forked, job: str, caplog: pytest.LogCaptureFixture
@@ -202,11 +213,7 @@ def test_killed_at_some_call(
     assert content(tmp_path / "x") == undisturbed and total > 40
     rng = random.Random(job)
     for die_at in sorted({*rng.sample(range(1, total), 4), *rng.sample(range(total - 20, total), 2)}):
-        out = begun(job, tmp_path / "x")
-        assert killed(forked, job, out, die_at)
-        goes_on(job, out, caplog)
-        assert content(out.parent) == undisturbed, die_at
-        assert not out.with_name("x.h5.partial").exists()
+        survives(forked, job, tmp_path / "x", die_at, undisturbed, caplog)
 
 
 @pytest.mark.slow
@@ -218,11 +225,7 @@ def test_killed_at_every_call(
     undisturbed = whole(job, tmp_path / "whole")
     total = number_of_calls(job, begun(job, tmp_path / "x"))
     for die_at in range(1, total + 1):
-        out = begun(job, tmp_path / "x")
-        assert killed(forked, job, out, die_at)
-        goes_on(job, out, caplog)
-        assert content(out.parent) == undisturbed, die_at
-        assert not out.with_name("x.h5.partial").exists()
+        survives(forked, job, tmp_path / "x", die_at, undisturbed, caplog)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from fastpipe.cli import main
+from fastpipe.errors import HDF5Error
 from fastpipe.files import checking, partial, planning, repacking
 
 Repack = Callable[..., tuple[int, str, str]]
@@ -59,6 +60,17 @@ def test_what_is_said_at_the_end(source: Path, out: Path, repack: Repack) -> Non
     with h5py.File(out) as new:
         np.testing.assert_array_equal(new["x"], ROWS)
     assert names(out) == ["in.h5", "out.h5"]
+
+
+def test_two_threads_do_not_write_one_file(out: Path) -> None:
+    with (
+        partial.Partial(out),
+        pytest.raises(HDF5Error, match=r"another thread is writing .*out\.h5; wait for it"),
+    ):
+        partial.Partial(out)
+    with partial.Partial(out) as again:
+        again.remove()
+    assert names(out) == ["in.h5"]
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(source: Path, out: Path, repack: Repack) -> None:

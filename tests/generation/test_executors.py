@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.generation import Generated, generate, scheduling
-from fastpipe.generation.work import one_thread_each
+from fastpipe.generation.limits import OneThreadEach
 
 _N = 700
 _RAGGED = {"r": ("int64", (None,))}
@@ -163,7 +165,7 @@ def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     distributed = pytest.importorskip("distributed", reason="pip install 'distributed' to test clusters")
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0",
             local_directory=str(tmp_path_factory.mktemp("dask")),
         ) as cluster,
         distributed.Client(cluster) as client,
@@ -381,7 +383,7 @@ def _threads_of_libraries() -> list[int]:
 
 def test_blocks_side_by_side_leave_libraries_their_threads() -> None:
     with threadpool_limits(2):
-        first, second = one_thread_each(), one_thread_each()
+        first, second = OneThreadEach(), OneThreadEach()
         first.__exit__(None, None, None)
         assert set(_threads_of_libraries()) == {1}  # the second is not done
         second.__exit__(None, None, None)
@@ -499,3 +501,78 @@ def test_the_executor_sees_no_task_of_more_than_it_was_asked_for(tmp_path: Path)
     with Watched(1) as pool:
         made(sums(), tmp_path / "x.h5", executor=pool, workers=2)
     assert len(seen) > 4 and max(seen) <= 4
+
+
+_LATE = """
+import sys
+import threadpoolctl
+from fastpipe import generate
+
+def sample(index, rng):
+    import scipy.linalg  # which has a BLAS of its own
+    if index == 30 and sys.argv[1] == "stops":
+        raise ValueError("enough")
+    found = threadpoolctl.threadpool_info()
+    return {"threads": max(one["num_threads"] for one in found), "libraries": len(found)}
+
+options = {"executor": sys.argv[2]} if sys.argv[2] != "0" else {}
+generate(sample, 60, "x.h5", seed=0, workers=int(sys.argv[3]), progress=False, **options)
+"""
+
+
+@pytest.mark.parametrize(("executor", "workers"), [("0", "0"), ("threads", "2"), ("processes", "2")])
+def test_libraries_that_rows_load_have_one_thread_too(tmp_path: Path, executor: str, workers: str) -> None:
+    (tmp_path / "script.py").write_text(_LATE)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+
+    def run(how: str) -> int:
+        command = [sys.executable, "script.py", how, executor, workers]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, check=False
+        ).returncode
+
+    # The second run has no first row in which the library could have been loaded before those that are kept.
+    assert run("stops") == 1 and run("goes on") == 0
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file["threads"][:]) == {1} and file["libraries"][:].min() >= 2
+
+
+def test_workers_have_pythons_options_of_their_parent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from fastpipe import generate\n"
+        "def sample(index, rng):\n"
+        "    assert index < 0\n"
+        "    return {'optimize': sys.flags.optimize, 'utf8': sys.flags.utf8_mode}\n"
+        "generate(sample, 40, 'x.h5', seed=0, workers=2, progress=False)\n"
+    )
+    subprocess.run([sys.executable, "-O", "-X", "utf8", "script.py"], cwd=tmp_path, check=True)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file["optimize"][:]) == {1} and set(file["utf8"][:]) == {1}
+
+
+def test_a_library_that_was_loaded_by_rows_has_its_threads_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        _LATE
+        + """
+assert "scipy.linalg" in sys.modules
+print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"})
+"""
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "script.py", "goes on", "0", "0"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "{2}\n"
+
+
+def test_workers_have_the_arguments_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from fastpipe import generate\n"
+        "def sample(index, rng):\n"
+        "    return {'argument': sys.argv[1]}\n"
+        "generate(sample, 40, 'x.h5', seed=0, workers=2, progress=False)\n"
+    )
+    subprocess.run([sys.executable, "script.py", "{it's}"], cwd=tmp_path, check=True)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file["argument"].asstr()[:]) == {"{it's}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import random
@@ -360,6 +361,9 @@ def test_nan_are_kept_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptur
 
     caplog.set_level(logging.WARNING, "fastpipe.generate")
     made = _made(sample, tmp_path / "x.h5", columns={"r": ("float64", (None,))})
+    again = _made(sample, tmp_path / "x.h5", columns={"r": ("float64", (None,))})
+    grown = _made(sample, tmp_path / "x.h5", _N + 9, columns={"r": ("float64", (None,))})
+    assert (again.nan_rows, again.made, grown.nan_rows, grown.made) == (3, 0, 3, 9)
     assert made.nan_rows == 3 and "3 rows have NaN, which are kept; the first: 11, 17, 40" in caplog.text
     with h5py.File(made.paths[0]) as file:
         assert np.isnan(file["x"][11, 0, 0]) and np.isinf(file["x"][3]).all()
@@ -375,6 +379,39 @@ def test_global_generators_can_be_seeded_for_code_that_draws_from_them(tmp_path:
     assert _digest(one) == _digest(two) and random.getstate() == state
     with h5py.File(one.paths[0]) as file:
         assert len(np.unique(file["a"][:])) == len(np.unique(file["b"][:])) == _N
+
+
+def test_a_file_all_of_whose_rows_failed_is_left_out(tmp_path: Path) -> None:
+    whole = _made(_failing(set()), tmp_path / "whole.h5", max_bytes=300, **_R)
+    with h5py.File(whole.paths[1]) as file:
+        bad = set(range(file.attrs["first_row"], file.attrs["last_row"])) | {_N - 1}
+    options = {"bad_samples": "skip", "max_bytes": 300, **_R}
+    made = _made(_failing(bad), tmp_path / "x.h5", **options)
+    assert len(made.paths) == len(whole.paths) - 1 > 1 and made.paths[1].name == "x-00001.h5"
+    assert {index for index, _ in made.failed} == bad and made.rows == _N - len(bad)
+    there = _made(_failing(bad), tmp_path / "x.h5", **options)
+    assert (
+        {index for index, _ in there.failed} == bad and there.rows == made.rows and there.paths == made.paths
+    )
+    grown = _made(_failing(bad), tmp_path / "x.h5", 90, **options)
+    at_once = _made(_failing(bad), tmp_path / "y.h5", 90, **options)
+    assert _digest(grown) == _digest(at_once)
+
+
+def test_rows_that_all_fail_leave_no_file(tmp_path: Path) -> None:
+    fn = _failing(set(range(1, _N)))
+    made = _made(fn, tmp_path / "one.h5", bad_samples="skip", **_R)
+    assert made.rows == 1
+
+    def sample(index: int, rng: np.random.Generator) -> dict:
+        if (tmp_path / "begun").exists():
+            raise ValueError("no scene")
+        (tmp_path / "begun").touch()
+        return {"x": index}
+
+    with pytest.raises(errors.GenerationError, match=r"all 60 rows failed.*no scene.* No row is kept"):
+        _made(sample, tmp_path / "x.h5", bad_samples="skip")
+    assert not (tmp_path / "x.h5").exists()
 
 
 # ---- options -----------------------------------------------------------------------------------
@@ -414,6 +451,27 @@ def test_places_where_no_file_can_be(tmp_path: Path) -> None:
         file["x"] = [1, 2]
     with pytest.raises(errors.OptionError, match=r"fastpipe\.generate has not made it"):
         _made(_waves(), tmp_path / "y.h5")
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_be_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _made(_waves(), tmp_path / "x.h5", columns=_RAGGED)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(h5py, "File", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        _made(_waves(), tmp_path / "x.h5", columns=_RAGGED)
+
+
+def test_files_of_two_jobs_under_one_name(tmp_path: Path) -> None:
+    made = _made(_waves(), tmp_path / "x.h5", columns=_RAGGED, max_bytes=1500)
+    other = _made(_waves(), tmp_path / "y.h5", columns=_RAGGED, max_bytes=1500, seed=1)
+    other.paths[1].replace(made.paths[1])
+    with pytest.raises(errors.OptionError, match=r"x-00001\.h5 is of another job than .*x-00000\.h5"):
+        _made(_waves(), tmp_path / "x.h5", columns=_RAGGED, max_bytes=1500)
 
 
 def test_the_name_at_top_level(tmp_path: Path) -> None:

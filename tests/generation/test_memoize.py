@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +38,6 @@ class Trace:
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     return Trace(tmp_path / "trace")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
-
-
-@pytest.fixture(autouse=True)
-def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The messages since it was last asked."""
-    caplog.set_level(logging.INFO, "fastpipe.memoize")
-
-    def messages() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name == "fastpipe.memoize"]
-        caplog.clear()
-        return found
-
-    return messages
 
 
 def _ran(source: str, **more: Any) -> dict[str, Any]:
@@ -205,7 +180,9 @@ def test_it_can_be_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     kept = pickle.loads(pickle.dumps(memoize(os.path.basename, dir=folder, pickle=True)))
     assert repr(kept) == repr(memoize(os.path.basename, dir=folder, pickle=True))
     assert kept("a/b") == "b"
-    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, inspect.getmodule(_own_settings)))
+    monkeypatch.setitem(
+        sys.modules, __name__, sys.modules.get(__name__, inspect.getmodule(test_it_can_be_pickled))
+    )
     monkeypatch.setattr(sys.modules[__name__], "_at_the_top", _at_the_top, raising=False)
     assert pickle.loads(pickle.dumps(_at_the_top)) is _at_the_top
 

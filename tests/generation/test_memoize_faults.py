@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import pickle
 import signal
@@ -27,29 +26,6 @@ from fastpipe.generation.entries import Entries, Header
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
-
-
-@pytest.fixture(autouse=True)
-def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The warnings since it was last asked."""
-    caplog.set_level(logging.INFO, "fastpipe.memoize")
-
-    def messages() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        caplog.clear()
-        return found
-
-    return messages
-
-
 def plain() -> Any:
     return {"a": np.arange(3, dtype=np.int16), "b": [1.5, "text"]}
 
@@ -67,19 +43,19 @@ def _entry(folder: Path) -> Path:
     return found
 
 
-def _check_made_anew(kept: Any, folder: Path, damaged: bytes, said: Any) -> None:
+def _check_made_anew(kept: Any, folder: Path, damaged: bytes, warned: Any) -> None:
     """With the entry damaged: the right value, a warning, the damaged file kept, and a whole one again."""
     entry = _entry(folder)
     whole = entry.read_bytes()
     entry.write_bytes(damaged)
-    said()
+    warned()
     assert _is_right(kept())
-    (message,) = said()
+    (message,) = warned()
     aside = folder / message.split("it is kept as ")[1].split(",")[0]
     assert "cannot be loaded: " in message and "computed again" in message
     assert aside.read_bytes() == damaged
     aside.unlink()
-    assert _is_right(kept()) and said() == []
+    assert _is_right(kept()) and warned() == []
     assert len(entry.read_bytes()) >= len(whole) - 60, "the times' digits vary"
 
 
@@ -87,53 +63,53 @@ def _check_made_anew(kept: Any, folder: Path, damaged: bytes, said: Any) -> None
 
 
 @pytest.mark.parametrize("fn", [plain, pickled])
-def test_any_byte_may_change(fn: Any, folder: Path, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_byte_may_change(fn: Any, folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # for time's sake
     kept = memoize(fn, dir=folder, pickle=True)
     kept()
     at = 0
     while at < len(content := bytearray(_entry(folder).read_bytes())):
         content[at] ^= 1 << at % 8
-        _check_made_anew(kept, folder, bytes(content), said)
+        _check_made_anew(kept, folder, bytes(content), warned)
         at += 1
     assert at > 500
 
 
 @pytest.mark.parametrize("fn", [plain, pickled])
-def test_it_may_be_cut_off_or_longer(fn: Any, folder: Path, said: Any) -> None:
+def test_it_may_be_cut_off_or_longer(fn: Any, folder: Path, warned: Any) -> None:
     kept = memoize(fn, dir=folder, pickle=True)
     kept()
     for length in (0, 1, 15, 16, 50, 79, 80, 81, 300, -33, -32, -1):
-        _check_made_anew(kept, folder, _entry(folder).read_bytes()[:length], said)
-    _check_made_anew(kept, folder, _entry(folder).read_bytes() + b"\0", said)
-    _check_made_anew(kept, folder, bytes(_entry(folder).stat().st_size), said)
+        _check_made_anew(kept, folder, _entry(folder).read_bytes()[:length], warned)
+    _check_made_anew(kept, folder, _entry(folder).read_bytes() + b"\0", warned)
+    _check_made_anew(kept, folder, bytes(_entry(folder).stat().st_size), warned)
 
 
-def test_sizes_that_lie_ask_for_no_memory(folder: Path, said: Any) -> None:
+def test_sizes_that_lie_ask_for_no_memory(folder: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
     for place in (24, 32, 40):
         for size in (2**63, 2**64 - 1, 2**40):
             content = bytearray(_entry(folder).read_bytes())
             content[place : place + 8] = size.to_bytes(8, "little")
-            _check_made_anew(kept, folder, bytes(content), said)
+            _check_made_anew(kept, folder, bytes(content), warned)
 
 
 def _sealed_anew(content: bytes) -> bytes:
     return content[:-32] + hashlib.sha256(content[:-32]).digest()
 
 
-def test_another_format_is_not_read(folder: Path, said: Any) -> None:
+def test_another_format_is_not_read(folder: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
     content = _entry(folder).read_bytes().replace(b"fastpipe memo 1\n", b"fastpipe memo 2\n")
-    _check_made_anew(kept, folder, _sealed_anew(content), said)
+    _check_made_anew(kept, folder, _sealed_anew(content), warned)
     _entry(folder).write_bytes(_sealed_anew(content))
     kept()
-    assert "another version of fastpipe" in said()[0]
+    assert "another version of fastpipe" in warned()[0]
 
 
-def test_the_entry_of_another_call_is_not_taken(folder: Path, said: Any) -> None:
+def test_the_entry_of_another_call_is_not_taken(folder: Path, warned: Any) -> None:
     kept = memoize(lambda x: {"a": np.arange(x), "b": [1.5, "text"]}, dir=folder)
     kept(3)
     entry = _entry(folder)
@@ -141,17 +117,17 @@ def test_the_entry_of_another_call_is_not_taken(folder: Path, said: Any) -> None
     (other,) = set(folder.glob("*.memo")) - {entry}
     entry.write_bytes(other.read_bytes())
     assert _is_right(kept(3))
-    assert "another call" in said()[0]
+    assert "another call" in warned()[0]
 
 
-def test_a_valid_tree_of_something_else_is_no_error_of_the_caller(folder: Path, said: Any) -> None:
+def test_a_valid_tree_of_something_else_is_no_error_of_the_caller(folder: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
     content = _entry(folder).read_bytes()
     for old, new in ((b'"dict"', b'"what"'), (b'"list"', b'"loop"'), (b'"<i2"', b'"<z9"'), (b"[3]", b"[4]")):
         damaged = content.replace(old, new) if old in content else content.replace(b"'<i2'", b"'|O8'")
         assert damaged != content
-        _check_made_anew(kept, folder, _sealed_anew(damaged), said)
+        _check_made_anew(kept, folder, _sealed_anew(damaged), warned)
 
 
 def test_what_is_kept_aside_is_bounded(folder: Path) -> None:
@@ -167,7 +143,7 @@ def test_what_is_kept_aside_is_bounded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "nowhere", "folder", "closed"])
-def test_something_else_in_an_entrys_place(what: str, folder: Path, tmp_path: Path, said: Any) -> None:
+def test_something_else_in_an_entrys_place(what: str, folder: Path, tmp_path: Path, warned: Any) -> None:
     kept = memoize(plain, dir=folder)
     kept()
     entry = _entry(folder)
@@ -187,7 +163,7 @@ def test_something_else_in_an_entrys_place(what: str, folder: Path, tmp_path: Pa
     assert _is_right(kept())
     if what == "closed" and os.geteuid() == 0:
         return  # whom no mode keeps out
-    assert "cannot be loaded" in said()[0]
+    assert "cannot be loaded" in warned()[0]
     assert precious.read_bytes() == content
     assert _is_right(kept())
     assert what == "folder" or stat.S_ISREG(os.lstat(entry).st_mode)
@@ -221,7 +197,7 @@ def _forge(folder: Path, content: Any, mark: Path) -> None:
 @pytest.mark.parametrize("seal", ["another user's", "none", "a checksum's", "as if plain"])
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_forged_pickle_is_never_loaded(
-    seal: str, allowed: bool, folder: Path, tmp_path: Path, said: Any, monkeypatch: pytest.MonkeyPatch
+    seal: str, allowed: bool, folder: Path, tmp_path: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, mark = memoize(plain, dir=folder, pickle=allowed), tmp_path / "mark"
     kept()
@@ -239,7 +215,7 @@ def test_a_forged_pickle_is_never_loaded(
     entry.write_bytes(content)
     assert _is_right(kept()) and _is_right(kept())
     assert not mark.exists()
-    warning = said()[0]
+    warning = warned()[0]
     if allowed or seal == "as if plain":
         assert "seal is" in warning and "kept as" in warning
         assert (folder / f"{entry.name}.corrupt-1").read_bytes() == content
@@ -256,7 +232,9 @@ def test_the_forgery_would_have_worked(folder: Path, tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_without_a_key_of_the_users_own_nothing_is_unpickled(folder: Path, said: Any, tmp_path: Path) -> None:
+def test_without_a_key_of_the_users_own_nothing_is_unpickled(
+    folder: Path, warned: Any, tmp_path: Path
+) -> None:
     kept = memoize(pickled, dir=folder, pickle=True)
     kept()
     content = _entry(folder).read_bytes()
@@ -266,7 +244,7 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(folder: Path, said:
 
     def check(words: str) -> None:
         assert _is_right(kept())
-        assert words in " ".join(said())
+        assert words in " ".join(warned())
         assert _entry(folder).read_bytes() == content, "it stays for when the key is usable again"
 
     key.chmod(0o644)
@@ -285,10 +263,10 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(folder: Path, said:
     key.parent.chmod(0o700)
     key.write_bytes(secret)
     key.chmod(0o600)
-    assert _is_right(kept()) and said() == []
+    assert _is_right(kept()) and warned() == []
     key.write_bytes(secret[:20])  # as of somebody who ended while writing it
     assert _is_right(kept())
-    assert "its seal is wrong" in said()[0] and len(key.read_bytes()) == 32
+    assert "its seal is wrong" in warned()[0] and len(key.read_bytes()) == 32
 
 
 def test_all_processes_have_one_key(forked: Any) -> None:
@@ -303,7 +281,7 @@ def test_all_processes_have_one_key(forked: Any) -> None:
 
 
 def test_a_package_that_is_gone(
-    folder: Path, said: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "gone.py").write_text("class Model:\n    value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -312,12 +290,12 @@ def test_a_package_that_is_gone(
     __import__("gone")
     assert (kept().value, kept().value) == (1, 1)
     monkeypatch.delitem(sys.modules, "gone")
-    assert kept().value == 1 and said() == [], "it is imported again"
+    assert kept().value == 1 and warned() == [], "it is imported again"
     monkeypatch.delitem(sys.modules, "gone")
     (tmp_path / "gone.py").unlink()
     sys.path_importer_cache.pop(str(tmp_path), None)
     assert kept() == {}
-    (message,) = said()
+    (message,) = warned()
     assert "ModuleNotFoundError" in message and "corrupt-1" in message
 
 
@@ -357,7 +335,7 @@ print(memoize(train, dir="kept")())
     "error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError(), RuntimeError("a bug")]
 )
 def test_what_cannot_be_written_is_returned(
-    error: Exception, folder: Path, said: Any, monkeypatch: pytest.MonkeyPatch
+    error: Exception, folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = memoize(plain, dir=folder)
 
@@ -367,11 +345,11 @@ def test_what_cannot_be_written_is_returned(
     with monkeypatch.context() as patch:
         patch.setattr(PrivateFolder, "write", fail)
         assert _is_right(kept())
-    (message,) = said()
+    (message,) = warned()
     assert f"not kept: {type(error).__name__}" in message
     assert os.listdir(folder) == []
     assert _is_right(kept()) and _is_right(kept())
-    assert said() == [] and len(os.listdir(folder)) == 1
+    assert warned() == [] and len(os.listdir(folder)) == 1
 
 
 def test_a_file_of_limited_size(folder: Path, in_child: Any) -> None:
@@ -388,7 +366,7 @@ def test_a_file_of_limited_size(folder: Path, in_child: Any) -> None:
     in_child(work)
 
 
-def test_the_folder_goes_while_it_computes(folder: Path, said: Any) -> None:
+def test_the_folder_goes_while_it_computes(folder: Path, warned: Any) -> None:
     def f() -> int:
         (lock,) = folder.iterdir()
         lock.unlink()
@@ -396,17 +374,17 @@ def test_the_folder_goes_while_it_computes(folder: Path, said: Any) -> None:
         return 1
 
     assert memoize(f, dir=folder)() == 1
-    assert "FileNotFoundError" in said()[0]
+    assert "FileNotFoundError" in warned()[0]
 
 
-def test_a_file_system_without_locks(folder: Path, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fastpipe.generation.entry_locks.fcntl.flock", fail)
     kept = memoize(plain, dir=folder)
     assert _is_right(kept()) and _is_right(kept())
-    assert "two processes may compute the same" in said()[0]
+    assert "two processes may compute the same" in warned()[0]
 
 
 def test_an_unfinished_file_is_no_entry(folder: Path) -> None:
