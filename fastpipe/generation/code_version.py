@@ -304,9 +304,9 @@ class _Walk:
             except ImportError:
                 return
         yield self._module(module)
-        for name in (
-            names if module_file(module)[0] is Origin.USER else ()
-        ):  # which may be modules of a package
+        if module_file(module)[0] is not Origin.USER:
+            return
+        for name in names:  # which may be modules of a package
             if module_file(f"{module}.{name}")[1] is not None:
                 yield self._module(f"{module}.{name}")
 

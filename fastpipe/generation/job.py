@@ -16,7 +16,7 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.files.growing import LOCK, GrowingFolder, has_empty_lock
-from fastpipe.generation.code_version import changed, code_version
+from fastpipe.generation.code_version import changed, code_name, code_version
 from fastpipe.generation.form import Form
 from fastpipe.generation.journal import JOURNAL
 from fastpipe.generation.making import Policy
@@ -115,9 +115,8 @@ class Job:
 
 def job_named(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:
     """A function's name, its version, and what that is made of."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
     version = code_version(function)
-    return f"{getattr(function, '__module__', '?')}:{name}", version.digest, dict(version.parts)
+    return code_name(function), version.digest, dict(version.parts)
 
 
 def versions() -> dict[str, str]:
