@@ -18,6 +18,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, S
 
 if TYPE_CHECKING:
     from fastpipe.generation import generate, memoize
+    from fastpipe.profiling import profile
     from fastpipe.torch import (
         FastHDF5Dataset,
         FastImageFolder,
@@ -34,7 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
     "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "generate",
-    "group_batches", "memoize", "sampling", "segment_reduce", "stitch",
+    "group_batches", "memoize", "profile", "sampling", "segment_reduce", "stitch",
 ]  # fmt: skip
 
 _LAZY = {
@@ -52,11 +53,12 @@ _LAZY = {
         "fastpipe.torch",
     ),
     **dict.fromkeys(("generate", "memoize"), "fastpipe.generation"),
+    "profile": "fastpipe.profiling",
 }
 
 
 # Parts of the package that scripts name without importing them: ``fastpipe.tf.image_dataset``.
-_PARTS = ("augment", "generation", "tf")
+_PARTS = ("augment", "generation", "profiling", "tf")
 
 
 def __getattr__(name: str) -> Any:

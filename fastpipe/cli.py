@@ -16,6 +16,7 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
 from fastpipe.files import inspect_cli, repack_cli, stage_cli
 from fastpipe.generation import generate_cli
+from fastpipe.profiling import profile_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -31,6 +32,7 @@ COMMANDS = {
     "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
     "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
     "generate": Command(generate_cli.ABOUT, generate_cli.add_arguments, generate_cli.run),
+    "profile": Command(profile_cli.ABOUT, profile_cli.add_arguments, profile_cli.run),
 }
 
 

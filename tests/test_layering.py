@@ -53,7 +53,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "generation": _STORED | {"cache", "files", "bench", "generation"},
-    "cli": {"errors", "bench", "verify", "files", "generation", ""},
+    "profiling": _BASE | {"bench", "profiling", ""},
+    "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}

@@ -1,0 +1,7 @@
+"""Where the time of a training goes, and what would change that."""
+
+from fastpipe.profiling.findings import Advice
+from fastpipe.profiling.public import Profiling, profile
+from fastpipe.profiling.report import Report
+
+__all__ = ["Advice", "Profiling", "Report", "profile"]

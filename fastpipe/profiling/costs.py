@@ -1,0 +1,206 @@
+"""What a loader's batch costs, stage by stage, and how long a step will take with a loader of given costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.stages import COLLATE, DECODE, READ, TRANSFER
+from fastpipe.profiling.timed import Account
+from fastpipe.profiling.times import Spent, processes_cpu_ns
+
+__all__ = ["Alone", "LoaderCosts", "alone", "costs_of", "costs_of_clock", "step_with"]
+
+_NOTHING = Spent(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A loader without anybody who uses its batches.
+
+    Attributes:
+        batch_s: seconds between two batches.
+        cpu_s: seconds of processors that one takes, in all processes; None where that is not known.
+        batches: of which that is known.
+    """
+
+    batch_s: float
+    cpu_s: float | None
+    batches: int
+
+
+@dataclass(frozen=True)
+class LoaderCosts:
+    """What a batch costs the process, or the threads, that make it.
+
+    Attributes:
+        stages: by stage; ``wall``, ``cpu``, ``delay`` in nanoseconds of a batch.
+        lines: of the script, with stages, that take longest; the same.
+        batches, samples: of which that is known.
+        makers: processes that made them; 0 for the one that trains.
+    """
+
+    stages: dict[str, Spent] = field(default_factory=dict)
+    lines: tuple[tuple[Line, str, Spent], ...] = ()
+    batches: int = 0
+    samples: int = 0
+    makers: int = 0
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds in which a batch is made, by one of those who make them."""
+        return sum(spent.wall for stage, spent in self.stages.items() if stage != TRANSFER) / 1e9
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processors."""
+        return sum(spent.cpu for spent in self.stages.values()) / 1e9
+
+    @property
+    def delay_share(self) -> float:
+        """Which part of the time whoever makes a batch was ready to run, and others had the cores."""
+        return sum(spent.delay for spent in self.stages.values()) / max(1.0, self.wall_s * 1e9)
+
+    @property
+    def read_idle_s(self) -> float:
+        """Seconds of a batch in which it is waited for disk or network."""
+        return self.stages.get(READ, _NOTHING).idle / 1e9
+
+    def without(self, *stages: str) -> LoaderCosts:
+        """The same, if some stages took no time."""
+        left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
+        return LoaderCosts(left, self.lines, self.batches, self.samples, self.makers)
+
+    def shares(self) -> dict[str, float]:
+        """Of the time in which a batch is made, by stage, the largest first."""
+        total = sum(spent.wall for spent in self.stages.values()) or 1
+        found = {stage: spent.wall / total for stage, spent in self.stages.items()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
+    """Costs of a stock loader, from what its processes tell."""
+    known = [account for account in accounts if account.batches]
+    batches = sum(account.batches for account in known)
+    if not batches:
+        return LoaderCosts()
+    stages: dict[str, Spent] = {}
+    lines: dict[tuple[Line, str], Spent] = {}
+    for account in known:
+        in_main = 0
+        for (kind, stage, line), spent in account.tally.spent.items():
+            in_main += spent.cpu
+            if kind == "dataset":
+                stages[stage] = _sum(stages.get(stage, _NOTHING), spent)
+            if kind in ("dataset", "collate"):
+                lines[line, stage] = _sum(lines.get((line, stage), _NOTHING), spent)
+        collate = account.tally.stages("collate").get(COLLATE, _NOTHING)
+        # How long it took is known exactly, and of what kind that time was from what was seen.
+        factor = account.collate_ns / collate.wall if collate.wall else 0.0
+        measured = Spent(account.collate_ns, int(collate.cpu * factor), int(collate.delay * factor))
+        stages[COLLATE] = _sum(stages.get(COLLATE, _NOTHING), measured)
+        if account.worker >= 0:  # another thread there sends what was made
+            rest = max(0, account.cpu_ns - in_main)
+            stages[TRANSFER] = _sum(stages.get(TRANSFER, _NOTHING), Spent(rest, rest, 0))
+    ordered = sorted(lines.items(), key=lambda item: -item[1].wall)
+    return LoaderCosts(
+        {stage: _each(spent, batches) for stage, spent in stages.items()},
+        tuple((line, stage, _each(spent, batches)) for (line, stage), spent in ordered if line.file),
+        batches,
+        sum(account.samples for account in known),
+        len({account.worker for account in known} - {-1}),
+    )
+
+
+def costs_of_clock(before: dict[str, float], after: dict[str, float], batches: int) -> LoaderCosts:
+    """Costs of a loader of fastpipe's, from its clock; its threads run nearly all of that time."""
+    stages = {}
+    for stage, seconds in after.items():
+        spent = int((seconds - before.get(stage, 0.0)) * 1e9 / max(1, batches))
+        if stage != "wait" and spent > 0:
+            stages["collate" if stage == "copy" else stage] = Spent(spent, spent, 0)
+    return LoaderCosts(stages, (), batches)
+
+
+def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> Alone | None:
+    """Take batches of a loader and do nothing with them.
+
+    Args:
+        begin: makes an iterator of it.
+        skipped: batches that it may have ready when it begins, or that wait for workers to start.
+        seconds: that it is looked at, not counting those.
+
+    Returns:
+        What was seen; None where it has fewer than two batches more than those.
+    """
+    took, batches, cpu = 0.0, 0, 0
+    knows_cpu = True
+    deadline = perf_counter() + 4 * seconds
+    while took < seconds and perf_counter() < deadline:
+        iterator, count = begin(), 0
+        start, used = perf_counter(), processes_cpu_ns()
+        for _ in iterator:
+            count += 1
+            if count == skipped:
+                start, used = perf_counter(), processes_cpu_ns()
+            if (count > skipped and took + perf_counter() - start > seconds) or perf_counter() > deadline:
+                break
+        if count <= skipped + 1:
+            break
+        took += perf_counter() - start
+        now = processes_cpu_ns()
+        if now is None or used is None:
+            knows_cpu = False
+        else:
+            cpu += now - used
+        batches += count - skipped
+        del iterator
+    if not batches:
+        return None
+    return Alone(took / batches, cpu / batches / 1e9 if knows_cpu else None, batches)
+
+
+def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
+    """How long a step takes beside a loader.
+
+    The slowest of three decides: the step with data at once, the loader, and the processors, if both together
+    want more of them than there are.
+
+    Args:
+        instant_s: seconds of a step that has its data at once.
+        step_cpu_s: seconds of processors that it takes; None where that is not known.
+        loader: which makes the batches ahead.
+        cores: that both have.
+
+    >>> step_with(0.1, 0.2, Alone(0.3, 0.5, 10), cores=2)
+    0.35
+    """
+    wanted = [instant_s, loader.batch_s]
+    if step_cpu_s is not None and loader.cpu_s is not None:
+        wanted.append((step_cpu_s + loader.cpu_s) / cores)
+    return max(wanted)
+
+
+def without_waiting(costs: LoaderCosts) -> LoaderCosts:
+    """The same, if what it reads were in memory."""
+    stages = dict(costs.stages)
+    if READ in stages:
+        read = stages[READ]
+        stages[READ] = Spent(read.wall - read.idle, read.cpu, read.delay)
+    return LoaderCosts(stages, costs.lines, costs.batches, costs.samples, costs.makers)
+
+
+def without_decoding(costs: LoaderCosts) -> LoaderCosts:
+    """The same, if what it decodes were in memory."""
+    return costs.without(READ, DECODE)
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(one.wall + other.wall, one.cpu + other.cpu, one.delay + other.delay)
+
+
+def _each(spent: Spent, count: int) -> Spent:
+    return Spent(*(value // count for value in spent))

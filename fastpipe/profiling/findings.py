@@ -1,0 +1,185 @@
+"""What a profile finds: the step, the loader, what is waited for, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fastpipe.profiling.costs import Alone, LoaderCosts
+
+__all__ = ["Advice", "Findings", "LoaderNote", "Part", "in_ms"]
+
+_SMALL = 0.05  # of a step: waiting for data that nobody would notice
+
+
+@dataclass(frozen=True)
+class LoaderNote:
+    """The loader that was looked at.
+
+    Attributes:
+        kind: its class, and that of its dataset.
+        workers, ahead: worker processes; batches that are made ahead.
+        batch_size: samples of a batch; None if nobody says.
+        made_at, used_at: lines of the script, ``file:line function``; empty where they are unknown.
+    """
+
+    kind: str
+    workers: int = 0
+    ahead: int = 0
+    batch_size: int | None = None
+    made_at: str = ""
+    used_at: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the time that a step waits, or of what it would take.
+
+    Attributes:
+        name: of a stage, or of a case.
+        seconds: of a step.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to change.
+
+    Attributes:
+        what: in words, with the line.
+        why: the measurement that it comes from.
+        predicted_s: seconds of a step with it; None where no time is predicted.
+        tried_s: the same, measured with the script's own step; None where it was not tried.
+    """
+
+    what: str
+    why: str
+    predicted_s: float | None = None
+    tried_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a profile has found.
+
+    Attributes:
+        loader: that was looked at.
+        steps: that were measured.
+        step_s, wait_s, busy_s: seconds of a step, of those until its batch was there, and with the batch.
+        instant_s: of a step whose batch is there at once; None where that was not measured.
+        step_cpu_s: seconds of processors of such a step.
+        epoch_start_s: until the first batch of an epoch.
+        alone: the loader without a training that uses its batches; None where that was not measured.
+        costs: of a batch, by stage.
+        stall: of what is waited for, the largest part first; their sum is what a step loses.
+        cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
+        advice: the most useful first.
+        cores: that this process may use.
+        outside: lines of the script between its loops that took long: the line, and seconds.
+        seconds: that the script ran.
+        spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
+        worker_spans: of batches, by worker: when the first sample was asked for, the last came, it was whole.
+    """
+
+    loader: LoaderNote | None
+    steps: int = 0
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    instant_s: float | None = None
+    step_cpu_s: float | None = None
+    epoch_start_s: float | None = None
+    alone: Alone | None = None
+    costs: LoaderCosts = field(default_factory=LoaderCosts)
+    stall: tuple[Part, ...] = ()
+    cases: tuple[Part, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    cores: int = 1
+    outside: tuple[tuple[str, float], ...] = ()
+    seconds: float = 0.0
+    spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
+    worker_spans: tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...] = field(default=(), repr=False)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds of a step that are lost for want of data.
+
+        It waits for its batch, and is slower with that than with data at once where others make the next
+        batches on the same cores: by what these take of them at most.  More than that has other causes.
+        """
+        if self.instant_s is None or self.alone is None or not self.loader or not self.loader.ahead:
+            return self.wait_s
+        taken = self.busy_s if self.alone.cpu_s is None else self.alone.cpu_s / self.cores
+        return self.wait_s + min(max(0.0, self.busy_s - self.instant_s), taken)
+
+    @property
+    def base_s(self) -> float:
+        """Seconds of a step whose batch is there at once."""
+        return max(0.0, self.step_s - self.lost_s)
+
+    @property
+    def stall_share(self) -> float:
+        """Which part of a step is lost for want of data, from 0 to 1."""
+        return self.lost_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def is_loader_bound(self) -> bool:
+        """Whether another loader would make a difference."""
+        return self.stall_share > _SMALL
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.loader is None:
+            return "no loader was iterated"
+        if not self.is_loader_bound:
+            return (
+                f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "
+                f"takes {in_ms(self.base_s)} of {in_ms(self.step_s)}"
+            )
+        parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
+        return f"stall {self.stall_share:.0%}{': ' if parts else ''}{parts}"
+
+    def effect(self, advice: Advice) -> str:
+        """What a change will do to a step, and did when it was tried; empty where that is not known."""
+        if advice.predicted_s is None or not self.step_s:
+            return ""
+        now, then = self.step_s, advice.predicted_s
+        text = f"{in_ms(now)} → {in_ms(then)} a step, {now / then:.2f}×"
+        if advice.tried_s is not None:
+            text += f" (tried: {in_ms(advice.tried_s)}, {now / advice.tried_s:.2f}×)"
+        return text
+
+    def lines(self) -> Iterator[str]:
+        """The figures of the step, in words."""
+        loader = self.loader
+        if loader is None:
+            return
+        who = f"{loader.workers} workers" if loader.workers else "no workers"
+        size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
+        place = f", {loader.used_at}" if loader.used_at else ""
+        yield f"{loader.kind}, {who}{size}{place}: {self.steps} steps"
+        yield f"a step takes {in_ms(self.step_s)}: waits {in_ms(self.wait_s)}, is busy {in_ms(self.busy_s)}"
+        if self.cases:
+            yield "; ".join(f"{case.name} {in_ms(case.seconds)}" for case in self.cases)
+        if self.alone is not None:
+            cpu = "" if self.alone.cpu_s is None else f", of {in_ms(self.alone.cpu_s)} of processor"
+            yield f"the loader alone makes a batch in {in_ms(self.alone.batch_s)}{cpu}; {self.cores} cores"
+        if self.epoch_start_s is not None:
+            yield f"an epoch's first batch comes after {in_ms(self.epoch_start_s)}"
+
+
+def in_ms(seconds: float) -> str:
+    """A time for people.
+
+    >>> in_ms(2.5), in_ms(0.1234), in_ms(0.00456), in_ms(0.0000789)
+    ('2.50 s', '123 ms', '4.6 ms', '0.079 ms')
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 0.0995:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e3:.2g} ms"

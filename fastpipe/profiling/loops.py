@@ -1,0 +1,252 @@
+"""A training loop as its loader sees it: how long each step waited for its batch, and was busy with it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from enum import Enum
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+from fastpipe.profiling.times import processes_cpu_ns
+
+__all__ = ["Clock", "Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
+
+_WARM = 2  # steps in which everything starts
+_MOST_STEPS = 400
+_LEAST_STEPS = 5
+_SETTLE_S, _MOST_SETTLE_S = 0.2, 8.0
+
+
+class Enough(BaseException):
+    """Ends a training loop that has been measured; not an error, and not caught by ``except Exception``."""
+
+
+class Phase(str, Enum):
+    """What a loop gets: its loader's batches, the same batch again, or those of another loader."""
+
+    WARMING = "warming"
+    AS_IT_IS = "as it is"
+    SETTLING = "settling"
+    INSTANT = "instant data"
+    TRIED = "tried"
+
+
+class Clock(Protocol):
+    """Measures on the device what the processor does not see; see :mod:`fastpipe.profiling.cuda`."""
+
+    def begin(self) -> None:
+        """A step has its batch."""
+
+    def end(self) -> None:
+        """A step asks for the next one."""
+
+
+class Steps:
+    """Nanoseconds of steps, each split into waiting for a batch and being busy with it.
+
+    >>> steps = Steps()
+    >>> steps.add(2_000_000, 8_000_000)
+    >>> steps.seconds, steps.wait_s
+    (0.01, 0.002)
+    """
+
+    def __init__(self) -> None:
+        self.waits, self.busy = array("q"), array("q")
+
+    def add(self, wait: int, busy: int) -> None:
+        """Add a step."""
+        self.waits.append(wait)
+        self.busy.append(busy)
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: their mean, as batches of several workers come in turns, some of them together."""
+        return (sum(self.waits) + sum(self.busy)) / max(1, len(self)) / 1e9
+
+    @property
+    def wait_s(self) -> float:
+        """Of a step's time, for its batch: the mean."""
+        return sum(self.waits) / max(1, len(self)) / 1e9
+
+    @property
+    def busy_s(self) -> float:
+        """Of a step's time, with its batch: the mean."""
+        return sum(self.busy) / max(1, len(self)) / 1e9
+
+
+class Loop:
+    """The steps of one training loop, and what they get.
+
+    Args:
+        seconds: that are measured as it is; half as many with the same batch again.
+        is_replayed: whether the last batch is given again and again when enough is known of the loop as it
+            is: so much of a step's time is left where data comes at once.
+        steps: measured as it is, at most.
+        next_phase: called when both are known; returns batches of another loader to try, or None to end.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        is_replayed: bool,
+        steps: int = _MOST_STEPS,
+        next_phase: Callable[[], Iterator[Any] | None] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._seconds, self._is_replayed, self._most = seconds, is_replayed, steps
+        self._next_phase, self._clock = next_phase, clock
+        self.phase = Phase.WARMING
+        self.steps: dict[Phase, Steps] = {phase: Steps() for phase in Phase}
+        self.epoch_starts: list[float] = []
+        self.step_cpu_ns: int | None = None
+        self.batch: Any = None
+        self.ahead = 0  # batches that the loader makes ahead
+        self.is_over = False
+        self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
+        self._asked = self._got = 0
+        self._phase_began = perf_counter_ns()
+        self._cpu: int | None = None
+        self._trial: Iterator[Any] | None = None
+        self._is_first = True
+
+    def close(self) -> None:
+        """Let go of batches and of whoever would be asked for more."""
+        self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all of its steps."""
+        return sum(len(steps) * steps.seconds for steps in self.steps.values())
+
+    def next(self, take: Callable[[], Any]) -> Any:
+        """The next batch: what ``take`` returns, or one in its place.
+
+        Raises:
+            Enough: all is measured.
+            StopIteration: ``take`` has no more.
+        """
+        now = perf_counter_ns()
+        if self._got:
+            self._step_ended(now)
+            now = perf_counter_ns()
+        self._asked = now
+        if self.phase in (Phase.SETTLING, Phase.INSTANT):
+            batch = self.batch
+        elif self._trial is not None:
+            batch = next(self._trial)
+        else:
+            batch = self._taken(take)
+        self._got = perf_counter_ns()
+        if self._is_first:
+            self.epoch_starts.append((self._got - now) / 1e9)
+        if self._clock is not None:
+            self._clock.begin()
+        return batch
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the script is busy with a batch."""
+        return self._got != 0
+
+    def begin_epoch(self) -> None:
+        """What follows is another iteration of the loader."""
+        self._got, self._is_first = 0, True
+
+    def end_epoch(self) -> None:
+        """The script has left the loop."""
+        self._got = 0
+
+    def _taken(self, take: Callable[[], Any]) -> Any:
+        try:
+            batch = take()
+        except BaseException:
+            self._got = 0  # what the script does between epochs is no step
+            raise
+        if self._is_replayed:
+            self.batch = batch
+        return batch
+
+    def _step_ended(self, now: int) -> None:
+        if self._clock is not None:
+            self._clock.end()
+        # The first step of an epoch waits for workers to start: it is told apart.
+        if not self._is_first:
+            self.steps[self.phase].add(self._got - self._asked, now - self._got)
+        if len(self.spans) < 4 * _MOST_STEPS:
+            self.spans.append((self.phase.value, self._asked, self._got, now))
+        self._is_first = False
+        if not self.is_over:
+            self._advance(now)
+
+    def _advance(self, now: int) -> None:
+        """Go on to the next phase, when enough is known of this one."""
+        count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
+        if self.phase is Phase.WARMING and count >= _WARM:
+            self._enter(Phase.AS_IT_IS)
+        elif self.phase is Phase.AS_IT_IS and self._has_enough(count, seconds, self._seconds):
+            if self._is_replayed:
+                self._enter(Phase.SETTLING)
+            else:
+                self._finish()
+        elif self.phase is Phase.SETTLING and self._is_settled(seconds):
+            self._enter(Phase.INSTANT)
+        elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
+            if self._cpu is not None:
+                self.step_cpu_ns = ((processes_cpu_ns() or self._cpu) - self._cpu) // count
+            self._finish()
+        elif self.phase is Phase.TRIED and self._has_enough(count, seconds, self._seconds / 2):
+            self._finish()
+
+    def _has_enough(self, count: int, seconds: float, wanted: float) -> bool:
+        if count >= self._most:
+            return True
+        return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
+
+    def _is_settled(self, seconds: float) -> bool:
+        """Whether the loader has made all that it makes ahead, in the time that it needs for that."""
+        return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
+
+    def _finish(self) -> None:
+        self._trial = None if self._next_phase is None else self._next_phase()
+        if self._trial is None:
+            self.is_over = True
+            if self._next_phase is not None:
+                raise Enough
+            return
+        self.steps[Phase.TRIED] = Steps()
+        self._enter(Phase.TRIED)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._phase_began = phase, perf_counter_ns()
+        if phase is Phase.INSTANT:
+            self._cpu = processes_cpu_ns()
+
+
+class WatchedIterator:
+    """An iterator of a loader whose steps are measured; otherwise it is the loader's own."""
+
+    def __init__(self, inner: Iterator[Any], loop: Loop) -> None:
+        self._inner, self._loop = inner, loop
+        self._take = inner.__next__
+        loop.begin_epoch()
+
+    def __iter__(self) -> WatchedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._loop.next(self._take)
+
+    def __del__(self) -> None:
+        self._loop.end_epoch()
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled, or was not made
+            raise AttributeError(name)
+        return getattr(self._inner, name)

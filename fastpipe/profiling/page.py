@@ -1,0 +1,143 @@
+"""A report as a page of HTML that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from fastpipe.profiling.findings import Advice, Findings, in_ms
+from fastpipe.profiling.stages import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM
+
+__all__ = ["page"]
+
+_COLOURS = {
+    READ: "#3b6fb6", DECODE: "#c2571a", TRANSFORM: "#7a4fa3", COLLATE: "#8a7a1f", TRANSFER: "#4d7d4d",
+    OTHER: "#777777", "busy": "#0b8a6d", "wait": "#c9302c",
+}  # fmt: skip
+_WIDTH, _ROW = 860, 26
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c1f23 }
+body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.05rem; margin-top: 2rem }
+table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: right }
+td:first-child, th:first-child { text-align: left } th { font-weight: 600; border-bottom: 1px solid #bbb }
+svg { width: 100%; height: auto; display: block } .quiet { color: #5c6470 } li { margin-bottom: .7rem }
+.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; vertical-align: -.05rem }
+"""
+
+
+def page(report: Findings) -> str:
+    """The whole page.
+
+    Args:
+        report: what was found.
+    """
+    parts = [
+        f"<h1>{escape(report.verdict)}</h1>",
+        *(f'<div class="quiet">{escape(line)}</div>' for line in report.lines()),
+        *_cases(report), *_timeline(report), *_stages(report), *_advice(report),
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>fastpipe profile</title>\n'
+        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _cases(report: Findings) -> Iterator[str]:
+    """A bar for each case, and what is waited for in that as it is."""
+    if not report.step_s:
+        return
+    cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
+    longest = max(seconds for _, seconds in cases)
+    label, scale = 190, (_WIDTH - 190 - 70) / longest
+    yield "<h2>A step</h2>"
+    yield f'<svg viewBox="0 0 {_WIDTH} {len(cases) * _ROW}" role="img" aria-label="seconds of a step">'
+    for number, (name, seconds) in enumerate(cases):
+        y = number * _ROW
+        yield f'<text x="0" y="{y + 17}" font-size="14">{escape(name)}</text>'
+        if number == len(cases) - 1:
+            busy = max(0.0, seconds - sum(part.seconds for part in report.stall))
+            pieces = [("busy", busy), *((part.name, part.seconds) for part in report.stall)]
+        else:
+            pieces = [("busy", seconds)]
+        x = float(label)
+        for stage, length in pieces:
+            yield _rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
+            x += length * scale
+        yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_ms(seconds)}</text>'
+    yield "</svg>"
+    named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
+    keys = (
+        f'<span class="key" style="background:{_colour(name)}"></span>{escape(name)}'
+        for name in ("busy", *named)
+    )
+    yield f'<div class="quiet">of the last bar:{"".join(keys)}</div>'
+
+
+def _timeline(report: Findings) -> Iterator[str]:
+    """Steps as they came: waiting in red."""
+    spans = [span for span in report.spans if span[0] in ("as it is", "warming")][-40:]
+    if not spans:
+        return
+    first, last = spans[0][1], max(span[3] for span in spans)
+    scale = _WIDTH / max(1, last - first)
+    yield f"<h2>{len(spans)} steps, {in_ms((last - first) / 1e9)}: waiting in red</h2>"
+    yield f'<svg viewBox="0 0 {_WIDTH} 30" role="img" aria-label="steps, and what they waited">'
+    for _, asked, got, done in spans:
+        for begin, end, colour in ((asked, got, _COLOURS["wait"]), (got, done, _COLOURS["busy"])):
+            x, width = (begin - first) * scale, (end - begin) * scale
+            yield _rect(x, 3, width - 0.4, 22, colour)
+    yield "</svg>"
+
+
+def _stages(report: Findings) -> Iterator[str]:
+    """What a batch costs."""
+    if not report.costs.stages:
+        return
+    yield "<h2>A batch</h2>"
+    shares = report.costs.shares()
+    rows = []
+    for stage in sorted(report.costs.stages, key=STAGES.index):
+        spent = report.costs.stages[stage]
+        times = (in_ms(value / 1e9) for value in (spent.wall, spent.cpu, spent.delay, spent.idle))
+        rows.append([stage, f"{shares[stage]:.0%}", *times])
+    yield _table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    total = report.costs.wall_s * 1e9
+    lines = [
+        [str(line), stage, f"{spent.wall / total:.0%}"]
+        for line, stage, spent in report.costs.lines[:8]
+        if total and spent.wall > 0.01 * total
+    ]
+    if lines:
+        yield "<h2>Lines of the script</h2>"
+        yield _table(["line", "stage", "share"], lines)
+
+
+def _advice(report: Findings) -> Iterator[str]:
+    if not report.advice:
+        return
+    yield "<h2>What would help</h2><ol>"
+    for advice in report.advice:
+        yield f"<li><b>{escape(advice.what)}</b>{_effect(report, advice)}<br>{escape(advice.why)}</li>"
+    yield "</ol>"
+
+
+def _effect(report: Findings, advice: Advice) -> str:
+    if advice.predicted_s is None:
+        return ""
+    return f"<br>{escape(report.effect(advice))}"
+
+
+def _colour(stage: str) -> str:
+    return _COLOURS.get(stage, _COLOURS["wait"])
+
+
+def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
+    size = f'width="{max(0.0, width):.2f}" height="{height}"'
+    return f'<rect x="{x:.2f}" y="{y}" {size} fill="{colour}"/>'
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{escape(one)}</th>" for one in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"

@@ -1,0 +1,62 @@
+"""``fastpipe profile SCRIPT``: its options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from fastpipe.bench.command import positive
+from fastpipe.bench.progress import Progress
+from fastpipe.profiling.script import profile_script
+
+__all__ = ["ABOUT", "add_arguments", "run"]
+
+ABOUT = "run a training script for a while, unchanged: does it wait for data, for what, and what would help"
+
+EPILOG = """\
+SCRIPT runs as python SCRIPT ARGUMENTS would, until enough is known of its training loop;
+that ends it, after a minute at most. For a while the loop gets one batch again and again,
+which shows how long a step takes that need not wait: what is trained is not worth keeping.
+Then other settings and fastpipe's loaders are measured on the same data.
+
+exit codes: 0 done, 2 bad input, 130 interrupted; the script's own errors are its own
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("--seconds", type=positive(float), default=10.0, metavar="S",
+        help="how long the loop is measured as it is (default: 10)")  # fmt: skip
+    add("--limit", type=positive(float), default=55.0, metavar="S",
+        help="when the script is ended in any case (default: 55)")  # fmt: skip
+    add("--try", dest="try_advice", action="store_true",
+        help="try the best advice: the script's loop gets batches of the loader that it names")  # fmt: skip
+    add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")
+    add("--html", type=Path, default=None, metavar="FILE", help="write a page with pictures there")
+    add("--trace", type=Path, default=None, metavar="FILE",
+        help="write a timeline there, to be opened in https://ui.perfetto.dev")  # fmt: skip
+    add("script", metavar="SCRIPT", help="a Python file")
+    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+
+
+def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
+    """Run the script and show what was found.
+
+    Returns:
+        0.
+    """
+    progress.stop()
+    report = profile_script(
+        args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice
+    )
+    report.show(console)
+    for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
+        if path is not None:
+            path.write_text(content(), encoding="utf-8")
+            progress.done(f"wrote {path}")
+    return 0

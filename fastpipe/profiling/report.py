@@ -1,0 +1,117 @@
+"""A report: what a profile has found, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastpipe.profiling.findings import Findings, in_ms
+from fastpipe.profiling.page import page
+from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.stages import STAGES
+from fastpipe.profiling.times import Spent
+from fastpipe.profiling.trace import trace_events
+
+__all__ = ["Report"]
+
+_FORMAT = 1
+_WIDTH = 110
+_LINES = 6
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Findings):
+    """What a profile has found; ``print`` it.
+
+    Its attributes are those of :class:`Findings`.
+    """
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
+        self.show(console)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def show(self, console: Console) -> None:
+        """Print it on a console, in its width and colours."""
+        console.print(Text(self.verdict, style="bold"), soft_wrap=True)
+        for line in self.lines():
+            console.print(Text(line), soft_wrap=True)
+        if self.costs.batches:
+            console.print(self._stage_table())
+            for line in self._line_lines():
+                console.print(Text(line), soft_wrap=True)
+        for line in self._outside_lines():
+            console.print(Text(line), soft_wrap=True)
+        for number, advice in enumerate(self.advice, start=1):
+            console.print(Text(f"{number}. {advice.what}", style="bold"), soft_wrap=True)
+            effect = self.effect(advice)
+            console.print(Text(f"   {effect}{': ' if effect else ''}{advice.why}"), soft_wrap=True)
+
+    def json(self) -> str:
+        """Everything as a JSON object."""
+        return json.dumps(self.as_json(), indent=1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+        plain: Any = _plain(self)
+        return {"format": _FORMAT, "verdict": self.verdict, "stall_share": self.stall_share, **plain}
+
+    def trace(self) -> str:
+        """A timeline as JSON, to be opened in https://ui.perfetto.dev."""
+        events = trace_events(self.spans, self.worker_spans)
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def _stage_table(self) -> Table:
+        where = f"each of {self.costs.makers} workers" if self.costs.makers else "the loader's threads"
+        table = Table(box=SIMPLE_HEAD, title=f"a batch, in {where}", title_justify="left")
+        table.add_column("stage")
+        for name in ("time", "share", "running", "waits for a core", "waits for else"):
+            table.add_column(name, justify="right")
+        shares = self.costs.shares()
+        for stage in sorted(self.costs.stages, key=STAGES.index):
+            spent = self.costs.stages[stage]
+            values = (spent.wall, spent.cpu, spent.delay, spent.idle)
+            total, cpu, delay, idle = (in_ms(value / 1e9) for value in values)
+            table.add_row(stage, total, f"{shares[stage]:.0%}", cpu, delay, idle)
+        return table
+
+    def _line_lines(self) -> Iterator[str]:
+        total = self.costs.wall_s * 1e9
+        for line, stage, spent in self.costs.lines[:_LINES]:
+            if total and spent.wall > 0.02 * total:
+                yield f"  {spent.wall / total:4.0%} {stage:9} {line}"
+
+    def _outside_lines(self) -> Iterator[str]:
+        for line, seconds in self.outside[:_LINES]:
+            yield f"  {seconds:6.1f} s outside of loops over loaders: {line}"
+
+    def html(self) -> str:
+        """A page that needs nothing but itself."""
+        return page(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Line):
+        return str(value) if value.file else ""
+    if isinstance(value, Spent):
+        return {"wall_s": value.wall / 1e9, "cpu_s": value.cpu / 1e9, "delay_s": value.delay / 1e9,
+                "idle_s": value.idle / 1e9}  # fmt: skip
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

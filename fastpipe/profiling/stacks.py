@@ -1,0 +1,104 @@
+"""Which stage a thread is in, and in which line of the script, from its stack."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from fastpipe.profiling.calls import Calls
+from fastpipe.profiling.stages import OTHER, stage_of
+
+__all__ = ["Boundary", "Line", "Stacks"]
+
+_OWN = str(Path(__file__).resolve().parents[1])
+
+
+class Line(NamedTuple):
+    """A line of the script.
+
+    Attributes:
+        file: its path; empty where no code of the script's is on the stack.
+        line: from 1.
+        function: that it is in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} {self.function}" if self.file else "–"
+
+
+class Boundary(NamedTuple):
+    """A function below which a stack is looked at.
+
+    Attributes:
+        kind: what happens below it, such as ``"dataset"``.
+        stage: of all that happens there; None to tell it from what is called.
+    """
+
+    kind: str
+    stage: str | None = None
+
+
+class Stacks:
+    """Looks at stacks of threads.
+
+    Args:
+        boundaries: by code.
+    """
+
+    def __init__(self, boundaries: dict[CodeType, Boundary]) -> None:
+        self._boundaries = boundaries
+        self._calls = Calls()
+        self._stages: dict[CodeType, str | None] = {}
+        self._are_users: dict[str, bool] = {}
+        paths = sysconfig.get_paths()
+        places = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OWN]
+        places += [*site.getsitepackages(), site.getusersitepackages()]
+        self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
+
+    def look(self, frame: FrameType | None) -> tuple[str, str, Line]:
+        """What a thread does whose innermost frame this is.
+
+        Returns:
+            The kind of the boundary that it is below (empty for none), the stage, and the script's innermost
+            line.
+        """
+        stage = None if frame is None else stage_of(self._calls.name(frame))
+        line = Line("", 0, "")
+        while frame is not None:
+            code = frame.f_code
+            boundary = self._boundaries.get(code)
+            if boundary is not None:
+                return boundary.kind, boundary.stage or stage or OTHER, line
+            if self.is_users(code.co_filename):
+                if not line.file:
+                    name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
+                    line = Line(code.co_filename, frame.f_lineno, name)
+            elif stage is None:
+                stage = self._stage(frame)
+            frame = frame.f_back
+        return "", stage or OTHER, line
+
+    def is_users(self, file: str) -> bool:
+        """Whether a file is of the script's, not of Python, of an installed package or of fastpipe."""
+        found = self._are_users.get(file)
+        if found is None:
+            path = os.path.realpath(file)
+            # What has no file, such as "<string>", is nothing that can be shown.
+            found = os.path.isfile(path) and not path.startswith(self._libraries)
+            self._are_users[file] = found
+        return found
+
+    def _stage(self, frame: FrameType) -> str | None:
+        code = frame.f_code
+        if code not in self._stages:
+            name = getattr(code, "co_qualname", code.co_name)
+            self._stages[code] = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
+        return self._stages[code]

@@ -1,0 +1,234 @@
+"""Sees the loaders that a script iterates, by what ``iter(loader)`` returns; the script is not changed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.abc
+import importlib.machinery
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from fastpipe.profiling.loops import Loop, WatchedIterator
+from fastpipe.profiling.recorder import Recorder
+from fastpipe.profiling.stacks import Boundary, Line, Stacks
+from fastpipe.profiling.timed import (
+    TimedBatches,
+    TimedCollate,
+    TimedDataset,
+    TimedInit,
+    TimedIterable,
+    Witness,
+)
+
+__all__ = ["Watch", "Watched"]
+
+_DATALOADER = "torch.utils.data.dataloader"
+
+
+class Watched:
+    """A loader that was iterated.
+
+    Attributes:
+        loader: itself.
+        made_at, used_at: lines of the script in which it was made and is iterated.
+        loop: its steps.
+        witness: what its dataset did; None where that is not looked at.
+        view: the loader with a dataset that is witnessed, while it is watched.
+    """
+
+    def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
+        self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
+        self.witness: Witness | None = None
+        self.view: Any = None
+        loop.ahead = (getattr(loader, "num_workers", 0) or 0) * (
+            getattr(loader, "prefetch_factor", 2) or 2
+        ) or 2
+
+
+class Watch:
+    """While it is open, each loader of torch's that is iterated is watched.
+
+    Args:
+        make_loop: of a loader that is seen for the first time.
+        looks: whether stacks are looked at, of this process and of workers.
+    """
+
+    def __init__(self, make_loop: Callable[[Any], Loop], *, looks: bool = True) -> None:
+        self._make_loop, self._looks = make_loop, looks
+        self._found: list[Watched] = []
+        self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
+        self._stacks = Stacks({})
+        self._cleanup = contextlib.ExitStack()
+        self.recorder: Recorder | None = None
+        self._is_paused = False
+
+    @property
+    def found(self) -> list[Watched]:
+        """The loaders that were iterated, in the order in which they first were."""
+        return self._found
+
+    def __enter__(self) -> Watch:
+        with contextlib.ExitStack() as cleanup:
+            self._folder = tempfile.mkdtemp(prefix="fastpipe-profile-")
+            cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            if self._looks:
+                self.recorder = Recorder({**_LOOP, **_DATASET}, [threading.get_ident()], kind=self._kind)
+                cleanup.enter_context(self.recorder)
+            module = sys.modules.get(_DATALOADER)
+            if module is not None:
+                cleanup.callback(_patch(module.DataLoader, self))
+            else:
+                hook = _WhenImported(
+                    _DATALOADER, lambda module: cleanup_later(_patch(module.DataLoader, self))
+                )
+                cleanup_later = self._cleanup.callback
+                sys.meta_path.insert(0, hook)
+                cleanup.callback(_remove, sys.meta_path, hook)
+            self._cleanup.push(cleanup.pop_all())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._found:
+            # Now: when garbage is collected torch cannot tell workers any more that they are to end.
+            one.view = None
+            one.loop.close()
+            if one.witness is not None:
+                one.witness.close()
+        self._cleanup.close()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Loaders that are iterated meanwhile are not watched."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def _kind(self) -> str:
+        """What the script is at, where it does not wait for a batch."""
+        return "step" if any(one.loop.is_in_step for one in self._found) else "outside"
+
+    def of(self, loader: Any) -> Watched | None:
+        """What is known of a loader; None before it was iterated."""
+        return next((one for one in self._found if one.loader is loader), None)
+
+    def iterate(self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        """A watched iterator of a loader.
+
+        Args:
+            loader: the script's.
+            begin: makes an iterator of it, or of a view of it.
+        """
+        if self._is_paused:
+            return begin(loader)
+        known = self.of(loader)
+        if known is None:
+            known = Watched(loader, self._made_at_of(loader), self._line(), self._make_loop(loader))
+            self._found.append(known)
+            if self._looks and hasattr(loader, "collate_fn") and _is_stock(loader):
+                self._instrument(known)
+        inner = begin(loader if known.view is None else known.view)
+        return inner if known.loop.is_over else WatchedIterator(inner, known.loop)
+
+    def made(self, loader: Any) -> None:
+        """A loader was made; the line that did it is on the stack."""
+        if not self._is_paused:
+            with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
+                self._made_at[loader] = self._line()
+
+    def _made_at_of(self, loader: Any) -> Line | None:
+        try:
+            return self._made_at.get(loader)
+        except TypeError:
+            return None
+
+    def _line(self) -> Line:
+        """The script's innermost line."""
+        return self._stacks.look(sys._getframe(2))[2]
+
+    def _instrument(self, known: Watched) -> None:
+        """Have the loader's dataset witnessed, in a view of the loader."""
+        loader = known.loader
+        if getattr(loader, "_iterator", None) is not None:  # workers that run already, as they are persistent
+            return
+        folder = os.path.join(self._folder, str(len(self._found)))
+        os.mkdir(folder, 0o700)
+        witness = known.witness = Witness(folder)
+        view = known.view = copy.copy(loader)
+        kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
+        if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
+            kind = TimedIterable
+        # Past ``DataLoader.__setattr__``, which lets nobody change these of a loader that is made.
+        view.__dict__["dataset"] = kind(loader.dataset, witness)
+        view.__dict__["collate_fn"] = TimedCollate(loader.collate_fn, witness)
+        if loader.num_workers:
+            view.__dict__["worker_init_fn"] = TimedInit(loader.worker_init_fn, witness)
+
+
+def _is_stock(loader: Any) -> bool:
+    """Whether torch's own code makes the batches."""
+    return type(loader).__module__.partition(".")[0] != "fastpipe"
+
+
+def _patch(kind: Any, watch: Watch) -> Callable[[], None]:
+    """Have a class's loaders watched; returns what undoes it."""
+    begin, init = kind.__iter__, kind.__init__
+
+    def watched_iter(self: Any) -> Any:
+        return watch.iterate(self, begin)
+
+    def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        watch.made(self)
+
+    kind.__iter__, kind.__init__ = watched_iter, watched_init
+
+    def undo() -> None:
+        kind.__iter__, kind.__init__ = begin, init
+
+    return undo
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Calls a function with a module when it has been imported."""
+
+    def __init__(self, name: str, then: Callable[[Any], object]) -> None:
+        self._name, self._then, self._is_busy = name, then, False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name or self._is_busy:
+            return None
+        self._is_busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_busy = False
+        if spec is not None and spec.loader is not None:
+            run, then = spec.loader.exec_module, self._then
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _remove(finders: list[Any], finder: Any) -> None:
+    with contextlib.suppress(ValueError):
+        finders.remove(finder)
+
+
+_LOOP = {WatchedIterator.__next__.__code__: Boundary("waiting")}
+_DATASET = {
+    TimedDataset.__getitem__.__code__: Boundary("dataset"),
+    TimedBatches.__getitems__.__code__: Boundary("dataset"),
+}

@@ -1,0 +1,130 @@
+"""The steps of a loop: what they get, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fastpipe.profiling import loops
+from fastpipe.profiling.loops import Enough, Loop, Phase, Steps, WatchedIterator
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock that stands until it is set on."""
+
+    class Clock:
+        now = 0
+
+        def __call__(self) -> int:
+            return self.now
+
+        def forward(self, milliseconds: float) -> None:
+            self.now += int(milliseconds * 1e6)
+
+    found = Clock()
+    monkeypatch.setattr(loops, "perf_counter_ns", found)
+    return found
+
+
+def batches(clock: Any, count: int, wait_ms: float) -> Iterator[int]:
+    for number in range(count):
+        clock.forward(wait_ms)
+        yield number
+
+
+def test_waiting_and_being_busy_are_told_apart_and_the_first_step_of_an_epoch_is_not_counted(
+    clock: Any,
+) -> None:
+    loop = Loop(float("inf"), is_replayed=False)
+    for _ in range(2):
+        for _ in WatchedIterator(batches(clock, 10, 3), loop):
+            assert loop.is_in_step
+            clock.forward(7)
+        assert not loop.is_in_step
+        clock.forward(1000)  # between epochs
+    assert loop.phase is Phase.AS_IT_IS
+    steps = loop.steps[Phase.AS_IT_IS]
+    assert len(steps) + len(loop.steps[Phase.WARMING]) == 18
+    assert steps.wait_s == pytest.approx(0.003) and steps.busy_s == pytest.approx(0.007)
+    assert steps.seconds == pytest.approx(0.010)
+    assert loop.epoch_starts == pytest.approx([0.003, 0.003])
+
+
+def test_what_a_loop_gets_when_it_is_replayed_and_tried(clock: Any) -> None:
+    trials = [iter(["a"] * 1000), None]
+    loop = Loop(0.1, is_replayed=True, next_phase=lambda: trials.pop(0))
+    got: list[Any] = []
+    with pytest.raises(Enough):
+        for batch in WatchedIterator(batches(clock, 1000, 3), loop):
+            got.append((loop.phase, batch))
+            clock.forward(7)
+    assert loop.is_over and not trials
+    kept = [batch for phase, batch in got if phase in (Phase.WARMING, Phase.AS_IT_IS)]
+    assert kept == list(range(len(kept)))  # as it is: each of its batches, in order
+    assert {batch for phase, batch in got if phase is Phase.INSTANT} == {kept[-1]}
+    assert {batch for phase, batch in got if phase is Phase.TRIED} == {"a"}
+    assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.007)
+    order = list(dict.fromkeys(phase for phase, _ in got))
+    assert order == [Phase.WARMING, Phase.AS_IT_IS, Phase.SETTLING, Phase.INSTANT, Phase.TRIED]
+
+
+def test_a_replayed_loop_goes_on_over_epochs_that_are_short(clock: Any) -> None:
+    loop = Loop(0.2, is_replayed=True, next_phase=lambda: None)
+    epochs = 0
+    with pytest.raises(Enough):
+        while True:
+            epochs += 1
+            for _ in WatchedIterator(batches(clock, 4, 10), loop):
+                clock.forward(10)
+    assert epochs > 2 and len(loop.steps[Phase.AS_IT_IS]) >= 5
+
+
+def test_without_a_replay_nothing_is_kept(clock: Any) -> None:
+    loop = Loop(0.1, is_replayed=False, next_phase=lambda: None)
+    with pytest.raises(Enough):
+        for _ in WatchedIterator(batches(clock, 1000, 10), loop):
+            clock.forward(1)
+    assert loop.batch is None and not len(loop.steps[Phase.INSTANT])
+
+
+def test_a_loop_that_is_left_is_in_no_step_any_more(clock: Any) -> None:
+    loop = Loop(float("inf"), is_replayed=False)
+    for _ in WatchedIterator(batches(clock, 5, 1), loop):
+        break
+    assert not loop.is_in_step
+
+
+def test_an_error_of_the_loader_is_the_scripts_to_see(clock: Any) -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk")
+
+    loop = Loop(float("inf"), is_replayed=True)
+    with pytest.raises(OSError, match="the disk"):
+        list(WatchedIterator(failing(), loop))
+    assert not loop.is_in_step
+
+
+def test_an_iterators_own_attributes_are_there() -> None:
+    class Inner:
+        length = 7
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def __len__(self) -> int:
+            return 9
+
+    watched = WatchedIterator(Inner(), Loop(1, is_replayed=False))
+    assert len(watched) == 9 and watched.length == 7 and iter(watched) is watched and next(watched) == 1
+
+
+def test_no_steps_take_no_time() -> None:
+    steps = Steps()
+    assert (steps.seconds, steps.wait_s, steps.busy_s, len(steps)) == (0, 0, 0, 0)

@@ -1,0 +1,216 @@
+"""``fastpipe.profile``: what it says of loaders whose bottleneck is known."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import select
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import fastpipe
+from fastpipe import FastImageFolder, FastLoader
+from fastpipe.errors import OptionError
+from fastpipe.profiling import Report
+
+SECONDS = 0.6
+
+
+def work(amount: int) -> float:
+    """Keeps one core busy for about ``amount`` × 0.1 ms."""
+    return float(sum(np.sin(np.arange(20_000.0)).sum() for _ in range(amount)))
+
+
+class Slow(Dataset[Any]):
+    """Samples that cost work."""
+
+    def __init__(self, amount: int, length: int = 4000) -> None:
+        self.amount, self.length = amount, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index)]), work(self.amount)
+
+
+class Remote(Slow):
+    """Samples that come from far away: their file answers late."""
+
+    def __getitem__(self, index: int) -> Any:
+        select.select([], [], [], 0.005)  # what a reply of the network is waited for by
+        return torch.tensor([float(index)]), 0
+
+
+def test_a_loader_that_is_slow_is_told_with_its_stages_and_its_line() -> None:
+    report = fastpipe.profile(DataLoader(Slow(8), batch_size=4), lambda batch: work(1), seconds=SECONDS)
+    assert report.stall_share > 0.5 and report.is_loader_bound
+    assert report.verdict.startswith("stall ") and report.stall[0].name == "transform"
+    assert report.instant_s is not None and report.instant_s < report.step_s / 2
+    assert sum(part.seconds for part in report.stall) == pytest.approx(report.lost_s)
+    assert report.base_s == pytest.approx(report.step_s - report.lost_s)
+    functions = [line.function for line, _, _ in report.costs.lines]
+    assert functions[0].startswith("work")
+    assert report.loader is not None and report.loader.kind == "DataLoader over Slow"
+    names = [case.name for case in report.cases]
+    assert names == ["with data at once", "without decoding", "with files in memory", "as it is"]
+
+
+def test_a_step_that_is_slow_is_told_not_to_be_the_loaders_fault() -> None:
+    loader = DataLoader(range(4000), batch_size=4)
+    report = fastpipe.profile(loader, lambda batch: work(40), seconds=SECONDS)
+    assert not report.is_loader_bound and not report.advice
+    assert "your loader is not the problem" in report.verdict
+
+
+def test_waiting_for_storage_is_told_from_work_and_more_workers_are_the_remedy() -> None:
+    loader = DataLoader(Remote(0), batch_size=4, num_workers=1)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
+    assert report.stall[0].name == "read"
+    assert report.costs.read_idle_s > 0.8 * report.costs.wall_s > 0
+    cases = {case.name: case.seconds for case in report.cases}
+    assert cases["with files in memory"] < 0.5 * cases["as it is"]
+    assert report.advice[0].what.startswith("num_workers=")
+    predicted = report.advice[0].predicted_s
+    assert predicted is not None and predicted < 0.7 * report.step_s
+
+
+def test_advice_is_tried_on_the_users_own_step() -> None:
+    seen: list[int] = []
+    loader = DataLoader(Remote(0), batch_size=4, num_workers=1)
+    report = fastpipe.profile(
+        loader, lambda batch: seen.append(len(batch[0])), seconds=SECONDS, try_advice=True
+    )
+    tried = report.advice[0].tried_s
+    assert tried is not None and tried < report.step_s
+    assert "tried:" in str(report) and set(seen) == {4}
+
+
+@pytest.fixture
+def folder(photo_tree: Path) -> ImageFolder:
+    transform = transforms.Compose([transforms.RandomResizedCrop(96), transforms.ToTensor()])
+    return ImageFolder(str(photo_tree), transform)
+
+
+def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(folder: ImageFolder) -> None:
+    loader = DataLoader(folder, batch_size=4, shuffle=True)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)
+    assert {"decode", "transform"} <= {part.name for part in report.stall[:3]}
+    first = report.advice[0]
+    assert "fastpipe" in first.what and first.predicted_s is not None and first.tried_s is not None
+    assert first.predicted_s < report.step_s and "decode" in first.why
+
+
+def test_a_fast_loaders_stages_are_those_of_its_clock(photo_tree: Path) -> None:
+    transform = transforms.Compose([transforms.RandomResizedCrop(96), transforms.ToTensor()])
+    loader = FastLoader(FastImageFolder(photo_tree, transform), batch_size=4, shuffle=True)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
+    assert {"read", "decode", "transform"} <= set(report.costs.stages)
+    assert report.loader is not None and report.loader.kind == "FastLoader over FastImageFolder"
+
+
+def test_a_script_with_its_own_loop_is_watched_and_gets_its_own_batches() -> None:
+    loader = DataLoader(Slow(2, 40), batch_size=4, num_workers=1)
+    wanted = [index for batch in DataLoader(range(40), batch_size=4) for index in batch.tolist()]
+    got: list[float] = []
+    with fastpipe.profile() as profiling:
+        for indices, _ in loader:
+            got += indices.flatten().tolist()
+            work(1)
+    assert got == wanted
+    report = profiling.report
+    assert report.steps + 2 == 9 and report.instant_s is None and not report.advice
+    assert report.wait_s > 0 and report.busy_s > 0 and "transform" in report.costs.stages
+
+
+def test_any_iterable_is_watched_where_it_is_wrapped() -> None:
+    with fastpipe.profile() as profiling:
+        assert list(profiling.watch([1, 2, 3, 4, 5, 6])) == [1, 2, 3, 4, 5, 6]
+    assert profiling.report.loader is not None and profiling.report.loader.kind == "list"
+
+
+def test_an_iterable_that_is_no_loader_is_profiled() -> None:
+    report = fastpipe.profile([torch.ones(3)] * 50, lambda batch: work(20), seconds=0.2)
+    assert not report.is_loader_bound and report.steps >= 5
+
+
+def test_without_a_step_the_loader_alone_is_looked_at() -> None:
+    report = fastpipe.profile(DataLoader(Slow(1), batch_size=4), seconds=0.3)
+    assert report.instant_s is None and report.alone is not None and report.alone.batch_s > 0
+
+
+def test_a_report_is_text_json_a_page_and_a_trace() -> None:
+    report = fastpipe.profile(
+        DataLoader(Slow(2), batch_size=4, num_workers=1), lambda batch: None, seconds=SECONDS
+    )
+    assert repr(report) == str(report) and report.verdict in str(report)
+    assert max(map(len, str(report).splitlines())) < 200
+    content = json.loads(report.json())
+    assert content["format"] == 1 and content["verdict"] == report.verdict
+    assert content["step_s"] == report.step_s and content["costs"]["stages"]["transform"]["wall_s"] > 0
+    trace = json.loads(report.trace())["traceEvents"]
+    names = {event["name"] for event in trace}
+    assert {"wait for the batch", "step", "fetch", "collate", "thread_name"} <= names
+    assert all(event["dur"] >= 0 for event in trace if event["ph"] == "X")
+    checker = Balanced()
+    checker.feed(report.html())
+    assert not checker.open and checker.count > 20
+    assert "http://" not in report.html() and "<script" not in report.html()
+
+
+class Balanced(html.parser.HTMLParser):
+    """Counts elements, and which are not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count = 0
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.count += 1
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        self.count += 1
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    with fastpipe.profile() as profiling:
+        pass
+    assert str(profiling.report) == "no loader was iterated" and isinstance(profiling.report, Report)
+    assert "no loader was iterated" in profiling.report.html()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((iter([1]), len), {}, "iterated once only"),
+        (([], len), {}, "the list has no batch"),
+        ((DataLoader([], batch_size=2), len), {}, "the DataLoader has no batch"),
+        (([1], len), {"seconds": 0}, "seconds must be above 0, got 0"),
+        ((None, len), {}, "needs a loader"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        fastpipe.profile(*arguments, **options)
+
+
+def test_an_error_of_the_step_is_its_own() -> None:
+    def step(batch: Any) -> None:
+        raise RuntimeError("the loss is nan")
+
+    with pytest.raises(RuntimeError, match="the loss is nan"):
+        fastpipe.profile(DataLoader(range(8)), step)
+    assert DataLoader.__iter__.__module__ == "torch.utils.data.dataloader"
