@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ __all__ = ["First", "first_row"]
 _TRIED = 100  # rows, for one that does not fail
 _BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
 _BATCH_ROW_S = 1e-3  # where nothing is known
+_TIMED, _TIMED_S = 9, 0.05  # rows, and seconds from which on there are enough of them
 _TOLERANCE = 1e-5  # relative, between a row and the same of a batch
 
 
@@ -69,10 +72,25 @@ def first_row(asked: Asked) -> First:
                 batch_rows = max(1, min(_BATCH_NBYTES // row_nbytes, _MOST_BATCH_ROWS))
                 alone = [one.copy() for one in form.arrays(sample)]  # the function may use its arrays again
                 row_s = _check_batch(asked, form, index, alone, batch_rows)
+            else:
+                row_s = min(row_s, _next_row_s(maker, range(index + 1, asked.rows)))
             return First(form, row_nbytes, row_s, batch_rows)
     raise GenerationError(
         f"all of the first {min(_TRIED, asked.rows)} rows failed: make one alone to see why"
     )
+
+
+def _next_row_s(maker: Maker, rows: range) -> float:
+    """About how long a row takes that is not the first, which may import, compile or load things."""
+    took: list[float] = []
+    while rows and len(took) < min(_TIMED, len(rows)) and sum(took) < _TIMED_S:
+        begun = time.perf_counter()
+        try:
+            maker.sample(rows[len(took)])
+        except FAILURES:  # which is told when it is made
+            break
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took) if took else math.inf
 
 
 def _check_batch(asked: Asked, form: Form, index: int, first: list[Any], batch_rows: int) -> float:

@@ -690,7 +690,7 @@ def sample(index, rng):
         open(f"row {index}", "w").close()
         while not os.path.exists("go"):
             pass
-    if not os.path.exists("go") and (stuck == "row" and index >= 200 or stuck == "first row"):
+    if not os.path.exists("go") and (stuck == "row" and index >= 600 or stuck == "first row"):
         open("stuck", "w").close()
         while True:
             signal.pause()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastpipe.errors import OptionError
+from fastpipe.errors import GenerationError, OptionError, WorkerError
 from fastpipe.generation import ProbeReport, generate, probe
+from fastpipe.generation import first as first_module
 from fastpipe.generation import generating as generating_module
 from fastpipe.generation.probing import TopFunction
 
@@ -95,3 +97,33 @@ def test_long_work_begins_with_a_look(
 def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="n= is a whole number"):
         probe(_slow(), 0, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(("later_s", "is_probed"), [(0.001, False), (100.0, True)])
+def test_a_first_row_that_loads_things_is_not_taken_for_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_s: float, is_probed: bool
+) -> None:
+    clock, probed = [0.0], []
+
+    def sample(index: int, rng: np.random.Generator) -> dict:
+        clock[0] += 1000.0 if clock[0] == 0 else later_s
+        return {"x": np.float32(index)}
+
+    def probe_of(*args: Any) -> Any:
+        probed.append(args)
+        raise WorkerError("no look", pid=0)
+
+    monkeypatch.setattr(first_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(generating_module, "Probe", probe_of)
+    generate(sample, 50, tmp_path / "x.h5", seed=0, workers=1, executor="threads", progress=False)
+    assert bool(probed) == is_probed
+
+
+def test_a_row_that_fails_behind_the_first_is_told_when_it_is_made(tmp_path: Path) -> None:
+    def sample(index: int, rng: np.random.Generator) -> dict:
+        if index == 2:
+            raise KeyError("scene")
+        return {"x": np.float32(index)}
+
+    with pytest.raises(GenerationError, match="row 2 failed: KeyError: 'scene'"):
+        generate(sample, 50, tmp_path / "x.h5", seed=0, workers=0, progress=False)
