@@ -46,7 +46,7 @@ print(json.dumps(sorted(tops & heavy)))
         None,
         *(
             [*command, "--help"]
-            for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"], ["generate"])
+            for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"], ["generate"], ["profile"])
         ),
     ],
     ids=str,

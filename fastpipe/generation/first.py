@@ -21,7 +21,7 @@ __all__ = ["First", "first_row"]
 _TRIED = 100  # rows, for one that does not fail
 _BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
 _BATCH_ROW_S = 1e-3  # where nothing is known
-_TIMED, _TIMED_S = 9, 0.05  # rows, and seconds from which on there are enough of them
+_TIMED, _TIMED_S = 9, 0.002  # rows, and seconds from which on there are enough of them
 _TOLERANCE = 1e-5  # relative, between a row and the same of a batch
 
 

@@ -3,82 +3,49 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import fastpipe
-from fastpipe.errors import FastpipeError
+from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
+from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.swaps import of_folders, of_rows, of_tables, of_volumes
+from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watched
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["candidates"]
 
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
 _MOST_WORKERS = 32
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A loader in another's place.
-
-    Attributes:
-        what: is to be changed, in words.
-        why: the measurement that it comes from.
-        begin: makes an iterator.
-        skipped: batches that it may have ready when it begins.
-        is_serial: whether it makes a batch only when that is asked for.
-    """
-
-    what: str
-    why: str
-    begin: Callable[[], Iterator[Any]]
-    skipped: int = 2
-    is_serial: bool = False
-
-
-def candidates(watched: Watched, costs: LoaderCosts, cores: int) -> list[Candidate]:
+def candidates(
+    watched: Watched,
+    costs: LoaderCosts,
+    cores: int,
+    accounts: Sequence[Account] = (),
+    images: ImageReads | None = None,
+) -> list[Candidate]:
     """What may be faster than a loader of torch's, for what is known of its costs.
 
     Args:
         watched: the loader.
         costs: of its batches.
         cores: that this process may use.
+        accounts: of the processes that made them.
+        images: that were opened with Pillow; None where that was not looked at.
     """
+    if images is not None and accounts:
+        return list(of_tables(watched, costs, images, accounts[0].batches))
     if not hasattr(watched.loader, "num_workers"):
         return []
-    found = [] if type(watched.loader).__module__.startswith("fastpipe") else _swaps(watched, costs)
-    return [*found, *_workers(watched, costs, cores)]
-
-
-def _place(watched: Watched) -> str:
-    line = watched.made_at if watched.made_at is not None and watched.made_at.file else watched.used_at
-    return f" ({line})" if line.file else ""
-
-
-def _swaps(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
-    """fastpipe's loader over the same dataset, where it makes the batches itself."""
-    place, dataset = _place(watched), type(watched.loader.dataset).__name__
-    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
-    ways: list[tuple[str, str, dict[str, Any]]] = [
-        ("fastpipe.accelerate(loader), or FastImageFolder and FastLoader", "", {}),
-        (
-            'fastpipe.accelerate(loader, augment="auto")',
-            "; other draws of the same augmentation",
-            {"augment": "split"},
-        ),
-    ]
-    for way, note, options in ways:
-        try:
-            fast = fastpipe.accelerate(watched.loader, **options)
-            fast.clock  # there is one where fastpipe makes the batches  # noqa: B018
-        except (FastpipeError, AttributeError, TypeError):
-            return
-        yield Candidate(
-            f"let fastpipe make the batches of {dataset}: {way}{place}",
-            f"measured on batches of yours, of whose time goes now: {shares}{note}",
-            fast.__iter__,
-        )
+    if type(watched.loader).__module__.startswith("fastpipe"):
+        return list(_workers(watched, costs, cores))
+    arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
+    volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
+    return [
+        *of_folders(watched, costs), *of_rows(watched, costs, arrays), *of_volumes(watched, costs, volumes),
+        *_workers(watched, costs, cores),
+    ]  # fmt: skip
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:
@@ -111,7 +78,7 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
     if loader.multiprocessing_context is None and not workers:
         view.__dict__["persistent_workers"] = False
     yield Candidate(
-        f"num_workers={wanted} in the place of {workers}{_place(watched)}",
+        f"num_workers={wanted} in the place of {workers}{place_of(watched)}",
         why,
         view.__iter__,
         2 * wanted + wanted,

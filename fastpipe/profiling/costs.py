@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from fastpipe.profiling.stacks import Line
-from fastpipe.profiling.stages import COLLATE, DECODE, READ, TRANSFER
+from fastpipe.profiling.stages import COLLATE, DECODE, GRAPH, READ, TRANSFER
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.times import Spent, processes_cpu_ns
 
@@ -25,11 +25,21 @@ class Alone:
         batch_s: seconds between two batches.
         cpu_s: seconds of processors that one takes, in all processes; None where that is not known.
         batches: of which that is known.
+        taken: batches that were taken in all, with those that it had ready.
     """
 
     batch_s: float
     cpu_s: float | None
     batches: int
+    taken: int = 0
+
+    def with_more(self, rest: Spent | None, is_beside: bool = False) -> Alone:
+        """The same, if a batch took so much more: after it is made, or beside that."""
+        if rest is None:
+            return self
+        cpu = None if self.cpu_s is None else self.cpu_s + rest.cpu / 1e9
+        after = 0.0 if is_beside else (rest.cpu + rest.idle) / 1e9
+        return Alone(self.batch_s + after, cpu, self.batches)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,11 @@ class LoaderCosts:
         left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
         return LoaderCosts(left, self.lines, self.batches, self.samples, self.makers)
 
+    def with_others(self, cpu_s: float | None) -> LoaderCosts:
+        """The same, with what runs outside of Python, as part of all that a batch takes of processors."""
+        rest = 0 if cpu_s is None else int(max(0.0, cpu_s - self.cpu_s) * 1e9)
+        return replace(self, stages={**self.stages, GRAPH: Spent(rest, rest, 0)} if rest else self.stages)
+
     def shares(self) -> dict[str, float]:
         """Of the time in which a batch is made, by stage, the largest first."""
         total = sum(spent.wall for spent in self.stages.values()) or 1
@@ -101,7 +116,8 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
         # How long it took is known exactly, and of what kind that time was from what was seen.
         factor = account.collate_ns / collate.wall if collate.wall else 0.0
         measured = Spent(account.collate_ns, int(collate.cpu * factor), int(collate.delay * factor))
-        stages[COLLATE] = _sum(stages.get(COLLATE, _NOTHING), measured)
+        if measured.wall:
+            stages[COLLATE] = _sum(stages.get(COLLATE, _NOTHING), measured)
         if account.worker >= 0:  # another thread there sends what was made
             rest = max(0, account.cpu_ns - in_main)
             stages[TRANSFER] = _sum(stages.get(TRANSFER, _NOTHING), Spent(rest, rest, 0))
@@ -136,7 +152,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
     Returns:
         What was seen; None where it has fewer than two batches more than those.
     """
-    took, batches, cpu = 0.0, 0, 0
+    took, batches, taken, cpu = 0.0, 0, 0, 0
     knows_cpu = True
     deadline = perf_counter() + 4 * seconds
     while took < seconds and perf_counter() < deadline:
@@ -148,6 +164,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
                 start, used = perf_counter(), processes_cpu_ns()
             if (count > skipped and took + perf_counter() - start > seconds) or perf_counter() > deadline:
                 break
+        taken += count
         if count <= skipped + 1:
             break
         took += perf_counter() - start
@@ -160,7 +177,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
         del iterator
     if not batches:
         return None
-    return Alone(took / batches, cpu / batches / 1e9 if knows_cpu else None, batches)
+    return Alone(took / batches, cpu / batches / 1e9 if knows_cpu else None, batches, taken)
 
 
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:

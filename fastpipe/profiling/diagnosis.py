@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fastpipe._cpus import available_cpus
-from fastpipe.profiling.candidates import Candidate, candidates
+from fastpipe.profiling.candidate import Candidate, place_of
+from fastpipe.profiling.candidates import candidates
 from fastpipe.profiling.costs import (
     Alone,
     LoaderCosts,
@@ -18,7 +21,10 @@ from fastpipe.profiling.costs import (
     without_decoding,
     without_waiting,
 )
-from fastpipe.profiling.findings import Advice, LoaderNote, Part
+from fastpipe.profiling.findings import Advice, LoaderNote, Part, in_ms
+from fastpipe.profiling.forms import same_form
+from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.stacks import Line
@@ -29,6 +35,7 @@ __all__ = ["Diagnosis"]
 
 _GAIN = 1.05  # less is not worth a change
 _MOST_TRIED = 2
+_START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
 
 
 class Diagnosis:
@@ -49,6 +56,7 @@ class Diagnosis:
         self._tried: dict[int, float] = {}
         self._queue: list[int] | None = None
         self._now: int | None = None
+        self._images: ImageReads | None = None
         self.cores = available_cpus()
 
     @property
@@ -71,15 +79,38 @@ class Diagnosis:
         skipped = 0 if serial else watched.loop.ahead + getattr(loader, "num_workers", 0)
         clock = getattr(loader, "clock", None)
         before = clock.totals() if clock is not None else {}
-        self._alone = alone(loader.__iter__, skipped, self._seconds)
+        if watched.is_opaque:
+            self._look_at_graph(loader, skipped)
+        else:
+            self._alone = alone(loader.__iter__, skipped, self._seconds)
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = costs_of_clock(before, clock.totals(), self._alone.batches + skipped)
         if not self._report().is_loader_bound:
             return
-        for candidate in candidates(watched, self._costs, self.cores):
-            measured = alone(candidate.begin, candidate.skipped, self._seconds)
+        known: dict[Any, Alone | None] = {}
+        for candidate in candidates(watched, self._costs, self.cores, self._accounts, self._images):
+            if candidate.begin not in known:
+                known[candidate.begin] = alone(candidate.begin, candidate.skipped, self._seconds)
+            measured = known[candidate.begin]
             if measured is not None:
-                self._measured.append((candidate, measured))
+                self._measured.append(
+                    (candidate, measured.with_more(candidate.rest, candidate.is_rest_beside))
+                )
+
+    def _look_at_graph(self, loader: Any, skipped: int) -> None:
+        """Measure a ``tf.data.Dataset`` alone, and what it does in Python: in a ``fit`` others do so, too."""
+        witness = FitWitness()
+        try:
+            self._alone = alone(loader.__iter__, skipped, self._seconds)
+        finally:
+            witness.close()
+        if self._alone is None:
+            return
+        self._accounts = witness.accounts()
+        # Each sample's cost is in what was seen; how many there were, in what the loader handed out.
+        self._accounts[0].batches = self._alone.taken
+        self._costs = costs_of(self._accounts).with_others(self._alone.cpu_s)
+        self._images = witness.images
 
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
         """Batches of another loader for the script's step; None when everything is known.
@@ -93,11 +124,16 @@ class Diagnosis:
         with watch.paused():
             if self._queue is None:
                 self.look(watched)
-                self._queue = self._ranked()[:_MOST_TRIED] if self._tries else []
+                self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
             elif self._now is not None:
                 self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
-            self._now = self._queue.pop(0) if self._queue else None
-            return None if self._now is None else _endless(self._measured[self._now][0], watch)
+            while self._queue:
+                self._now = self._queue.pop(0)
+                batches = _endless(self._measured[self._now][0], watch)
+                first = next(batches)
+                if same_form(watched.loop.batch, first):
+                    return chain([first], batches)
+            return None
 
     def report(self) -> Report:
         """What was found."""
@@ -115,7 +151,9 @@ class Diagnosis:
             _note(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
             instant.seconds if len(instant) else None,
             None if loop.step_cpu_ns is None else loop.step_cpu_ns / 1e9,
-            starts[-1] if starts else None, self._alone, self._costs, cores=self.cores,
+            starts[-1] if starts and not self._watched.is_opaque else None,
+            self._alone, self._costs, cores=self.cores,
+            is_opaque=self._watched.is_opaque,
             spans=tuple(loop.spans),
             worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),
         )  # fmt: skip
@@ -167,10 +205,33 @@ class Diagnosis:
         found = [at for at in range(len(self._measured)) if self._gain(at) > _GAIN]
         return sorted(found, key=lambda at: self._tried.get(at, self._predicted(at)))
 
+    def _triable(self) -> list[int]:
+        """Of those the ones whose batches are all that the script's step needs."""
+        return [at for at in self._ranked() if self._measured[at][0].rest is None]
+
     def _advice(self) -> Iterator[Advice]:
         for at in self._ranked():
             candidate = self._measured[at][0]
             yield Advice(candidate.what, candidate.why, self._predicted(at), self._tried.get(at))
+        yield from self._start_advice()
+
+    def _start_advice(self) -> Iterator[Advice]:
+        """For workers that are started anew for each epoch, where that is a part of it that counts."""
+        assert self._watched is not None
+        loader, report = self._watched.loader, self._report()
+        starts, steps = self._watched.loop.epoch_starts, _length(loader)
+        if getattr(loader, "persistent_workers", True) or not getattr(loader, "num_workers", 0):
+            return
+        if len(starts) < 2 or steps is None or not report.step_s:
+            return
+        lost = statistics.median(starts[1:]) - report.step_s
+        share = lost / (lost + steps * report.step_s)
+        if share > _START_SHARE:
+            yield Advice(
+                f"persistent_workers=True{place_of(self._watched)}",
+                f"an epoch of {steps} steps begins with {in_ms(lost)} in which workers start, "
+                f"{share:.0%} of it",
+            )
 
 
 def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
@@ -192,6 +253,13 @@ def _note(watched: Watched) -> LoaderNote:
         kind, workers, 0 if is_stock and not workers else watched.loop.ahead,
         getattr(loader, "batch_size", None), _shown(watched.made_at), _shown(watched.used_at),
     )  # fmt: skip
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # of what is iterated without an end that is known
+        return None
 
 
 def _shown(line: Line | None) -> str:

@@ -9,6 +9,7 @@ from fastpipe.profiling.costs import Alone, LoaderCosts
 
 __all__ = ["Advice", "Findings", "LoaderNote", "Part", "in_ms"]
 
+_MOST = 0.5  # of a script's time
 _SMALL = 0.05  # of a step: waiting for data that nobody would notice
 
 
@@ -78,6 +79,7 @@ class Findings:
         cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
         advice: the most useful first.
         cores: that this process may use.
+        is_opaque: whether what a step waits is not known apart from what it is busy.
         outside: lines of the script between its loops that took long: the line, and seconds.
         seconds: that the script ran.
         spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
@@ -98,6 +100,7 @@ class Findings:
     cases: tuple[Part, ...] = ()
     advice: tuple[Advice, ...] = ()
     cores: int = 1
+    is_opaque: bool = False
     outside: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
@@ -110,6 +113,8 @@ class Findings:
         It waits for its batch, and is slower with that than with data at once where others make the next
         batches on the same cores: by what these take of them at most.  More than that has other causes.
         """
+        if self.is_opaque:
+            return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
         if self.instant_s is None or self.alone is None or not self.loader or not self.loader.ahead:
             return self.wait_s
         taken = self.busy_s if self.alone.cpu_s is None else self.alone.cpu_s / self.cores
@@ -131,8 +136,17 @@ class Findings:
         return self.stall_share > _SMALL
 
     @property
+    def is_outside_bound(self) -> bool:
+        """Whether most of a script's time goes where no loader is iterated."""
+        return bool(self.outside) and self.outside[0][1] > _MOST * self.seconds
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
+        if self.is_outside_bound:
+            name, seconds = self.outside[0]
+            share = f"{seconds / self.seconds:.0%} of {self.seconds:.1f} s"
+            return f"{share} go into {name}, outside of any loop over a loader"
         if self.loader is None:
             return "no loader was iterated"
         if not self.is_loader_bound:
@@ -162,7 +176,8 @@ class Findings:
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
         place = f", {loader.used_at}" if loader.used_at else ""
         yield f"{loader.kind}, {who}{size}{place}: {self.steps} steps"
-        yield f"a step takes {in_ms(self.step_s)}: waits {in_ms(self.wait_s)}, is busy {in_ms(self.busy_s)}"
+        split = f": waits {in_ms(self.wait_s)}, is busy {in_ms(self.busy_s)}"
+        yield f"a step takes {in_ms(self.step_s)}{'' if self.is_opaque else split}"
         if self.cases:
             yield "; ".join(f"{case.name} {in_ms(case.seconds)}" for case in self.cases)
         if self.alone is not None:

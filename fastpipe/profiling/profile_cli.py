@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("--seconds", type=positive(float), default=10.0, metavar="S",
-        help="how long the loop is measured as it is (default: 10)")  # fmt: skip
-    add("--limit", type=positive(float), default=55.0, metavar="S",
-        help="when the script is ended in any case (default: 55)")  # fmt: skip
+    add("--seconds", type=positive(float), default=6.0, metavar="S",
+        help="how long the loop is measured as it is (default: 6)")  # fmt: skip
+    add("--limit", type=positive(float), default=50.0, metavar="S",
+        help="when the script is ended in any case (default: 50)")  # fmt: skip
     add("--try", dest="try_advice", action="store_true",
         help="try the best advice: the script's loop gets batches of the loader that it names")  # fmt: skip
     add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")

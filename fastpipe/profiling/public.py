@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
+from fastpipe.profiling.keras_fit import WATCHED
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.watching import Watch
@@ -30,7 +31,7 @@ class Profiling:
     """
 
     def __init__(self) -> None:
-        self._watch = Watch(lambda _: Loop(float("inf"), is_replayed=False))
+        self._watch = Watch(lambda _: Loop(float("inf"), is_replayed=False), also=WATCHED)
         self._report: Report | None = None
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
@@ -64,7 +65,7 @@ def profile(
     loader: Iterable[Any] | None = None,
     step: Callable[[Any], object] | None = None,
     *,
-    seconds: float = 10.0,
+    seconds: float = 6.0,
     try_advice: bool = False,
 ) -> Report | Profiling:
     """Find out whether training waits for data, for what, and what would help.
@@ -114,7 +115,7 @@ def profile(
             return Loop(float("inf"), is_replayed=False)
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
-    with Watch(make_loop) as watch:
+    with Watch(make_loop, also=WATCHED) as watch:
         _run(watch, loader, step)
         return diagnosis.report()
 

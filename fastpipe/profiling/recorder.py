@@ -12,10 +12,12 @@ from typing import Any
 from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.times import Spent, ThreadClock
 
-__all__ = ["Recorder", "Tally"]
+__all__ = ["OUTSIDE", "Recorder", "Tally"]
+
+OUTSIDE = "outside"  # the kind of what is in no loop over a loader
 
 _INTERVAL_S = 0.005  # a look costs about 30 µs
-_TELL_S = 0.25
+_TELL_S = 0.5
 
 
 class Tally:
@@ -79,6 +81,12 @@ class Tally:
 class Recorder:
     """Looks at threads of this process while it is open.
 
+    Attributes:
+        tally: of what was seen.
+        outside: nanoseconds outside of loops, by file and name of the script's functions that ran, with all
+            that they called.
+        own_cpu_ns: what looking has cost so far.
+
     Args:
         boundaries: as of :class:`Stacks`.
         threads: idents of those that are looked at; None for all but this recorder's own.
@@ -101,6 +109,8 @@ class Recorder:
         daemon: bool = False,
     ) -> None:
         self.tally = Tally()
+        self.outside: dict[tuple[str, str], int] = {}
+        self.own_cpu_ns = 0
         self._stacks = Stacks(boundaries)
         self._threads, self._tell, self._kind = threads, tell, kind
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
@@ -132,6 +142,7 @@ class Recorder:
                 ended = self._ended.wait(_INTERVAL_S)
                 self._look()
                 looks += 1
+                self.own_cpu_ns = time.thread_time_ns()
                 if self._tell is not None and (ended or looks % round(_TELL_S / _INTERVAL_S) == 0):
                     self._tell()
         finally:
@@ -150,6 +161,9 @@ class Recorder:
             self._clocks[ident] = clock, now
             kind, stage, line = self._stacks.look(frame)
             self.tally.add(kind or self._kind(), stage, line, now - before)
+            if not kind and self._kind() == OUTSIDE:
+                for function in self._stacks.functions(frame):
+                    self.outside[function] = self.outside.get(function, 0) + (now - before).wall
         del frames
 
     def _others(self, frames: dict[int, Any]) -> list[int]:

@@ -25,6 +25,7 @@ __all__ = ["Report"]
 _FORMAT = 1
 _WIDTH = 110
 _LINES = 6
+_TOLD = 0.1  # of a script's time, from which on it is told that it goes outside of loops
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,6 +96,8 @@ class Report(Findings):
 
     def _outside_lines(self) -> Iterator[str]:
         for line, seconds in self.outside[:_LINES]:
+            if seconds < _TOLD * self.seconds:
+                break
             yield f"  {seconds:6.1f} s outside of loops over loaders: {line}"
 
     def html(self) -> str:

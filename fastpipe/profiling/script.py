@@ -16,6 +16,8 @@ from types import FrameType
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
+from fastpipe.profiling.findings import Advice
+from fastpipe.profiling.keras_fit import WATCHED
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.watching import Watch
@@ -23,14 +25,15 @@ from fastpipe.profiling.watching import Watch
 __all__ = ["profile_script"]
 
 _LEAST_OUTSIDE_S = 0.5
+_CALLS = 0.9  # of a function's time, in one that it calls
 
 
 def profile_script(
     path: str | os.PathLike[str],
     arguments: Sequence[str] = (),
     *,
-    seconds: float = 10.0,
-    limit_s: float = 55.0,
+    seconds: float = 6.0,
+    limit_s: float = 50.0,
     try_advice: bool = False,
 ) -> Report:
     """Run a script and find out whether it waits for data, for what, and what would help.
@@ -54,7 +57,9 @@ def profile_script(
     if not file.is_file():
         raise OptionError(f"there is no script {str(file)!r}")
     diagnosis = Diagnosis(seconds / 4, try_advice)
-    watch = Watch(lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)))
+    watch = Watch(
+        lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
+    )
     begin = perf_counter()
     with watch, _as_main(file, arguments), _limited(limit_s):
         try:
@@ -68,19 +73,35 @@ def profile_script(
     if not diagnosis.is_known and watch.found:  # a loop that was over before enough was known of it
         diagnosis.see(max(watch.found, key=lambda one: one.loop.total_s))
     report = diagnosis.report() if diagnosis.is_known else Report(None)
-    return replace(report, seconds=ran, outside=_outside(watch))
+    report = replace(report, seconds=ran, outside=_outside(watch))
+    return replace(report, advice=(*_generation_advice(report), *report.advice))
+
+
+def _generation_advice(report: Report) -> Iterator[Advice]:
+    """For a script most of whose time goes before and between its loops."""
+    if report.is_outside_bound:
+        name, seconds = report.outside[0]
+        yield Advice(
+            f"make what {name} makes once, by all cores, with fastpipe.generate; or keep it with "
+            "fastpipe.memoize",
+            f"{seconds:.1f} of the script's {report.seconds:.1f} s go there, outside of loops over loaders",
+        )
 
 
 def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
-    """Functions of the script that took long, between its loops over loaders."""
+    """Functions of the script that took long between its loops over loaders, with all that they call.
+
+    Of those that call each other and nothing else, the innermost; first where most of the time goes.
+    """
     assert watch.recorder is not None
-    found: dict[str, float] = {}
-    for line, _, spent in watch.recorder.tally.lines("outside"):
-        if line.file:
-            name = f"{os.path.basename(line.file)} {line.function}"
-            found[name] = found.get(name, 0.0) + spent.wall / 1e9
-    ordered = sorted(found.items(), key=lambda item: -item[1])
-    return tuple((name, seconds) for name, seconds in ordered if seconds > _LEAST_OUTSIDE_S)
+    found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
+    kept: list[tuple[str, float]] = []
+    for at, ((file, function), spent) in enumerate(found):
+        # A function that took hardly longer than another one has called that.
+        inner = [other for _, other in found[:at] if other > _CALLS * spent]
+        if spent > _LEAST_OUTSIDE_S * 1e9 and not inner:
+            kept.append((f"{os.path.basename(file)} {function}", spent / 1e9))
+    return tuple(sorted(kept, key=lambda item: -item[1]))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import site
+import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
@@ -60,7 +61,7 @@ class Stacks:
         self._are_users: dict[str, bool] = {}
         paths = sysconfig.get_paths()
         places = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OWN]
-        places += [*site.getsitepackages(), site.getusersitepackages()]
+        places += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(sys.executable)]
         self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
     def look(self, frame: FrameType | None) -> tuple[str, str, Line]:
@@ -79,12 +80,21 @@ class Stacks:
                 return boundary.kind, boundary.stage or stage or OTHER, line
             if self.is_users(code.co_filename):
                 if not line.file:
-                    name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
-                    line = Line(code.co_filename, frame.f_lineno, name)
+                    line = Line(code.co_filename, frame.f_lineno, _name(code))
             elif stage is None:
                 stage = self._stage(frame)
             frame = frame.f_back
         return "", stage or OTHER, line
+
+    def functions(self, frame: FrameType | None) -> list[tuple[str, str]]:
+        """File and name of the script's functions that are on a stack, once each, the innermost first."""
+        found: dict[tuple[str, str], None] = {}
+        while frame is not None:
+            code = frame.f_code
+            if self.is_users(code.co_filename):
+                found.setdefault((code.co_filename, _name(code)))
+            frame = frame.f_back
+        return list(found)
 
     def is_users(self, file: str) -> bool:
         """Whether a file is of the script's, not of Python, of an installed package or of fastpipe."""
@@ -102,3 +112,11 @@ class Stacks:
             name = getattr(code, "co_qualname", code.co_name)
             self._stages[code] = stage_of(f"{frame.f_globals.get('__name__', '')}.{name}")
         return self._stages[code]
+
+
+def _name(code: CodeType) -> str:
+    """What a function is called, with its class's name where Python tells that (from 3.11 on)."""
+    name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
+    for inner in (".<genexpr>", ".<listcomp>", ".<dictcomp>", ".<setcomp>"):
+        name = name.removesuffix(inner)
+    return name

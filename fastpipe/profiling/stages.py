@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["COLLATE", "DECODE", "OTHER", "READ", "STAGES", "TRANSFER", "TRANSFORM", "stage_of"]
+__all__ = ["COLLATE", "DECODE", "GRAPH", "OTHER", "READ", "STAGES", "TRANSFER", "TRANSFORM", "stage_of"]
 
 READ, DECODE, TRANSFORM, COLLATE, TRANSFER = "read", "decode", "transform", "collate", "transfer"
 OTHER = "other"  # the script's own code, which calls nothing that is known
-STAGES = (READ, DECODE, TRANSFORM, COLLATE, TRANSFER, OTHER)
+GRAPH = "graph"  # TensorFlow's own operations
+STAGES = (READ, DECODE, TRANSFORM, COLLATE, TRANSFER, GRAPH, OTHER)
 
 _IMAGE_READERS = frozenset({
     "open", "load", "convert", "draft", "verify", "seek", "frombytes", "frombuffer", "load_prepare",

@@ -15,9 +15,11 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
 from fastpipe.profiling.recorder import Recorder, Tally
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import COLLATE
+from fastpipe.profiling.volumes_open import OpenVolume, volumes_of
 
 __all__ = ["Account", "TimedBatches", "TimedCollate", "TimedDataset", "TimedInit", "TimedIterable", "Witness"]
 
@@ -33,7 +35,10 @@ class Account:
         worker: its number; -1 in the process that trains.
         batches, samples: that it made.
         fetch_ns, collate_ns: nanoseconds in the dataset and in the collate function.
+        cpu_ns: in which the process has run, but for who looks at it.
         tally: by stage and line.
+        arrays: of HDF5 files that the dataset reads.
+        volumes: that it has open.
         spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
     """
 
@@ -42,6 +47,8 @@ class Account:
         self.batches = self.samples = self.fetch_ns = self.collate_ns = self.cpu_ns = 0
         self.spans: deque[tuple[int, int, int]] = deque(maxlen=_SPANS)
         self.tally = Tally()
+        self.arrays: list[ArrayRead] = []
+        self.volumes: list[OpenVolume] = []
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -55,6 +62,8 @@ class Account:
             setattr(found, name, value)
         found.spans = deque((tuple(span) for span in content["spans"]), maxlen=_SPANS)
         found.tally = Tally.from_json(content["tally"])
+        found.arrays = [ArrayRead.from_json(read) for read in content["arrays"]]
+        found.volumes = [OpenVolume(path, tuple(shape)) for path, shape in content["volumes"]]
         return found
 
 
@@ -68,10 +77,10 @@ class Witness:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._pid = 0
-        self._began = self._fetched = 0
+        self._began = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_pid": 0, "_began": 0, "_fetched": 0}
+        return {"_folder": self._folder, "_pid": 0, "_began": 0}
 
     @property
     def account(self) -> Account:
@@ -83,12 +92,16 @@ class Witness:
     def close(self) -> None:
         """End looking, in this process."""
         if self._pid == os.getpid():
+            self._reads.end()
             self._recorder.stop()
             self._pid = 0
 
-    def fetching(self) -> None:
-        """The first sample of a batch is asked for."""
+    def fetching(self, dataset: Any) -> None:
+        """A sample is asked for; perhaps the first of a batch."""
         if not self._began:
+            self.account  # looking begins with the first  # noqa: B018
+            self._reads.begin()
+            self._dataset = dataset
             self._began = perf_counter_ns()
 
     def collated(self, count: int, begin: int) -> None:
@@ -111,7 +124,9 @@ class Witness:
 
     def tell(self) -> None:
         """Note what was seen so far; the note is whole whenever it is read."""
-        self._account.cpu_ns = time.process_time_ns() - self._cpu
+        if not self._account.volumes and self._dataset is not None:
+            self._account.volumes = volumes_of(self._dataset)
+        self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
         path = os.path.join(self._folder, f"{os.getpid()}.json")
         with contextlib.suppress(OSError):  # the one who reads it has ended, and the folder is gone
             with open(f"{path}.unfinished", "w") as file:
@@ -121,6 +136,8 @@ class Witness:
     def _begin(self) -> None:
         self._account = Account(_worker_number())
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
+        self._reads, self._dataset = ArrayReads(), None
+        self._account.arrays = self._reads.found
         self._recorder = Recorder(BOUNDARIES, [threading.get_ident()], self.tell, daemon=True)
         self._recorder.tally = self._account.tally
         self._recorder.start()
@@ -143,7 +160,7 @@ class TimedDataset:
         self.dataset, self._witness = dataset, witness
 
     def __getitem__(self, index: Any) -> Any:
-        self._witness.fetching()
+        self._witness.fetching(self.dataset)
         return self.dataset[index]
 
     def __len__(self) -> int:
@@ -159,7 +176,7 @@ class TimedBatches(TimedDataset):
     """The same of a dataset that answers for a whole batch."""
 
     def __getitems__(self, indices: Any) -> Any:
-        self._witness.fetching()
+        self._witness.fetching(self.dataset)
         return self.dataset.__getitems__(indices)
 
 
@@ -170,21 +187,21 @@ class TimedIterable:
         self.dataset, self._witness = dataset, witness
 
     def __iter__(self) -> Iterator[Any]:
-        return _TimedIterator(iter(self.dataset), self._witness)
+        return _TimedIterator(iter(self.dataset), self.dataset, self._witness)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
 
 class _TimedIterator:
-    def __init__(self, inner: Iterator[Any], witness: Witness) -> None:
-        self._inner, self._witness = inner, witness
+    def __init__(self, inner: Iterator[Any], dataset: Any, witness: Witness) -> None:
+        self._inner, self.dataset, self._witness = inner, dataset, witness
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        self._witness.fetching()
+        self._witness.fetching(self.dataset)
         return next(self._inner)
 
 

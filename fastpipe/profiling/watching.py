@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -12,13 +13,14 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from fastpipe.profiling.loops import Loop, WatchedIterator
-from fastpipe.profiling.recorder import Recorder
+from fastpipe.profiling.recorder import OUTSIDE, Recorder
 from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.timed import (
+    Account,
     TimedBatches,
     TimedCollate,
     TimedDataset,
@@ -29,7 +31,18 @@ from fastpipe.profiling.timed import (
 
 __all__ = ["Watch", "Watched"]
 
+Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
+
+
+class Seer(Protocol):
+    """Sees what a loader does."""
+
+    def accounts(self) -> list[Account]:
+        """What was seen, of each process."""
+
+    def close(self) -> None:
+        """End looking, in this process."""
 
 
 class Watched:
@@ -41,15 +54,26 @@ class Watched:
         loop: its steps.
         witness: what its dataset did; None where that is not looked at.
         view: the loader with a dataset that is witnessed, while it is watched.
+        is_opaque: whether its batches are taken where a step's waiting cannot be told from its work.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
-        self.witness: Witness | None = None
+        self.witness: Seer | None = None
         self.view: Any = None
+        self.is_opaque = False
         loop.ahead = (getattr(loader, "num_workers", 0) or 0) * (
             getattr(loader, "prefetch_factor", 2) or 2
         ) or 2
+
+    def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
+        """Whether a loader is this one's next: some scripts make one for each epoch, in the same lines."""
+        if type(loader) is not type(self.loader) or self.used_at != used_at:
+            return False
+        form = getattr(loader, "element_spec", None)  # of TensorFlow's, whose line nobody notes
+        if form is not None:
+            return bool(form == self.loader.element_spec)
+        return made_at is not None and bool(made_at.file) and made_at == self.made_at
 
 
 class Watch:
@@ -58,16 +82,30 @@ class Watch:
     Args:
         make_loop: of a loader that is seen for the first time.
         looks: whether stacks are looked at, of this process and of workers.
+        also: by names of modules, what has other things watched when these are imported, and returns what
+            undoes it.
     """
 
-    def __init__(self, make_loop: Callable[[Any], Loop], *, looks: bool = True) -> None:
-        self._make_loop, self._looks = make_loop, looks
+    def __init__(
+        self, make_loop: Callable[[Any], Loop], *, looks: bool = True, also: Mapping[str, Patch] | None = None
+    ) -> None:
+        self._make_loop, self._looks, self._also = make_loop, looks, also or {}
         self._found: list[Watched] = []
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
         self._cleanup = contextlib.ExitStack()
         self.recorder: Recorder | None = None
         self._is_paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is watched for a while."""
+        return self._is_paused
+
+    @property
+    def looks(self) -> bool:
+        """Whether stacks are looked at."""
+        return self._looks
 
     @property
     def found(self) -> list[Watched]:
@@ -81,18 +119,19 @@ class Watch:
             if self._looks:
                 self.recorder = Recorder({**_LOOP, **_DATASET}, [threading.get_ident()], kind=self._kind)
                 cleanup.enter_context(self.recorder)
-            module = sys.modules.get(_DATALOADER)
-            if module is not None:
-                cleanup.callback(_patch(module.DataLoader, self))
-            else:
-                hook = _WhenImported(
-                    _DATALOADER, lambda module: cleanup_later(_patch(module.DataLoader, self))
-                )
-                cleanup_later = self._cleanup.callback
-                sys.meta_path.insert(0, hook)
-                cleanup.callback(_remove, sys.meta_path, hook)
+            for name, patch in ((_DATALOADER, _watch_loaders), *self._also.items()):
+                module = sys.modules.get(name)
+                if module is not None:
+                    cleanup.callback(patch(module, self))
+                else:
+                    hook = _WhenImported(name, functools.partial(self._patch_later, patch))
+                    sys.meta_path.insert(0, hook)
+                    cleanup.callback(_remove, sys.meta_path, hook)
             self._cleanup.push(cleanup.pop_all())
         return self
+
+    def _patch_later(self, patch: Patch, module: Any) -> None:
+        self._cleanup.callback(patch(module, self))
 
     def __exit__(self, *_: object) -> None:
         for one in self._found:
@@ -114,7 +153,7 @@ class Watch:
 
     def _kind(self) -> str:
         """What the script is at, where it does not wait for a batch."""
-        return "step" if any(one.loop.is_in_step for one in self._found) else "outside"
+        return "step" if any(one.loop.is_in_step for one in self._found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:
         """What is known of a loader; None before it was iterated."""
@@ -129,14 +168,24 @@ class Watch:
         """
         if self._is_paused:
             return begin(loader)
-        known = self.of(loader)
-        if known is None:
-            known = Watched(loader, self._made_at_of(loader), self._line(), self._make_loop(loader))
-            self._found.append(known)
-            if self._looks and hasattr(loader, "collate_fn") and _is_stock(loader):
-                self._instrument(known)
+        known = self.known(loader)
+        if known.view is None and self._looks and hasattr(loader, "collate_fn") and _is_stock(loader):
+            self._instrument(known)
         inner = begin(loader if known.view is None else known.view)
         return inner if known.loop.is_over else WatchedIterator(inner, known.loop)
+
+    def known(self, loader: Any) -> Watched:
+        """What is known of a loader, which is iterated from now on if it was not yet."""
+        known = self.of(loader)
+        if known is None:
+            made_at, used_at = self._made_at_of(loader), self._line()
+            known = next((one for one in self._found if one.is_made_anew(loader, made_at, used_at)), None)
+            if known is None:
+                known = Watched(loader, made_at, used_at, self._make_loop(loader))
+                self._found.append(known)
+            else:
+                known.loader, known.view = loader, None
+        return known
 
     def made(self, loader: Any) -> None:
         """A loader was made; the line that did it is on the stack."""
@@ -152,16 +201,18 @@ class Watch:
 
     def _line(self) -> Line:
         """The script's innermost line."""
-        return self._stacks.look(sys._getframe(2))[2]
+        return self._stacks.look(sys._getframe(1))[2]
 
     def _instrument(self, known: Watched) -> None:
         """Have the loader's dataset witnessed, in a view of the loader."""
         loader = known.loader
         if getattr(loader, "_iterator", None) is not None:  # workers that run already, as they are persistent
             return
-        folder = os.path.join(self._folder, str(len(self._found)))
-        os.mkdir(folder, 0o700)
-        witness = known.witness = Witness(folder)
+        witness = known.witness
+        if not isinstance(witness, Witness):
+            folder = os.path.join(self._folder, str(len(self._found)))
+            os.mkdir(folder, 0o700)
+            witness = known.witness = Witness(folder)
         view = known.view = copy.copy(loader)
         kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
         if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
@@ -178,8 +229,9 @@ def _is_stock(loader: Any) -> bool:
     return type(loader).__module__.partition(".")[0] != "fastpipe"
 
 
-def _patch(kind: Any, watch: Watch) -> Callable[[], None]:
-    """Have a class's loaders watched; returns what undoes it."""
+def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
+    """Have torch's loaders watched; returns what undoes it."""
+    kind = module.DataLoader
     begin, init = kind.__iter__, kind.__init__
 
     def watched_iter(self: Any) -> Any:

@@ -83,7 +83,8 @@ sample()
     assert report.loader is None and report.outside
     name, seconds = report.outside[0]
     assert name.startswith("train.py sample") and 0 < seconds <= report.seconds
-    assert "train.py sample" in str(report) and "no loader was iterated" in report.verdict
+    assert "go into train.py sample, outside of any loop" in report.verdict
+    assert "fastpipe.generate" in report.advice[0].what
 
 
 def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,14 @@ def test_batches_order_and_draws_stay_and_all_are_counted(dataset: Any, kind: di
         (known,) = watching.found
         assert known.loader is loader and known.witness is not None
         known.witness.close()
-        del loader
-        known.loader = known.view._iterator = None  # workers that stay end, and tell all that they saw
+        samples = 2 * (20 if dataset is Stream else 24)
         costs = costs_of(known.witness.accounts())
-    assert costs.samples == 2 * (20 if dataset is Stream else 24)
+        for _ in range(600):  # workers that stay tell from time to time, the others when they ended
+            if costs.samples == samples:
+                break
+            threading.Event().wait(0.05)
+            costs = costs_of(known.witness.accounts())
+    assert costs.samples == samples
     assert costs.batches == sum(map(len, wanted[:-1]))
     assert costs.makers == kind.get("num_workers", 0)
 
@@ -173,6 +178,20 @@ def test_a_subclass_with_an_iterator_of_its_own_is_left_alone() -> None:
     with watch() as watching:
         assert list(Own(range(4))) == ["mine"]
     assert not watching.found
+
+
+def test_a_loader_that_is_made_anew_for_each_epoch_is_the_same_loop() -> None:
+    def loader(length: int) -> DataLoader[Any]:
+        return DataLoader(Squares(length), batch_size=4, num_workers=1)
+
+    with watch() as watching:
+        for _ in range(3):
+            assert len([batch for batch in loader(24)]) == 6  # noqa: C416
+        assert len([batch for batch in loader(8)]) == 2  # noqa: C416  # another loop over what that line made
+        training, other = watching.found
+        assert training.witness is not None and other.witness is not None
+        assert [costs_of(one.witness.accounts()).batches for one in (training, other)] == [18, 2]
+    assert len(training.loop.epoch_starts) == 3
 
 
 def test_while_it_is_paused_nothing_is_watched() -> None:

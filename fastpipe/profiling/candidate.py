@@ -1,0 +1,40 @@
+"""A loader that may take another's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastpipe.profiling.times import Spent
+from fastpipe.profiling.watching import Watched
+
+__all__ = ["Candidate", "place_of"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A loader in another's place.
+
+    Attributes:
+        what: is to be changed, in words.
+        why: the measurement that it comes from.
+        begin: makes an iterator.
+        skipped: batches that it may have ready when it begins.
+        rest: what else a batch needs that is done as before, in the same process; None for nothing.
+        is_rest_beside: whether others do that beside it, so that it costs processors only.
+    """
+
+    what: str
+    why: str
+    begin: Callable[[], Iterator[Any]]
+    skipped: int = 2
+    is_serial: bool = False
+    rest: Spent | None = None
+    is_rest_beside: bool = False
+
+
+def place_of(watched: Watched) -> str:
+    """Where in the script a loader is made, or else iterated: in parentheses, for the end of a sentence."""
+    line = watched.made_at if watched.made_at is not None and watched.made_at.file else watched.used_at
+    return f" ({line})" if line.file else ""

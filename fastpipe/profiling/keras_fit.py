@@ -1,0 +1,123 @@
+"""Sees what ``keras.Model.fit`` trains on: a ``tf.data.Dataset``, of whose batches Python sees nothing.
+
+So a step's time is taken from one batch's begin to the next one's, and how long it takes with data at once
+from a second ``fit``, of one batch that is kept.  What the dataset does in Python (``tf.py_function``) is
+seen in TensorFlow's threads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.loops import Loop, Phase
+from fastpipe.profiling.recorder import Recorder
+from fastpipe.profiling.stacks import Boundary
+from fastpipe.profiling.timed import Account
+from fastpipe.profiling.watching import Watch, Watched
+
+__all__ = ["WATCHED", "FitWitness", "watch_fit"]
+
+
+class _Replay(BaseException):
+    """Ends a ``fit``, for one of a single batch."""
+
+
+class FitWitness:
+    """Sees what datasets of TensorFlow do in Python, in threads of TensorFlow's.
+
+    Args:
+        loop: whose steps are the batches; None where somebody else counts them.
+    """
+
+    def __init__(self, loop: Loop | None = None) -> None:
+        script_ops = sys.modules["tensorflow.python.ops.script_ops"]
+        function: Any = script_ops.FuncRegistry.__call__
+        self.images = ImageReads()
+        self.images.begin()
+        self._loop, self._account = loop, Account(-1)
+        self._recorder = Recorder({function.__code__: Boundary("dataset")}, daemon=True)
+        self._recorder.tally = self._account.tally
+        self._recorder.start()
+        self._is_open = True
+
+    def accounts(self) -> list[Account]:
+        """What was seen."""
+        self.close()
+        if self._loop is not None:
+            steps = self._loop.steps
+            self._account.batches = len(steps[Phase.WARMING]) + len(steps[Phase.AS_IT_IS]) + 1
+        return [self._account]
+
+    def close(self) -> None:
+        """End looking."""
+        if self._is_open:
+            self._is_open = False
+            self.images.end()
+            self._recorder.stop()
+
+
+def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
+    """Have ``keras.Model.fit`` watched; returns what undoes it."""
+    fit = keras.Model.fit
+
+    def watched_fit(model: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if watch.is_paused or not hasattr(x, "element_spec"):
+            return fit(model, x, *args, **kwargs)
+        known = watch.known(x)
+        if known.loop.is_over:
+            return fit(model, x, *args, **kwargs)
+        known.is_opaque = True
+        if known.witness is None and watch.looks:
+            known.witness = FitWitness(known.loop)
+        given = list(kwargs.pop("callbacks", None) or [])
+        try:
+            return fit(model, x, *args, callbacks=[*given, _steps(keras, known)], **kwargs)
+        except _Replay:
+            if known.witness is not None:
+                known.witness.close()
+        # The script's other arguments are about an end that this has not: validation, epochs, callbacks.
+        once = x.take(1).cache().repeat()
+        return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])
+
+    own = "fit" in vars(keras.Model)
+    keras.Model.fit = watched_fit
+
+    def undo() -> None:
+        if own:
+            keras.Model.fit = fit
+        else:
+            del keras.Model.fit
+
+    return undo
+
+
+WATCHED = {"keras": watch_fit}  # as ``Watch`` has it
+
+
+def _steps(keras: Any, known: Watched) -> Any:
+    """A callback that tells a loop of its steps."""
+    loop = known.loop
+
+    class Steps(keras.callbacks.Callback):  # type: ignore[misc]
+        """Ends the ``fit`` where another one goes on."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            loop.begin_epoch()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            before = loop.phase
+            loop.next(_nothing)
+            if before is Phase.AS_IT_IS and loop.phase is Phase.SETTLING:
+                raise _Replay
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            loop.end_epoch()
+
+    return Steps()
+
+
+def _nothing() -> None:
+    """Python has no batch in its hands."""

@@ -1,0 +1,157 @@
+"""fastpipe's datasets and loaders in the place of a script's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fastpipe
+from fastpipe.errors import FastpipeError
+from fastpipe.profiling.arrays_read import ArrayRead
+from fastpipe.profiling.candidate import Candidate, place_of
+from fastpipe.profiling.costs import LoaderCosts
+from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.stages import DECODE, GRAPH, OTHER, READ, TRANSFORM
+from fastpipe.profiling.times import Spent
+from fastpipe.profiling.volumes_open import OpenVolume
+from fastpipe.profiling.watching import Watched
+
+__all__ = ["of_folders", "of_rows", "of_tables", "of_volumes"]
+
+_MUCH = 0.1  # of a batch's time
+
+
+def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
+    """fastpipe's loader over the same dataset, where it makes the batches itself."""
+    place, dataset = place_of(watched), type(watched.loader.dataset).__name__
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        ("fastpipe.accelerate(loader), or FastImageFolder and FastLoader", "", {}),
+        (
+            'fastpipe.accelerate(loader, augment="auto")',
+            "; other draws of the same augmentation",
+            {"augment": "split"},
+        ),
+    ]
+    for way, note, options in ways:
+        try:
+            fast = fastpipe.accelerate(watched.loader, **options)
+            fast.clock  # there is one where fastpipe makes the batches  # noqa: B018
+        except (FastpipeError, AttributeError, TypeError):
+            return
+        yield Candidate(
+            f"let fastpipe make the batches of {dataset}: {way}{place}",
+            f"measured on batches of yours, of whose time goes now: {shares}{note}",
+            fast.__iter__,
+        )
+
+
+def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
+    """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
+    loader, files = watched.loader, sorted({read.file for read in arrays})
+    dims = {read.sample_dims for read in arrays}
+    if len(files) != 1 or len(dims) != 1 or loader.batch_size is None or (dim := dims.pop()) is None:
+        return
+    names = list(dict.fromkeys(read.name.lstrip("/") for read in arrays))
+    try:
+        dataset = fastpipe.FastHDF5Dataset(files[0], names, sample_dims=dim)
+        fast: Any = fastpipe.FastLoader(dataset, loader.batch_size, shuffle=_shuffles(loader))
+    except (FastpipeError, OSError, KeyError):
+        return
+    more = "" if dim == 1 else f", sample_dims={dim}"
+    told = (
+        f"FastHDF5Dataset({os.path.basename(files[0])!r}, {names!r}{more}) and FastLoader{place_of(watched)}"
+    )
+    yield from _with_rest(costs, f"read rows by fastpipe: {told}", "file", fast)
+
+
+def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
+    """fastpipe's dataset of patches, where the script's has volumes open and cuts samples out of them."""
+    loader, batch = watched.loader, watched.loop.batch
+    values = batch if isinstance(batch, (list, tuple)) else [batch]
+    shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
+    if not volumes or not shape or loader.batch_size is None or len(shape) > len(volumes[0].shape):
+        return
+    labels = next((one for one in volumes[1:] if one.shape == volumes[0].shape and len(values) > 1), None)
+    try:
+        dataset = fastpipe.FastPatchDataset(
+            volumes[0].path, shape, labels=None if labels is None else labels.path,
+            sampling=fastpipe.sampling.Uniform(max(len(loader.dataset), 1)),
+        )  # fmt: skip
+        order = fastpipe.Shuffle(unit="group") if _shuffles(loader) or labels is not None else None
+        fast: Any = fastpipe.FastLoader(dataset, loader.batch_size, shuffle=order)
+    except (FastpipeError, OSError, TypeError, ValueError):
+        return
+    more = "" if labels is None else f", labels={os.path.basename(labels.path)!r}"
+    name = os.path.basename(volumes[0].path)
+    told = f'FastPatchDataset({name!r}, {shape}{more}) and FastLoader(shuffle=Shuffle(unit="group"))'
+    yield from _with_rest(costs, f"read patches by fastpipe: {told}{place_of(watched)}", "volume", fast)
+
+
+def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
+    """fastpipe's images for TensorFlow, where the script's are opened with Pillow in ``tf.py_function``."""
+    reads = [read for read in images.found if read.size is not None]
+    sizes = {read.size for read in reads}
+    if not reads or len(sizes) != 1 or not batches:
+        return
+    width, height = sizes.pop() or (0, 0)
+    table: dict[str, Any] = {"file": [read.file for read in reads]}
+    boxes = [read.box for read in reads]
+    known = [box for box in boxes if box is not None]
+    if known and len(known) < len(boxes):
+        return
+    each = max(1, round(images.count / batches))  # images of a batch, of all modalities
+    tf = fastpipe.tf
+
+    def begin() -> Iterator[Any]:
+        return iter(
+            tf.image_dataset(
+                table, None, batch_size=each, image_size=(height, width), boxes=known or None, cache="off",
+                shuffle=False, drop_remainder=len(reads) >= each,
+            ).repeat()
+        )  # fmt: skip
+
+    graph = costs.stages.get(GRAPH)
+    shares = costs.shares()
+    python = sum(share for stage, share in shares.items() if stage != GRAPH)
+    yield Candidate(
+        f"read images by fastpipe: fastpipe.tf.image_dataset(table{', boxes=…' if known else ''}, "
+        f"image_size=({height}, {width})){place_of(watched)}",
+        f"tf.py_function takes {python:.0%} of what a batch takes; measured on {len(reads)} of your images, "
+        "without a cache; what TensorFlow does to them stays as it is",
+        begin, rest=graph, is_rest_beside=True,
+    )  # fmt: skip
+
+
+def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
+    """A loader that reads, and what the script's dataset does besides: as it is, or for whole batches."""
+    shares = costs.shares()
+    reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
+    rest = _rest(costs)
+    if rest is None:
+        yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
+        return
+    line, spent = rest
+    share = f"what else the dataset does to a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
+    yield Candidate(
+        f"{what}, with what else the dataset does as transform=",
+        f"{reading}, {share}; measured on your {source}, with that as it is", fast.__iter__, rest=spent,
+    )  # fmt: skip
+    yield Candidate(
+        f"{what}, with what else the dataset does done for whole batches, by FastLoader(augment=…)",
+        f"{reading}, {share}; measured on your {source}, without that", fast.__iter__,
+    )  # fmt: skip
+
+
+def _shuffles(loader: Any) -> bool:
+    return type(loader.sampler).__name__ == "RandomSampler"
+
+
+def _rest(costs: LoaderCosts) -> tuple[Line, Spent] | None:
+    """What the dataset does besides reading, if that is much: its line that takes longest, and all of it."""
+    stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
+    total = Spent(*(sum(values) for values in zip(*stages, strict=True))) if stages else Spent(0, 0, 0)
+    lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
+    return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None
