@@ -149,6 +149,9 @@ class Findings:
             return f"{share} go into {name}, outside of any loop over a loader"
         if self.loader is None:
             return "no loader was iterated"
+        if not self.steps:
+            ran = f" in {self.seconds:.1f} s" if self.seconds else ""
+            return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
         if not self.is_loader_bound:
             return (
                 f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "
@@ -176,6 +179,8 @@ class Findings:
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
         place = f", {loader.used_at}" if loader.used_at else ""
         yield f"{loader.kind}, {who}{size}{place}: {self.steps} steps"
+        if not self.steps:
+            return
         split = f": waits {in_ms(self.wait_s)}, is busy {in_ms(self.busy_s)}"
         yield f"a step takes {in_ms(self.step_s)}{'' if self.is_opaque else split}"
         if self.cases:

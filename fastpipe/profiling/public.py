@@ -122,7 +122,7 @@ def profile(
 
 def _run(watch: Watch, loader: Iterable[Any], step: Callable[[Any], object] | None) -> None:
     """Iterate until enough is known."""
-    iterable: Iterable[Any] = loader if hasattr(loader, "collate_fn") else _Iterable(watch, loader)
+    iterable: Iterable[Any] = loader if watch.sees(loader) else _Iterable(watch, loader)
     try:
         while True:
             is_empty = True

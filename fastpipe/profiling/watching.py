@@ -96,6 +96,7 @@ class Watch:
         self._cleanup = contextlib.ExitStack()
         self.recorder: Recorder | None = None
         self._is_paused = False
+        self._wrapped: set[int] = set()  # loaders whose iterators are watched from outside
 
     @property
     def is_paused(self) -> bool:
@@ -159,6 +160,14 @@ class Watch:
         """What is known of a loader; None before it was iterated."""
         return next((one for one in self._found if one.loader is loader), None)
 
+    @staticmethod
+    def sees(loader: Any) -> bool:
+        """Whether a loader is watched when it is iterated: one of torch's, that iterates as torch's do."""
+        module = sys.modules.get(_DATALOADER)
+        if module is None or not isinstance(loader, module.DataLoader):
+            return False
+        return type(loader).__iter__ is module.DataLoader.__iter__
+
     def iterate(self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         """A watched iterator of a loader.
 
@@ -166,6 +175,10 @@ class Watch:
             loader: the script's.
             begin: makes an iterator of it, or of a view of it.
         """
+        if begin is iter:
+            self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
+        elif id(loader) in self._wrapped:
+            return begin(loader)
         if self._is_paused:
             return begin(loader)
         known = self.known(loader)

@@ -141,6 +141,18 @@ def test_an_iterable_that_is_no_loader_is_profiled() -> None:
     assert not report.is_loader_bound and report.steps >= 5
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_loader_that_iterates_in_its_own_way_is_profiled_once(is_lazy: bool) -> None:
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return (batch for batch in super().__iter__()) if is_lazy else super().__iter__()
+
+    seen: list[int] = []
+    report = fastpipe.profile(Own(range(400), batch_size=4), lambda batch: seen.append(1), seconds=0.2)
+    assert report.steps > 5 and report.instant_s is not None
+    assert report.steps + 2 <= len(seen)
+
+
 def test_without_a_step_the_loader_alone_is_looked_at() -> None:
     report = fastpipe.profile(DataLoader(Slow(1), batch_size=4), seconds=0.3)
     assert report.instant_s is None and report.alone is not None and report.alone.batch_s > 0

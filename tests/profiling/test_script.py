@@ -93,6 +93,27 @@ def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> No
     assert report.loader is None and report.outside[0][0].startswith("train.py <module>")
 
 
+def test_a_loader_that_gives_nothing_is_not_acquitted(script: Callable[[str], str]) -> None:
+    path = script("""
+import threading
+from torch.utils.data import DataLoader, Dataset
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        threading.Event().wait()
+
+list(DataLoader(Stuck()))
+""")
+    report = profile_script(path, limit_s=1.0)
+    assert report.verdict.startswith("no step was measured in ") and not report.is_loader_bound
+    assert "DataLoader over Stuck gave too few batches" in str(report) and "not the problem" not in str(
+        report
+    )
+
+
 def test_a_loop_that_is_too_short_is_reported_as_far_as_it_went(
     script: Callable[[str], str], tmp_path: Path
 ) -> None:
