@@ -160,7 +160,8 @@ class Schedule:
         """Rows of the next block: about a second's, and less towards the end, so that all end together."""
         wanted = (_BLOCK_S if self._is_measured else _FIRST_BLOCK_S) / self._row_s
         share = self._missing.left / (2 * max(self._crew.workers, 1))
-        least = _LEAST_BLOCK_S / self._row_s
+        # What one row takes tells little of the others: all workers have some before that is relied upon.
+        least = _LEAST_BLOCK_S / self._row_s if self._is_measured else 1
         return max(1, min(int(min(wanted, max(share, least))), _BLOCK_NBYTES // self._row_nbytes))
 
     def _collect(self) -> None:

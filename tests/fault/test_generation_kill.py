@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,14 +250,25 @@ def test_rows_behind_a_gap_when_a_file_is_extended(tmp_path: Path, job: str) -> 
     """Several workers note blocks in any order: those that are missing before others are not old ones."""
     fn, options, rows = JOBS[job]
 
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        if index == rows + 1 and not (tmp_path / "mended").exists():
+    mended, begun_behind = tmp_path / "mended", tmp_path / "begun_behind"
+
+    def fails(first: int, last: int) -> None:
+        """At one row, when another thread has begun with rows behind it, whose block is finished then."""
+        if mended.exists():
+            return
+        if first > rows + 1:
+            begun_behind.touch()
+        elif last >= rows + 1:
+            while not begun_behind.exists():
+                threading.Event().wait(0.001)
             raise KeyError("scene")
+
+    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
+        fails(index, index)
         return fn(index, rng)  # type: ignore[no-any-return]
 
     def batch(indices: np.ndarray, rng: Any) -> dict[str, Any]:
-        if rows + 1 in indices and not (tmp_path / "mended").exists():
-            raise KeyError("scene")
+        fails(int(indices[0]), int(indices[-1]))
         return fn.batch(indices, rng)  # type: ignore[attr-defined, no-any-return]
 
     if hasattr(fn, "batch"):
@@ -271,7 +283,7 @@ def test_rows_behind_a_gap_when_a_file_is_extended(tmp_path: Path, job: str) -> 
     with pytest.raises(GenerationError, match=f"row {rows + 1} failed"):
         generate(sample, N, out, workers=2, executor="threads", **options)
     assert noted_rows(out) > rows + 1  # behind the gap, too
-    (tmp_path / "mended").touch()
+    mended.touch()
     generate(sample, N, out, workers=2, **options)
     generate(sample, N, tmp_path / "whole" / "x.h5", workers=0, **options)
     assert content(out.parent) == content(tmp_path / "whole")
