@@ -10,10 +10,11 @@ Python does not count.  The two kinds alternate, so that a busy neighbour meets 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
+
+from rounds import rounds_asked
 
 _BUDGET_S = 0.15
 _IMPORTS = {"numpy": "import numpy", "numpy and fastpipe": "import numpy, fastpipe"}
@@ -47,11 +48,7 @@ def _import_once(statement: str) -> float:
 
 def main() -> None:
     """Print the medians, their ranges, and what fastpipe adds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15, help="measurements of each kind (default: 15)")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {rounds}")
+    rounds = rounds_asked(__doc__, 15, "each kind")
     seconds = measure(rounds)
     for kind, values in seconds.items():
         print(f"import {kind:20} {_text(values)}")

@@ -10,7 +10,6 @@ time, so that a busy neighbour meets all of them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from rounds import rounds_asked
 
 from fastpipe.transform import kernels, weights
 
@@ -51,11 +51,7 @@ def variants() -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Print median and range of each variant in milliseconds a call."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=50, help="measurements of each variant (default: 50)")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {rounds}")
+    rounds = rounds_asked(__doc__, 50, "each variant")
     calls = variants()
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):

@@ -10,11 +10,11 @@ time.  Ratios are of rounds next to each other, so that a busy neighbour meets b
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from time import perf_counter
 from typing import Any
 
+from rounds import rounds_asked
 from torch.utils.data import DataLoader
 
 from fastpipe import FastLoader
@@ -44,11 +44,7 @@ class Nothing:
 
 def main() -> None:
     """Print each case's median and range, and the ratio of the two loaders."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each case (default: 9)")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {rounds}")
+    rounds = rounds_asked(__doc__, 9, "each case")
     print(f"{'':32} {'DataLoader':>12} {'FastLoader':>12} {'ratio':>6}  (µs a batch)")
     for name, (length, options) in _CASES.items():
         loaders: list[DataLoader[Any]] = [

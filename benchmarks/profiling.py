@@ -10,13 +10,13 @@ bare and within ``with fastpipe.profile():``, in turn.  Differences are of round
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from rounds import rounds_asked
 from torch.utils.data import DataLoader
 
 import fastpipe
@@ -38,11 +38,7 @@ class _Ready:
 
 def main() -> None:
     """Print each case's median and range."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each case (default: 9)")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {rounds}")
+    rounds = rounds_asked(__doc__, 9, "each case")
     print(f"{'':28} {'bare':>8} {'profiled':>8} {'more':>8}   (µs a step; of `more` the range)")
     for name, make in _CASES.items():
         pairs = [(_microseconds(make(), False), _microseconds(make(), True)) for _ in range(rounds)]

@@ -1,10 +1,10 @@
-"""Numbers of bytes in words."""
+"""Numbers of bytes, and short times, in words."""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["in_bytes"]
+__all__ = ["in_bytes", "in_duration"]
 
 
 def in_bytes(nbytes: float) -> str:
@@ -19,3 +19,15 @@ def in_bytes(nbytes: float) -> str:
     power = min(int(math.log2(nbytes)) // 10, len(units))
     nbytes, unit = nbytes / 1024**power, units[power - 1]
     return f"{nbytes:.0f} {unit}" if nbytes >= 99.5 else f"{nbytes:.3g} {unit}"
+
+
+def in_duration(seconds: float) -> str:
+    """A short time for people, of three digits.
+
+    >>> in_duration(6.667), in_duration(0.1234), in_duration(0.0000789), in_duration(2e-9), in_duration(0)
+    ('6.67 s', '123 ms', '78.9 µs', '2.0e-09 s', '0 s')
+    """
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.1e} s" if seconds else "0 s"

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastpipe._sizes import in_bytes
+from fastpipe._sizes import in_bytes, in_duration
 from fastpipe.files.pace import in_time
 from fastpipe.generation.crews import Crew, Here, Separate, Threads
 from fastpipe.generation.work import Done, Task
@@ -90,7 +90,7 @@ class ProbeReport:
         """For people."""
         yield (
             f"{self.rows:,} rows will take {in_time(self.seconds)} and {in_bytes(self.nbytes)}: a row takes "
-            f"{_row_time(1 / self.single)}, {in_bytes(self.row_nbytes)}"
+            f"{in_duration(1 / self.single)}, {in_bytes(self.row_nbytes)}"
         )
         if self.cores > _MANY_CORES:
             yield (
@@ -212,10 +212,3 @@ class Probe:
             shown += 1
             where = name if file.startswith(("~", "<")) else f"{name} ({Path(file).name}:{line})"
             yield TopFunction(where, cumulative / total, calls / at)
-
-
-def _row_time(seconds: float) -> str:
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.1e} s"

@@ -29,7 +29,6 @@ class Candidate:
     why: str
     begin: Callable[[], Iterator[Any]]
     skipped: int = 2
-    is_serial: bool = False
     rest: Spent | None = None
     is_rest_beside: bool = False
 

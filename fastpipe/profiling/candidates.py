@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 
+from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.swaps import of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
-from fastpipe.profiling.watching import Watched
+from fastpipe.profiling.watching import Watched, is_fast
 
 __all__ = ["candidates"]
 
@@ -36,10 +36,8 @@ def candidates(
     """
     if images is not None and accounts:
         return list(of_tables(watched, costs, images, accounts[0].batches))
-    if not hasattr(watched.loader, "num_workers"):
+    if not hasattr(watched.loader, "num_workers") or is_fast(watched.loader):
         return []
-    if type(watched.loader).__module__.startswith("fastpipe"):
-        return list(_workers(watched, costs, cores))
     arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     return [
@@ -52,34 +50,20 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
     """More worker processes, or fewer."""
     loader = watched.loader
     workers, idle = loader.num_workers, costs.read_idle_s / max(costs.wall_s, 1e-9)
-    if loader.timeout and not workers:
-        return
     if costs.delay_share > _WAITS and workers > cores:
-        wanted, why = (
-            cores,
-            f"of a batch's time workers wait {costs.delay_share:.0%} for one of {cores} cores",
-        )
+        wanted = cores
+        why = f"of a batch's time workers wait {costs.delay_share:.0%} for one of {cores} cores"
     elif idle > _WAITS and workers < _MOST_WORKERS:
-        wanted, why = (
-            min(_MOST_WORKERS, 4 * max(workers, cores)),
-            f"a batch waits {idle:.0%} of its time for storage",
-        )
+        wanted = min(_MOST_WORKERS, 4 * max(workers, cores))
+        why = f"a batch waits {idle:.0%} of its time for storage"
     elif workers < cores:
-        busy = (
-            f"{workers} workers keep {workers} of {cores} cores busy"
-            if workers
-            else "the step and the loader take turns"
-        )
-        wanted, why = cores, busy
+        wanted = cores
+        why = f"{workers} workers keep {workers} of {cores} cores busy"
+        if not workers:
+            why = "the step and the loader take turns"
     else:
         return
-    view = copy.copy(loader)
-    view.__dict__.update(num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2, _iterator=None)
-    if loader.multiprocessing_context is None and not workers:
-        view.__dict__["persistent_workers"] = False
-    yield Candidate(
-        f"num_workers={wanted} in the place of {workers}{place_of(watched)}",
-        why,
-        view.__iter__,
-        2 * wanted + wanted,
-    )
+    prefetch = loader.prefetch_factor or 2  # as torch has it
+    view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
+    what = f"num_workers={wanted} in the place of {workers}{place_of(watched)}"
+    yield Candidate(what, why, view.__iter__, (prefetch + 1) * wanted)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from fastpipe.profiling.recorder import Tally
 from fastpipe.profiling.stacks import Line
-from fastpipe.profiling.stages import COLLATE, DECODE, GRAPH, READ, TRANSFER
+from fastpipe.profiling.stages import COLLATE, GRAPH, READ, TRANSFER
 from fastpipe.profiling.timed import Account
-from fastpipe.profiling.times import Spent, processes_cpu_ns
+from fastpipe.profiling.times import NOTHING, Spent, processes_cpu_ns
 
 __all__ = ["Alone", "LoaderCosts", "alone", "costs_of", "costs_of_clock", "step_with"]
 
-_NOTHING = Spent(0, 0, 0)
+_LINES, _LEAST_SHARE = 6, 0.02
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,25 @@ class LoaderCosts:
     @property
     def read_idle_s(self) -> float:
         """Seconds of a batch in which it is waited for disk or network."""
-        return self.stages.get(READ, _NOTHING).idle / 1e9
+        return self.stages.get(READ, NOTHING).idle / 1e9
 
     def without(self, *stages: str) -> LoaderCosts:
         """The same, if some stages took no time."""
         left = {stage: spent for stage, spent in self.stages.items() if stage not in stages}
-        return LoaderCosts(left, self.lines, self.batches, self.samples, self.makers)
+        return replace(self, stages=left)
+
+    def without_waiting(self) -> LoaderCosts:
+        """The same, if what it reads were in memory."""
+        read = self.stages.get(READ, NOTHING)
+        in_memory = Spent(read.wall - read.idle, read.cpu, read.delay)
+        return replace(self, stages={**self.stages, READ: in_memory} if read.wall else self.stages)
+
+    def top_lines(self) -> Iterator[tuple[Line, str, float]]:
+        """The script's lines in which a batch's time goes, with stages and shares."""
+        total = self.wall_s * 1e9
+        for line, stage, spent in self.lines[:_LINES]:
+            if total and spent.wall > _LEAST_SHARE * total:
+                yield line, stage, spent.wall / total
 
     def with_others(self, cpu_s: float | None) -> LoaderCosts:
         """The same, with what runs outside of Python, as part of all that a batch takes of processors."""
@@ -102,29 +116,28 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
     batches = sum(account.batches for account in known)
     if not batches:
         return LoaderCosts()
-    stages: dict[str, Spent] = {}
-    lines: dict[tuple[Line, str], Spent] = {}
+    tally, collate, sent = Tally(), NOTHING, NOTHING
     for account in known:
-        in_main = 0
-        for (kind, stage, line), spent in account.tally.spent.items():
-            in_main += spent.cpu
-            if kind == "dataset":
-                stages[stage] = _sum(stages.get(stage, _NOTHING), spent)
-            if kind in ("dataset", "collate"):
-                lines[line, stage] = _sum(lines.get((line, stage), _NOTHING), spent)
-        collate = account.tally.stages("collate").get(COLLATE, _NOTHING)
+        tally.merge(account.tally)
+        seen = account.tally.stages("collate").get(COLLATE, NOTHING)
         # How long it took is known exactly, and of what kind that time was from what was seen.
-        factor = account.collate_ns / collate.wall if collate.wall else 0.0
-        measured = Spent(account.collate_ns, int(collate.cpu * factor), int(collate.delay * factor))
-        if measured.wall:
-            stages[COLLATE] = _sum(stages.get(COLLATE, _NOTHING), measured)
+        factor = account.collate_ns / seen.wall if seen.wall else 0.0
+        collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
         if account.worker >= 0:  # another thread there sends what was made
+            in_main = sum(spent.cpu for spent in account.tally.spent.values())
             rest = max(0, account.cpu_ns - in_main)
-            stages[TRANSFER] = _sum(stages.get(TRANSFER, _NOTHING), Spent(rest, rest, 0))
-    ordered = sorted(lines.items(), key=lambda item: -item[1].wall)
+            sent = sent.plus(Spent(rest, rest, 0))
+    stages = tally.stages("dataset")
+    for stage, more in ((COLLATE, collate), (TRANSFER, sent)):
+        if more.wall:
+            stages[stage] = stages.get(stage, NOTHING).plus(more)
     return LoaderCosts(
-        {stage: _each(spent, batches) for stage, spent in stages.items()},
-        tuple((line, stage, _each(spent, batches)) for (line, stage), spent in ordered if line.file),
+        {stage: spent.each(batches) for stage, spent in stages.items()},
+        tuple(
+            (line, stage, spent.each(batches))
+            for line, stage, spent in tally.lines("dataset", "collate")
+            if line.file
+        ),
         batches,
         sum(account.samples for account in known),
         len({account.worker for account in known} - {-1}),
@@ -199,25 +212,3 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
     if step_cpu_s is not None and loader.cpu_s is not None:
         wanted.append((step_cpu_s + loader.cpu_s) / cores)
     return max(wanted)
-
-
-def without_waiting(costs: LoaderCosts) -> LoaderCosts:
-    """The same, if what it reads were in memory."""
-    stages = dict(costs.stages)
-    if READ in stages:
-        read = stages[READ]
-        stages[READ] = Spent(read.wall - read.idle, read.cpu, read.delay)
-    return LoaderCosts(stages, costs.lines, costs.batches, costs.samples, costs.makers)
-
-
-def without_decoding(costs: LoaderCosts) -> LoaderCosts:
-    """The same, if what it decodes were in memory."""
-    return costs.without(READ, DECODE)
-
-
-def _sum(one: Spent, other: Spent) -> Spent:
-    return Spent(one.wall + other.wall, one.cpu + other.cpu, one.delay + other.delay)
-
-
-def _each(spent: Spent, count: int) -> Spent:
-    return Spent(*(value // count for value in spent))

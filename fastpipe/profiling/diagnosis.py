@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,8 @@ from itertools import chain
 from typing import Any
 
 from fastpipe._cpus import available_cpus
+from fastpipe._sizes import in_duration
+from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.candidates import candidates
 from fastpipe.profiling.costs import (
@@ -18,21 +21,21 @@ from fastpipe.profiling.costs import (
     costs_of,
     costs_of_clock,
     step_with,
-    without_decoding,
-    without_waiting,
 )
-from fastpipe.profiling.findings import Advice, LoaderNote, Part, in_ms
+from fastpipe.profiling.findings import Advice, LoaderNote, Part
 from fastpipe.profiling.forms import same_form
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.stages import DECODE, READ
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watch, Watched
 
 __all__ = ["Diagnosis"]
 
+_log = logging.getLogger(__name__)
 _GAIN = 1.05  # less is not worth a change
 _MOST_TRIED = 2
 _START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
@@ -82,20 +85,31 @@ class Diagnosis:
         if watched.is_opaque:
             self._look_at_graph(loader, skipped)
         else:
-            self._alone = alone(loader.__iter__, skipped, self._seconds)
+            # Workers that persist would stay after this, for a script that may not go on.
+            one = view_of(loader) if watched.view is not None else loader
+            self._alone = alone(one.__iter__, skipped, self._seconds)
         if clock is not None and self._alone is not None and not self._costs.batches:
-            self._costs = costs_of_clock(before, clock.totals(), self._alone.batches + skipped)
+            self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
         if not self._report().is_loader_bound:
             return
         known: dict[Any, Alone | None] = {}
         for candidate in candidates(watched, self._costs, self.cores, self._accounts, self._images):
             if candidate.begin not in known:
-                known[candidate.begin] = alone(candidate.begin, candidate.skipped, self._seconds)
+                known[candidate.begin] = self._measure(candidate)
             measured = known[candidate.begin]
             if measured is not None:
                 self._measured.append(
                     (candidate, measured.with_more(candidate.rest, candidate.is_rest_beside))
                 )
+
+    def _measure(self, candidate: Candidate) -> Alone | None:
+        """A candidate alone; None where it cannot take the loader's place after all."""
+        try:
+            return alone(candidate.begin, candidate.skipped, self._seconds)
+        except Exception as error:  # whatever it is: the script's own loader works
+            text = f"{type(error).__name__}: {error}"  # not the error: its traceback has the whole loader
+            _log.warning("not measured: %s: %s", candidate.what, text)
+            return None
 
     def _look_at_graph(self, loader: Any, skipped: int) -> None:
         """Measure a ``tf.data.Dataset`` alone, and what it does in Python: in a ``fit`` others do so, too."""
@@ -172,8 +186,8 @@ class Diagnosis:
         yield Part("with data at once", report.base_s)
         if self._alone is not None and self._costs.wall_s:
             for name, costs in (
-                ("without decoding", without_decoding(self._costs)),
-                ("with files in memory", without_waiting(self._costs)),
+                ("without decoding", self._costs.without(READ, DECODE)),
+                ("with files in memory", self._costs.without_waiting()),
             ):
                 yield Part(name, min(report.step_s, self._step_with_costs(report, costs)))
         yield Part("as it is", report.step_s)
@@ -191,28 +205,23 @@ class Diagnosis:
             return report.base_s + loader.batch_s
         return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
-    def _predicted(self, at: int) -> float:
-        report, (candidate, measured) = self._report(), self._measured[at]
-        if candidate.is_serial:
-            return report.base_s + measured.batch_s
-        return step_with(report.base_s, report.step_cpu_s, measured, self.cores)
-
-    def _gain(self, at: int) -> float:
-        return self._report().step_s / max(self._predicted(at), 1e-9)
-
-    def _ranked(self) -> list[int]:
-        """Those of what was measured that are worth a change, the best first."""
-        found = [at for at in range(len(self._measured)) if self._gain(at) > _GAIN]
-        return sorted(found, key=lambda at: self._tried.get(at, self._predicted(at)))
+    def _predictions(self) -> dict[int, float]:
+        """Seconds of a step with each of what was measured that is worth a change, the best first."""
+        report, found = self._report(), {}
+        for at, (_, measured) in enumerate(self._measured):
+            seconds = step_with(report.base_s, report.step_cpu_s, measured, self.cores)
+            if report.step_s > _GAIN * seconds:
+                found[at] = seconds
+        return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
 
     def _triable(self) -> list[int]:
         """Of those the ones whose batches are all that the script's step needs."""
-        return [at for at in self._ranked() if self._measured[at][0].rest is None]
+        return [at for at in self._predictions() if self._measured[at][0].rest is None]
 
     def _advice(self) -> Iterator[Advice]:
-        for at in self._ranked():
+        for at, seconds in self._predictions().items():
             candidate = self._measured[at][0]
-            yield Advice(candidate.what, candidate.why, self._predicted(at), self._tried.get(at))
+            yield Advice(candidate.what, candidate.why, seconds, self._tried.get(at))
         yield from self._start_advice()
 
     def _start_advice(self) -> Iterator[Advice]:
@@ -229,7 +238,7 @@ class Diagnosis:
         if share > _START_SHARE:
             yield Advice(
                 f"persistent_workers=True{place_of(self._watched)}",
-                f"an epoch of {steps} steps begins with {in_ms(lost)} in which workers start, "
+                f"an epoch of {steps} steps begins with {in_duration(lost)} in which workers start, "
                 f"{share:.0%} of it",
             )
 

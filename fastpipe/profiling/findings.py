@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fastpipe._sizes import in_duration
 from fastpipe.profiling.costs import Alone, LoaderCosts
 
-__all__ = ["Advice", "Findings", "LoaderNote", "Part", "in_ms"]
+__all__ = ["Advice", "Findings", "LoaderNote", "Part"]
 
 _MOST = 0.5  # of a script's time
+_TOLD = 0.1  # of a script's time, from which on it is told that it goes outside of loops
 _SMALL = 0.05  # of a step: waiting for data that nobody would notice
 
 
@@ -155,7 +157,7 @@ class Findings:
         if not self.is_loader_bound:
             return (
                 f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "
-                f"takes {in_ms(self.base_s)} of {in_ms(self.step_s)}"
+                f"takes {in_duration(self.base_s)} of {in_duration(self.step_s)}"
             )
         parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
         return f"stall {self.stall_share:.0%}{': ' if parts else ''}{parts}"
@@ -165,41 +167,33 @@ class Findings:
         if advice.predicted_s is None or not self.step_s:
             return ""
         now, then = self.step_s, advice.predicted_s
-        text = f"{in_ms(now)} → {in_ms(then)} a step, {now / then:.2f}×"
+        text = f"{in_duration(now)} → {in_duration(then)} a step, {now / then:.2f}×"
         if advice.tried_s is not None:
-            text += f" (tried: {in_ms(advice.tried_s)}, {now / advice.tried_s:.2f}×)"
+            text += f" (tried: {in_duration(advice.tried_s)}, {now / advice.tried_s:.2f}×)"
         return text
 
     def lines(self) -> Iterator[str]:
-        """The figures of the step, in words."""
-        loader = self.loader
-        if loader is None:
-            return
+        """The figures of the step, in words, and what a script does outside of its loops."""
+        if self.loader is not None:
+            yield from self._loop_lines(self.loader)
+        for name, seconds in self.outside:
+            if seconds > _TOLD * self.seconds:
+                yield f"{seconds:.1f} s outside of loops over loaders: {name}"
+
+    def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
         who = f"{loader.workers} workers" if loader.workers else "no workers"
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
         place = f", {loader.used_at}" if loader.used_at else ""
         yield f"{loader.kind}, {who}{size}{place}: {self.steps} steps"
         if not self.steps:
             return
-        split = f": waits {in_ms(self.wait_s)}, is busy {in_ms(self.busy_s)}"
-        yield f"a step takes {in_ms(self.step_s)}{'' if self.is_opaque else split}"
+        split = f": waits {in_duration(self.wait_s)}, is busy {in_duration(self.busy_s)}"
+        yield f"a step takes {in_duration(self.step_s)}{'' if self.is_opaque else split}"
         if self.cases:
-            yield "; ".join(f"{case.name} {in_ms(case.seconds)}" for case in self.cases)
+            yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
         if self.alone is not None:
-            cpu = "" if self.alone.cpu_s is None else f", of {in_ms(self.alone.cpu_s)} of processor"
-            yield f"the loader alone makes a batch in {in_ms(self.alone.batch_s)}{cpu}; {self.cores} cores"
+            alone, cpu_s = in_duration(self.alone.batch_s), self.alone.cpu_s
+            cpu = "" if cpu_s is None else f", of {in_duration(cpu_s)} of processor"
+            yield f"the loader alone makes a batch in {alone}{cpu}; {self.cores} cores"
         if self.epoch_start_s is not None:
-            yield f"an epoch's first batch comes after {in_ms(self.epoch_start_s)}"
-
-
-def in_ms(seconds: float) -> str:
-    """A time for people.
-
-    >>> in_ms(2.5), in_ms(0.1234), in_ms(0.00456), in_ms(0.0000789)
-    ('2.50 s', '123 ms', '4.6 ms', '0.079 ms')
-    """
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    if seconds >= 0.0995:
-        return f"{seconds * 1e3:.0f} ms"
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e3:.2g} ms"
+            yield f"an epoch's first batch comes after {in_duration(self.epoch_start_s)}"

@@ -7,6 +7,7 @@ seen in TensorFlow's threads.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -62,19 +63,23 @@ class FitWitness:
 def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
     """Have ``keras.Model.fit`` watched; returns what undoes it."""
     fit = keras.Model.fit
+    signature = inspect.signature(fit)
 
-    def watched_fit(model: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if watch.is_paused or not hasattr(x, "element_spec"):
-            return fit(model, x, *args, **kwargs)
+    def watched_fit(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        model: Any = given.args[0]
+        x: Any = given.arguments.get("x")
+        if watch.is_paused or not hasattr(x, "element_spec") or not hasattr(x, "take"):
+            return fit(*args, **kwargs)
         known = watch.known(x)
         if known.loop.is_over:
-            return fit(model, x, *args, **kwargs)
+            return fit(*args, **kwargs)
         known.is_opaque = True
-        if known.witness is None and watch.looks:
+        if known.witness is None:
             known.witness = FitWitness(known.loop)
-        given = list(kwargs.pop("callbacks", None) or [])
+        given.arguments["callbacks"] = _with_steps(given.arguments.get("callbacks"), keras, known)
         try:
-            return fit(model, x, *args, callbacks=[*given, _steps(keras, known)], **kwargs)
+            return fit(*given.args, **given.kwargs)
         except _Replay:
             if known.witness is not None:
                 known.witness.close()
@@ -95,6 +100,14 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
 
 
 WATCHED = {"keras": watch_fit}  # as ``Watch`` has it
+
+
+def _with_steps(callbacks: Any, keras: Any, known: Watched) -> list[Any]:
+    """What a script gives as ``callbacks``, in each of the ways that Keras takes, and one more."""
+    # A list made by the script may call its callbacks in another thread, where they could not end the fit.
+    given = getattr(callbacks, "callbacks", callbacks)
+    given = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
+    return [*given, _steps(keras, known)]
 
 
 def _steps(keras: Any, known: Watched) -> Any:

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from enum import Enum
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from fastpipe.profiling.times import processes_cpu_ns
 
-__all__ = ["Clock", "Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
+__all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
 
 _WARM = 2  # steps in which everything starts
 _MOST_STEPS = 400
@@ -30,16 +30,6 @@ class Phase(str, Enum):
     SETTLING = "settling"
     INSTANT = "instant data"
     TRIED = "tried"
-
-
-class Clock(Protocol):
-    """Measures on the device what the processor does not see; see :mod:`fastpipe.profiling.cuda`."""
-
-    def begin(self) -> None:
-        """A step has its batch."""
-
-    def end(self) -> None:
-        """A step asks for the next one."""
 
 
 class Steps:
@@ -85,7 +75,6 @@ class Loop:
         seconds: that are measured as it is; half as many with the same batch again.
         is_replayed: whether the last batch is given again and again when enough is known of the loop as it
             is: so much of a step's time is left where data comes at once.
-        steps: measured as it is, at most.
         next_phase: called when both are known; returns batches of another loader to try, or None to end.
     """
 
@@ -93,12 +82,9 @@ class Loop:
         self,
         seconds: float,
         is_replayed: bool,
-        steps: int = _MOST_STEPS,
         next_phase: Callable[[], Iterator[Any] | None] | None = None,
-        clock: Clock | None = None,
     ) -> None:
-        self._seconds, self._is_replayed, self._most = seconds, is_replayed, steps
-        self._next_phase, self._clock = next_phase, clock
+        self._seconds, self._is_replayed, self._next_phase = seconds, is_replayed, next_phase
         self.phase = Phase.WARMING
         self.steps: dict[Phase, Steps] = {phase: Steps() for phase in Phase}
         self.epoch_starts: list[float] = []
@@ -143,8 +129,6 @@ class Loop:
         self._got = perf_counter_ns()
         if self._is_first:
             self.epoch_starts.append((self._got - now) / 1e9)
-        if self._clock is not None:
-            self._clock.begin()
         return batch
 
     @property
@@ -171,8 +155,6 @@ class Loop:
         return batch
 
     def _step_ended(self, now: int) -> None:
-        if self._clock is not None:
-            self._clock.end()
         # The first step of an epoch waits for workers to start: it is told apart.
         if not self._is_first:
             self.steps[self.phase].add(self._got - self._asked, now - self._got)
@@ -202,7 +184,7 @@ class Loop:
             self._finish()
 
     def _has_enough(self, count: int, seconds: float, wanted: float) -> bool:
-        if count >= self._most:
+        if count >= _MOST_STEPS:
             return True
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
 

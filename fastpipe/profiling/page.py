@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from fastpipe.profiling.findings import Advice, Findings, in_ms
+from fastpipe._sizes import in_duration
+from fastpipe.profiling.findings import Advice, Findings
+from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.stages import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM
 
 __all__ = ["page"]
@@ -15,6 +17,7 @@ _COLOURS = {
     OTHER: "#777777", "busy": "#0b8a6d", "wait": "#c9302c",
 }  # fmt: skip
 _WIDTH, _ROW = 860, 26
+_OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1f23 }
 body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
@@ -64,7 +67,7 @@ def _cases(report: Findings) -> Iterator[str]:
         for stage, length in pieces:
             yield _rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
             x += length * scale
-        yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_ms(seconds)}</text>'
+        yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
     yield "</svg>"
     named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
     keys = (
@@ -76,12 +79,12 @@ def _cases(report: Findings) -> Iterator[str]:
 
 def _timeline(report: Findings) -> Iterator[str]:
     """Steps as they came: waiting in red."""
-    spans = [span for span in report.spans if span[0] in ("as it is", "warming")][-40:]
+    spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
     if not spans:
         return
     first, last = spans[0][1], max(span[3] for span in spans)
     scale = _WIDTH / max(1, last - first)
-    yield f"<h2>{len(spans)} steps, {in_ms((last - first) / 1e9)}: waiting in red</h2>"
+    yield f"<h2>{len(spans)} steps, {in_duration((last - first) / 1e9)}: waiting in red</h2>"
     yield f'<svg viewBox="0 0 {_WIDTH} 30" role="img" aria-label="steps, and what they waited">'
     for _, asked, got, done in spans:
         for begin, end, colour in ((asked, got, _COLOURS["wait"]), (got, done, _COLOURS["busy"])):
@@ -99,15 +102,10 @@ def _stages(report: Findings) -> Iterator[str]:
     rows = []
     for stage in sorted(report.costs.stages, key=STAGES.index):
         spent = report.costs.stages[stage]
-        times = (in_ms(value / 1e9) for value in (spent.wall, spent.cpu, spent.delay, spent.idle))
+        times = (in_duration(value / 1e9) for value in (spent.wall, spent.cpu, spent.delay, spent.idle))
         rows.append([stage, f"{shares[stage]:.0%}", *times])
     yield _table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
-    total = report.costs.wall_s * 1e9
-    lines = [
-        [str(line), stage, f"{spent.wall / total:.0%}"]
-        for line, stage, spent in report.costs.lines[:8]
-        if total and spent.wall > 0.01 * total
-    ]
+    lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
     if lines:
         yield "<h2>Lines of the script</h2>"
         yield _table(["line", "stage", "share"], lines)

@@ -103,7 +103,7 @@ def profile(
         if step is not None:
             raise OptionError("profile(step=…) needs a loader; or have your own loop in `with profile():`")
         return Profiling()
-    if iter(loader) is loader:
+    if hasattr(loader, "__next__"):
         raise OptionError(
             f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "
             "DataLoader"

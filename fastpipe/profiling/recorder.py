@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 from fastpipe.profiling.stacks import Boundary, Line, Stacks
-from fastpipe.profiling.times import Spent, ThreadClock
+from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
 
 __all__ = ["OUTSIDE", "Recorder", "Tally"]
 
@@ -37,8 +37,7 @@ class Tally:
     def add(self, kind: str, stage: str, line: Line, spent: Spent) -> None:
         """Add what a thread did for a while."""
         key = kind, stage, line
-        old = self.spent.get(key)
-        self.spent[key] = spent if old is None else Spent(*(a + b for a, b in zip(old, spent, strict=True)))
+        self.spent[key] = self.spent.get(key, NOTHING).plus(spent)
 
     def merge(self, other: Tally) -> None:
         """Add all of another one."""
@@ -47,19 +46,18 @@ class Tally:
 
     def stages(self, kind: str) -> dict[str, Spent]:
         """By stage, of one kind."""
-        found = Tally()
+        found: dict[str, Spent] = {}
         for (one, stage, _), spent in list(self.spent.items()):
             if one == kind:
-                found.add(kind, stage, Line("", 0, ""), spent)
-        return {stage: spent for (_, stage, _), spent in found.spent.items()}
+                found[stage] = found.get(stage, NOTHING).plus(spent)
+        return found
 
     def lines(self, *kinds: str) -> list[tuple[Line, str, Spent]]:
-        """Lines with their stages, the one that took longest first; of some kinds, or of all."""
+        """Lines with their stages, the one that took longest first; of some kinds."""
         found: dict[tuple[Line, str], Spent] = {}
         for (kind, stage, line), spent in list(self.spent.items()):
-            if not kinds or kind in kinds:
-                old = found.get((line, stage), Spent(0, 0, 0))
-                found[line, stage] = Spent(*(a + b for a, b in zip(old, spent, strict=True)))
+            if kind in kinds:
+                found[line, stage] = found.get((line, stage), NOTHING).plus(spent)
         ordered = sorted(found.items(), key=lambda item: -item[1].wall)
         return [(line, stage, spent) for (line, stage), spent in ordered]
 
@@ -159,9 +157,10 @@ class Recorder:
             clock, before = self._clock(ident)
             now = clock.read()
             self._clocks[ident] = clock, now
-            kind, stage, line = self._stacks.look(frame)
-            self.tally.add(kind or self._kind(), stage, line, now - before)
-            if not kind and self._kind() == OUTSIDE:
+            below, stage, line = self._stacks.look(frame)
+            kind = below or self._kind()
+            self.tally.add(kind, stage, line, now - before)
+            if kind == OUTSIDE:
                 for function in self._stacks.functions(frame):
                     self.outside[function] = self.outside.get(function, 0) + (now - before).wall
         del frames

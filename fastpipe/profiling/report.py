@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -13,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe.profiling.findings import Findings, in_ms
+from fastpipe._sizes import in_duration
+from fastpipe.profiling.findings import Findings
 from fastpipe.profiling.page import page
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import STAGES
@@ -24,8 +24,6 @@ __all__ = ["Report"]
 
 _FORMAT = 1
 _WIDTH = 110
-_LINES = 6
-_TOLD = 0.1  # of a script's time, from which on it is told that it goes outside of loops
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,14 +45,12 @@ class Report(Findings):
     def show(self, console: Console) -> None:
         """Print it on a console, in its width and colours."""
         console.print(Text(self.verdict, style="bold"), soft_wrap=True)
-        for line in self.lines():
-            console.print(Text(line), soft_wrap=True)
+        for text in self.lines():
+            console.print(Text(text), soft_wrap=True)
         if self.costs.batches:
             console.print(self._stage_table())
-            for line in self._line_lines():
-                console.print(Text(line), soft_wrap=True)
-        for line in self._outside_lines():
-            console.print(Text(line), soft_wrap=True)
+            for line, stage, share in self.costs.top_lines():
+                console.print(Text(f"  {share:4.0%} {stage:9} {line}"), soft_wrap=True)
         for number, advice in enumerate(self.advice, start=1):
             console.print(Text(f"{number}. {advice.what}", style="bold"), soft_wrap=True)
             effect = self.effect(advice)
@@ -84,21 +80,9 @@ class Report(Findings):
         for stage in sorted(self.costs.stages, key=STAGES.index):
             spent = self.costs.stages[stage]
             values = (spent.wall, spent.cpu, spent.delay, spent.idle)
-            total, cpu, delay, idle = (in_ms(value / 1e9) for value in values)
+            total, cpu, delay, idle = (in_duration(value / 1e9) for value in values)
             table.add_row(stage, total, f"{shares[stage]:.0%}", cpu, delay, idle)
         return table
-
-    def _line_lines(self) -> Iterator[str]:
-        total = self.costs.wall_s * 1e9
-        for line, stage, spent in self.costs.lines[:_LINES]:
-            if total and spent.wall > 0.02 * total:
-                yield f"  {spent.wall / total:4.0%} {stage:9} {line}"
-
-    def _outside_lines(self) -> Iterator[str]:
-        for line, seconds in self.outside[:_LINES]:
-            if seconds < _TOLD * self.seconds:
-                break
-            yield f"  {seconds:6.1f} s outside of loops over loaders: {line}"
 
     def html(self) -> str:
         """A page that needs nothing but itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import DECODE, GRAPH, OTHER, READ, TRANSFORM
-from fastpipe.profiling.times import Spent
+from fastpipe.profiling.times import NOTHING, Spent
 from fastpipe.profiling.volumes_open import OpenVolume
 from fastpipe.profiling.watching import Watched
 
@@ -152,6 +153,6 @@ def _shuffles(loader: Any) -> bool:
 def _rest(costs: LoaderCosts) -> tuple[Line, Spent] | None:
     """What the dataset does besides reading, if that is much: its line that takes longest, and all of it."""
     stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
-    total = Spent(*(sum(values) for values in zip(*stages, strict=True))) if stages else Spent(0, 0, 0)
+    total = functools.reduce(Spent.plus, stages, NOTHING)
     lines = [line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)]
     return (lines[0], total) if lines and total.wall > _MUCH * costs.wall_s * 1e9 else None

@@ -21,7 +21,16 @@ from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import COLLATE
 from fastpipe.profiling.volumes_open import OpenVolume, volumes_of
 
-__all__ = ["Account", "TimedBatches", "TimedCollate", "TimedDataset", "TimedInit", "TimedIterable", "Witness"]
+__all__ = [
+    "BOUNDARIES",
+    "Account",
+    "TimedBatches",
+    "TimedCollate",
+    "TimedDataset",
+    "TimedInit",
+    "TimedIterable",
+    "Witness",
+]
 
 _LAST = 100  # of a process's finalizers this is among the first
 _SPANS = 400  # batches of which begin and end are kept, for a trace
@@ -34,7 +43,7 @@ class Account:
         pid: of the process.
         worker: its number; -1 in the process that trains.
         batches, samples: that it made.
-        fetch_ns, collate_ns: nanoseconds in the dataset and in the collate function.
+        collate_ns: nanoseconds in the collate function.
         cpu_ns: in which the process has run, but for who looks at it.
         tally: by stage and line.
         arrays: of HDF5 files that the dataset reads.
@@ -44,7 +53,7 @@ class Account:
 
     def __init__(self, worker: int) -> None:
         self.pid, self.worker = os.getpid(), worker
-        self.batches = self.samples = self.fetch_ns = self.collate_ns = self.cpu_ns = 0
+        self.batches = self.samples = self.collate_ns = self.cpu_ns = 0
         self.spans: deque[tuple[int, int, int]] = deque(maxlen=_SPANS)
         self.tally = Tally()
         self.arrays: list[ArrayRead] = []
@@ -109,7 +118,6 @@ class Witness:
         account, end = self.account, perf_counter_ns()
         account.batches += 1
         account.samples += count
-        account.fetch_ns += begin - (self._began or begin)
         account.collate_ns += end - begin
         account.spans.append((self._began or begin, begin, end))
         self._began = 0

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Spent", "ThreadClock", "processes_cpu_ns"]
+__all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns"]
 
 _PROC = Path("/proc")
 
@@ -33,6 +33,17 @@ class Spent(NamedTuple):
 
     def __sub__(self, other: Spent) -> Spent:
         return Spent(self.wall - other.wall, self.cpu - other.cpu, self.delay - other.delay)
+
+    def plus(self, other: Spent) -> Spent:
+        """Both together; a tuple's ``+`` is another thing."""
+        return Spent(self.wall + other.wall, self.cpu + other.cpu, self.delay + other.delay)
+
+    def each(self, count: int) -> Spent:
+        """Of one, if this is of so many."""
+        return Spent(self.wall // count, self.cpu // count, self.delay // count)
+
+
+NOTHING = Spent(0, 0, 0)
 
 
 class ThreadClock:
@@ -75,13 +86,10 @@ class ThreadClock:
             self._descriptor = -1
 
 
-def processes_cpu_ns(pid: int | None = None) -> int | None:
-    """Nanoseconds in which a process, and those that it started and theirs, have run.
+def processes_cpu_ns() -> int | None:
+    """Nanoseconds in which this process, and those that it started and theirs, have run.
 
     Those that have ended and were waited for count as well, so that it never falls.
-
-    Args:
-        pid: of the process; None for this one.
 
     Returns:
         Nanoseconds, in steps of the kernel's tick (10 ms as a rule); None where there is no ``/proc``.
@@ -89,7 +97,6 @@ def processes_cpu_ns(pid: int | None = None) -> int | None:
     >>> processes_cpu_ns() is None or processes_cpu_ns() > 0
     True
     """
-    root = os.getpid() if pid is None else pid
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in _PROC.glob("[0-9]*"):
@@ -100,12 +107,12 @@ def processes_cpu_ns(pid: int | None = None) -> int | None:
             continue
         number = int(folder.name)
         parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))
-    if root not in ticks:
+    if os.getpid() not in ticks:
         return None
     children: dict[int, list[int]] = {}
     for number, parent in parents.items():
         children.setdefault(parent, []).append(number)
-    total, todo = 0, [root]
+    total, todo = 0, [os.getpid()]
     while todo:
         number = todo.pop()
         total += ticks[number]

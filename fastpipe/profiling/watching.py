@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib.abc
 import importlib.machinery
@@ -16,10 +15,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from fastpipe.profiling._torch_view import has_workers, view_of
 from fastpipe.profiling.loops import Loop, WatchedIterator
 from fastpipe.profiling.recorder import OUTSIDE, Recorder
 from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.timed import (
+    BOUNDARIES,
     Account,
     TimedBatches,
     TimedCollate,
@@ -29,7 +30,7 @@ from fastpipe.profiling.timed import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched"]
+__all__ = ["Watch", "Watched", "is_fast"]
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -81,15 +82,12 @@ class Watch:
 
     Args:
         make_loop: of a loader that is seen for the first time.
-        looks: whether stacks are looked at, of this process and of workers.
         also: by names of modules, what has other things watched when these are imported, and returns what
             undoes it.
     """
 
-    def __init__(
-        self, make_loop: Callable[[Any], Loop], *, looks: bool = True, also: Mapping[str, Patch] | None = None
-    ) -> None:
-        self._make_loop, self._looks, self._also = make_loop, looks, also or {}
+    def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
+        self._make_loop, self._also = make_loop, also or {}
         self._found: list[Watched] = []
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
@@ -104,11 +102,6 @@ class Watch:
         return self._is_paused
 
     @property
-    def looks(self) -> bool:
-        """Whether stacks are looked at."""
-        return self._looks
-
-    @property
     def found(self) -> list[Watched]:
         """The loaders that were iterated, in the order in which they first were."""
         return self._found
@@ -117,9 +110,9 @@ class Watch:
         with contextlib.ExitStack() as cleanup:
             self._folder = tempfile.mkdtemp(prefix="fastpipe-profile-")
             cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            if self._looks:
-                self.recorder = Recorder({**_LOOP, **_DATASET}, [threading.get_ident()], kind=self._kind)
-                cleanup.enter_context(self.recorder)
+            boundaries = {**BOUNDARIES, WatchedIterator.__next__.__code__: Boundary("waiting")}
+            self.recorder = Recorder(boundaries, [threading.get_ident()], kind=self._kind)
+            cleanup.enter_context(self.recorder)
             for name, patch in ((_DATALOADER, _watch_loaders), *self._also.items()):
                 module = sys.modules.get(name)
                 if module is not None:
@@ -182,7 +175,7 @@ class Watch:
         if self._is_paused:
             return begin(loader)
         known = self.known(loader)
-        if known.view is None and self._looks and hasattr(loader, "collate_fn") and _is_stock(loader):
+        if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
             self._instrument(known)
         inner = begin(loader if known.view is None else known.view)
         return inner if known.loop.is_over else WatchedIterator(inner, known.loop)
@@ -219,27 +212,27 @@ class Watch:
     def _instrument(self, known: Watched) -> None:
         """Have the loader's dataset witnessed, in a view of the loader."""
         loader = known.loader
-        if getattr(loader, "_iterator", None) is not None:  # workers that run already, as they are persistent
+        if has_workers(loader):  # which see nothing of this
             return
         witness = known.witness
         if not isinstance(witness, Witness):
             folder = os.path.join(self._folder, str(len(self._found)))
             os.mkdir(folder, 0o700)
             witness = known.witness = Witness(folder)
-        view = known.view = copy.copy(loader)
         kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
         if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
             kind = TimedIterable
-        # Past ``DataLoader.__setattr__``, which lets nobody change these of a loader that is made.
-        view.__dict__["dataset"] = kind(loader.dataset, witness)
-        view.__dict__["collate_fn"] = TimedCollate(loader.collate_fn, witness)
-        if loader.num_workers:
-            view.__dict__["worker_init_fn"] = TimedInit(loader.worker_init_fn, witness)
+        known.view = view_of(
+            loader,
+            dataset=kind(loader.dataset, witness),
+            collate_fn=TimedCollate(loader.collate_fn, witness),
+            worker_init_fn=TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
+        )
 
 
-def _is_stock(loader: Any) -> bool:
-    """Whether torch's own code makes the batches."""
-    return type(loader).__module__.partition(".")[0] != "fastpipe"
+def is_fast(loader: Any) -> bool:
+    """Whether a loader is one of fastpipe's own."""
+    return type(loader).__module__.partition(".")[0] == "fastpipe"
 
 
 def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:
@@ -290,10 +283,3 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 def _remove(finders: list[Any], finder: Any) -> None:
     with contextlib.suppress(ValueError):
         finders.remove(finder)
-
-
-_LOOP = {WatchedIterator.__next__.__code__: Boundary("waiting")}
-_DATASET = {
-    TimedDataset.__getitem__.__code__: Boundary("dataset"),
-    TimedBatches.__getitems__.__code__: Boundary("dataset"),
-}

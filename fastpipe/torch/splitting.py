@@ -13,6 +13,7 @@ import torch
 
 from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
+from fastpipe._sizes import in_duration
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import OptionError
 from fastpipe.torch.source import Source
@@ -52,15 +53,11 @@ class Costs(NamedTuple):
 
     def describe(self) -> str:
         """In words."""
-        there = "" if self.device is None else f", {_ms(self.device)} on the device"
+        there = "" if self.device is None else f", {in_duration(self.device)} on the device"
         return (
-            f"what follows the split takes {_ms(self.threads)} a batch by fastpipe.augment{there}, "
-            f"{_ms(self.whole)} by torchvision"
+            f"what follows the split takes {in_duration(self.threads)} a batch by fastpipe.augment{there}, "
+            f"{in_duration(self.whole)} by torchvision"
         )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 class Placing:

@@ -65,7 +65,7 @@ def test_a_loader_that_is_slow_is_told_with_its_stages_and_its_line() -> None:
 
 def test_a_step_that_is_slow_is_told_not_to_be_the_loaders_fault() -> None:
     loader = DataLoader(range(4000), batch_size=4)
-    report = fastpipe.profile(loader, lambda batch: work(40), seconds=SECONDS)
+    report = fastpipe.profile(loader, lambda batch: work(200), seconds=SECONDS)
     assert not report.is_loader_bound and not report.advice
     assert "your loader is not the problem" in report.verdict
 
@@ -106,6 +106,25 @@ def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(folde
     first = report.advice[0]
     assert "fastpipe" in first.what and first.predicted_s is not None and first.tried_s is not None
     assert first.predicted_s < report.step_s and "decode" in first.why
+
+
+def test_a_candidate_that_fails_is_left_out_and_told(
+    folder: ImageFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(self: Any) -> Any:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(FastLoader, "__iter__", failing)
+    report = fastpipe.profile(DataLoader(folder, batch_size=4), lambda batch: None, seconds=SECONDS)
+    assert report.is_loader_bound and not [one for one in report.advice if "fastpipe" in one.what]
+    assert "not measured: let fastpipe make the batches" in caplog.text and "no such thing" in caplog.text
+
+
+def test_workers_that_persist_are_looked_at_and_none_are_left() -> None:
+    loader = DataLoader(Slow(2, 400), batch_size=4, num_workers=1, persistent_workers=True)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
+    assert "transform" in report.costs.stages and report.costs.makers == 1
+    assert loader._iterator is None
 
 
 def test_a_fast_loaders_stages_are_those_of_its_clock(photo_tree: Path) -> None:

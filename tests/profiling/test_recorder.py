@@ -74,7 +74,6 @@ def test_processors_are_counted_for_children_and_for_those_that_have_ended() -> 
     subprocess.run([sys.executable, "-c", code], check=True)
     after = processes_cpu_ns()
     assert before is not None and after is not None and after - before >= 0.25e9
-    assert processes_cpu_ns(2**22 + 1) is None
 
 
 def test_a_tally_adds_merges_and_survives_a_file() -> None:
@@ -87,7 +86,7 @@ def test_a_tally_adds_merges_and_survives_a_file() -> None:
     assert one.stages("dataset") == {"read": Spent(11, 3, 3)}
     assert one.stages("dataset")["read"].idle == 5
     assert one.lines("dataset") == [(line, "read", Spent(11, 3, 3))]
-    assert [stage for _, stage, _ in one.lines()] == ["read", "collate"]
+    assert [stage for _, stage, _ in one.lines("collate", "dataset")] == ["read", "collate"]
 
 
 def test_a_recorder_sees_what_runs_below_a_boundary() -> None:
@@ -110,7 +109,7 @@ def test_other_threads_are_seen_and_the_recorders_own_is_not() -> None:
     with Recorder({}) as recorder:
         thread.start()
         thread.join()
-    functions = {line.function for line, _, _ in recorder.tally.lines()}
+    functions = {line.function for line, _, _ in recorder.tally.lines("")}
     assert "burn" in functions and "_look" not in functions
 
 

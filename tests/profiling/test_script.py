@@ -85,6 +85,7 @@ sample()
     assert name.startswith("train.py sample") and 0 < seconds <= report.seconds
     assert "go into train.py sample, outside of any loop" in report.verdict
     assert "fastpipe.generate" in report.advice[0].what
+    assert "outside of loops over loaders: train.py sample" in report.html()
 
 
 def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> None:

@@ -78,6 +78,26 @@ def test_a_fit_that_is_watched_trains_as_ever() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("kind", ["none", "list", "one", "by place", "CallbackList"])
+def test_callbacks_are_taken_in_each_way_that_keras_takes_them(kind: str) -> None:
+    seen: list[int] = []
+    own = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((2, 4), "f4"), np.zeros((2, 2), "f4"))).repeat(6)
+    with fastpipe.profile() as profiling:
+        if kind == "by place":
+            model.fit(data, None, None, 1, 0, [own], shuffle=False)
+        else:
+            given = {
+                "none": None, "list": [own], "one": own,
+                "CallbackList": keras.callbacks.CallbackList([own], model=model),
+            }[kind]  # fmt: skip
+            model.fit(data, verbose=0, shuffle=False, callbacks=given)
+    assert seen == ([] if kind == "none" else list(range(6)))
+    assert profiling.report.loader is not None
+
+
 def test_a_tf_dataset_is_profiled_with_a_step() -> None:
     data = tf.data.Dataset.range(4000).batch(4)
     report = fastpipe.profile(data, lambda batch: np.sin(np.arange(4_000_000.0)).sum(), seconds=0.5)

@@ -1,0 +1,33 @@
+"""The place in this folder that touches private parts of torch's ``DataLoader``.
+
+A *view* is a shallow copy of a loader, with other attributes and workers of its own; the loader stays as it
+is.
+
+Used: ``DataLoader._iterator``, in which workers that persist are; and the loader's ``__dict__``, as
+``DataLoader.__setattr__`` lets nobody change a dataset or the number of workers.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+__all__ = ["has_workers", "view_of"]
+
+
+def has_workers(loader: Any) -> bool:
+    """Whether workers that persist have been started."""
+    return getattr(loader, "_iterator", None) is not None
+
+
+def view_of(loader: Any, **attributes: Any) -> Any:
+    """A loader of torch's with other attributes, and without workers that run already.
+
+    >>> from torch.utils.data import DataLoader
+    >>> loader = DataLoader(range(4), batch_size=2)
+    >>> [batch.tolist() for batch in view_of(loader, dataset=range(10, 14))], len(loader.dataset)
+    ([[10, 11], [12, 13]], 4)
+    """
+    view = copy.copy(loader)
+    view.__dict__.update(attributes, _iterator=None)
+    return view
