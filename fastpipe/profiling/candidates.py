@@ -58,7 +58,7 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
         why = f"a batch waits {idle:.0%} of its time for storage"
     elif workers < cores:
         wanted = cores
-        why = f"{workers} workers keep {workers} of {cores} cores busy"
+        why = f"so many processes make batches, and there are {cores} cores"
         if not workers:
             why = "the step and the loader take turns"
     else:

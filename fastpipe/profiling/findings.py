@@ -181,7 +181,7 @@ class Findings:
                 yield f"{seconds:.1f} s outside of loops over loaders: {name}"
 
     def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
-        who = f"{loader.workers} workers" if loader.workers else "no workers"
+        who = f"num_workers={loader.workers}"
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
         place = f", {loader.used_at}" if loader.used_at else ""
         yield f"{loader.kind}, {who}{size}{place}: {self.steps} steps"

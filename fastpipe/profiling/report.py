@@ -71,7 +71,7 @@ class Report(Findings):
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
     def _stage_table(self) -> Table:
-        where = f"each of {self.costs.makers} workers" if self.costs.makers else "the loader's threads"
+        where = "the worker that makes it" if self.costs.makers else "the loader's threads"
         table = Table(box=SIMPLE_HEAD, title=f"a batch, in {where}", title_justify="left")
         table.add_column("stage")
         for name in ("time", "share", "running", "waits for a core", "waits for else"):
