@@ -39,7 +39,7 @@ class FitWitness:
         self.images = ImageReads()
         self.images.begin()
         self._loop, self._account = loop, Account(-1)
-        self._recorder = Recorder({function.__code__: Boundary("dataset")}, daemon=True)
+        self._recorder = Recorder({function.__code__: Boundary("dataset")})
         self._recorder.tally = self._account.tally
         self._recorder.start()
         self._is_open = True
@@ -55,9 +55,9 @@ class FitWitness:
     def close(self) -> None:
         """End looking."""
         if self._is_open:
-            self._is_open = False
             self.images.end()
             self._recorder.stop()
+            self._is_open = False
 
 
 def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
@@ -93,7 +93,7 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
     def undo() -> None:
         if own:
             keras.Model.fit = fit
-        else:
+        elif "fit" in vars(keras.Model):
             del keras.Model.fit
 
     return undo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -115,7 +116,8 @@ def profile(
             return Loop(float("inf"), is_replayed=False)
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
-    with Watch(make_loop, also=WATCHED) as watch:
+    # Closed by both: what a signal's handler raises may end the inner one before it has begun.
+    with contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         _run(watch, loader, step)
         return diagnosis.report()
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any
 
@@ -104,7 +105,6 @@ class Recorder:
         tell: Callable[[], None] | None = None,
         *,
         kind: Callable[[], str] = str,
-        daemon: bool = False,
     ) -> None:
         self.tally = Tally()
         self.outside: dict[tuple[str, str], int] = {}
@@ -112,17 +112,21 @@ class Recorder:
         self._stacks = Stacks(boundaries)
         self._threads, self._tell, self._kind = threads, tell, kind
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fastpipe-profile", daemon=daemon)
+        # What a signal's handler raises may end `stop` anywhere.  These stay usable then; an event does not.
+        self._ending: SimpleQueue[None] = SimpleQueue()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="fastpipe-profile", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after a last look."""
-        self._ended.set()
-        self._thread.join()
+        """End, after a last look; or the rest of it, where an earlier call was ended by an exception."""
+        self._ending.put(None)
+        if self._thread.ident is not None and not self._is_over:
+            self._ended.get()
         self._kind, self._tell = str, None  # which refer to whoever has this recorder
 
     def __enter__(self) -> Recorder:
@@ -137,7 +141,7 @@ class Recorder:
         try:
             ended = False
             while not ended:
-                ended = self._ended.wait(_INTERVAL_S)
+                ended = self._is_ending()
                 self._look()
                 looks += 1
                 self.own_cpu_ns = time.thread_time_ns()
@@ -146,6 +150,16 @@ class Recorder:
         finally:
             for clock, _ in self._clocks.values():
                 clock.close()
+            self._is_over = True
+            self._ended.put(None)
+
+    def _is_ending(self) -> bool:
+        """Whether the end has been asked for, after a while in which it might be."""
+        try:
+            self._ending.get(timeout=_INTERVAL_S)
+        except Empty:
+            return False
+        return True
 
     def _look(self) -> None:
         frames = sys._current_frames()

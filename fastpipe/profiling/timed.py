@@ -146,7 +146,7 @@ class Witness:
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads, self._dataset = ArrayReads(), None
         self._account.arrays = self._reads.found
-        self._recorder = Recorder(BOUNDARIES, [threading.get_ident()], self.tell, daemon=True)
+        self._recorder = Recorder(BOUNDARIES, [threading.get_ident()], self.tell)
         self._recorder.tally = self._account.tally
         self._recorder.start()
         if self._account.worker >= 0:  # whose main thread ends before threads beside it are heard again

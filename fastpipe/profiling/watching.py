@@ -91,7 +91,7 @@ class Watch:
         self._found: list[Watched] = []
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
-        self._cleanup = contextlib.ExitStack()
+        self._closers: list[Callable[[], object]] = []
         self.recorder: Recorder | None = None
         self._is_paused = False
         self._wrapped: set[int] = set()  # loaders whose iterators are watched from outside
@@ -107,34 +107,50 @@ class Watch:
         return self._found
 
     def __enter__(self) -> Watch:
-        with contextlib.ExitStack() as cleanup:
+        try:
             self._folder = tempfile.mkdtemp(prefix="fastpipe-profile-")
-            cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._closers.append(functools.partial(_remove_folder, self._folder))
             boundaries = {**BOUNDARIES, WatchedIterator.__next__.__code__: Boundary("waiting")}
             self.recorder = Recorder(boundaries, [threading.get_ident()], kind=self._kind)
-            cleanup.enter_context(self.recorder)
+            self._closers.append(self.recorder.stop)
+            self.recorder.start()
             for name, patch in ((_DATALOADER, _watch_loaders), *self._also.items()):
                 module = sys.modules.get(name)
                 if module is not None:
-                    cleanup.callback(patch(module, self))
+                    self._closers.append(patch(module, self))
                 else:
                     hook = _WhenImported(name, functools.partial(self._patch_later, patch))
+                    self._closers.append(functools.partial(_remove, sys.meta_path, hook))
                     sys.meta_path.insert(0, hook)
-                    cleanup.callback(_remove, sys.meta_path, hook)
-            self._cleanup.push(cleanup.pop_all())
+            self._closers.append(self._close_found)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def _patch_later(self, patch: Patch, module: Any) -> None:
-        self._cleanup.callback(patch(module, self))
+        self._closers.append(patch(module, self))
 
     def __exit__(self, *_: object) -> None:
+        # Twice, as what a signal's handler raises ends the first: torch's does, for a worker that was killed.
+        try:
+            self.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End watching, or the rest of it where an earlier call was ended by an exception."""
+        while self._closers:
+            self._closers[-1]()
+            self._closers.pop()
+
+    def _close_found(self) -> None:
         for one in self._found:
             # Now: when garbage is collected torch cannot tell workers any more that they are to end.
             one.view = None
             one.loop.close()
             if one.witness is not None:
                 one.witness.close()
-        self._cleanup.close()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -278,6 +294,12 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _remove_folder(folder: str) -> None:
+    for _ in range(2):  # as the first ignores what a signal's handler raises, like an error of its own
+        if os.path.isdir(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(finders: list[Any], finder: Any) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import fastpipe
+from fastpipe.profiling.loops import Loop
+from fastpipe.profiling.watching import Watch
 
 
 class Killed(Dataset[Any]):
@@ -60,6 +67,66 @@ def test_whatever_a_step_raises_ends_the_profile(error: type[BaseException]) -> 
     assert error_of(DataLoader(range(40), batch_size=4, num_workers=1), step) == f"{error.__name__}: stop"
     gc.collect()
     assert DataLoader.__iter__ is begin and not left()
+
+
+class Interruption:
+    """Raises at one of fastpipe's lines, or calls of its functions, as a signal's handler does."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def begin(self) -> None:
+        sys.settrace(self.see)
+
+    def see(self, frame: FrameType, event: str, _: object) -> Any:
+        if "/fastpipe/" not in frame.f_code.co_filename:
+            return None
+        if event in ("call", "line") and self.left:
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("a worker was killed")
+        return self.see
+
+
+def profile_of_a_loader(meanwhile: Callable[[], object]) -> None:
+    """Calls something when the profile is about to end."""
+    watch = Watch(lambda _: Loop(float("inf"), is_replayed=False), also={"not_there": lambda *_: print})
+    with contextlib.closing(watch), watch:
+        list(DataLoader(range(4)))
+        meanwhile()
+
+
+def test_an_exception_of_a_signals_handler_while_a_profile_ends_leaves_nothing() -> None:
+    """Torch's raises for a worker that was killed, wherever the main thread then is."""
+    begin, finders = DataLoader.__iter__, list(sys.meta_path)
+    for at in itertools.count(1):
+        interruption = Interruption(at)
+        try:
+            profile_of_a_loader(interruption.begin)
+        except RuntimeError:
+            pass
+        finally:
+            sys.settrace(None)
+        assert DataLoader.__iter__ is begin and sys.meta_path == finders and not left()
+        if interruption.left:
+            break
+    assert at > 30
+
+
+def test_such_an_exception_is_not_taken_for_a_folder_that_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the standard library, which ignores errors on request."""
+    lstat, killed = os.lstat, iter([True])
+
+    def interrupted(*args: Any, **kwargs: Any) -> os.stat_result:
+        if threading.current_thread() is threading.main_thread() and next(killed, False):
+            raise RuntimeError("a worker was killed")
+        return lstat(*args, **kwargs)
+
+    with contextlib.suppress(RuntimeError):
+        profile_of_a_loader(lambda: monkeypatch.setattr(os, "lstat", interrupted))
+    assert next(killed, False) is False and not left()
 
 
 def test_ctrl_c_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
