@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns"]
+__all__ = ["NOTHING", "Spent", "ThreadClock", "process_tree", "processes_cpu_ns"]
 
 _PROC = Path("/proc")
 
@@ -97,8 +97,24 @@ def processes_cpu_ns() -> int | None:
     >>> processes_cpu_ns() is None or processes_cpu_ns() > 0
     True
     """
-    parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
+    tree = process_tree(os.getpid(), ticks)
+    if os.getpid() not in ticks:
+        return None
+    return sum(ticks[number] for number in tree) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
+    """A process and all below it.
+
+    Args:
+        root: its number.
+        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
+
+    >>> process_tree(os.getpid())[0] == os.getpid()
+    True
+    """
+    children: dict[int, list[int]] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
             # The name, in parentheses, may have blanks and parentheses in it.
@@ -106,15 +122,12 @@ def processes_cpu_ns() -> int | None:
         except OSError:  # it has just ended
             continue
         number = int(folder.name)
-        parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))
-    if os.getpid() not in ticks:
-        return None
-    children: dict[int, list[int]] = {}
-    for number, parent in parents.items():
-        children.setdefault(parent, []).append(number)
-    total, todo = 0, [os.getpid()]
+        children.setdefault(int(fields[1]), []).append(number)
+        if ticks is not None:
+            ticks[number] = sum(map(int, fields[11:15]))
+    found, todo = [], [root]
     while todo:
         number = todo.pop()
-        total += ticks[number]
+        found.append(number)
         todo += children.get(number, ())
-    return total * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return found

@@ -32,6 +32,9 @@ def accelerate(
     device: Any = None,
     augment: Callable[..., Any] | None = None,
     cache: Cache | Literal["auto", "ram", "disk", "off"] | None = None,
+    num_workers: int | None = None,
+    prefetch_factor: int | None = None,
+    prefetch_batches: int | Literal["auto"] | None = None,
 ) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
@@ -45,9 +48,13 @@ def accelerate(
         loader: a ``DataLoader``.  It is not changed, and may be used on.
         seed, shard, device, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
             ``shuffle=True`` shuffles by the seed; any other sampler stays.
+        num_workers: so many worker processes, whatever the loader has; 0 for none.
+        prefetch_factor, prefetch_batches: batches made ahead, by each of them or without any; as in
+            ``FastLoader``.
 
     Raises:
-        OptionError: it is no ``DataLoader``, or one of a subclass that works in its own way.
+        OptionError: it is no ``DataLoader``, one of a subclass that works in its own way, or an option cannot
+            work.
 
     >>> from torch.utils.data import DataLoader
     >>> loader = accelerate(DataLoader(range(6), batch_size=3))
@@ -63,12 +70,32 @@ def accelerate(
     if isinstance(loader, FastLoader):
         workers = loader._stock_workers
     options |= _batching(loader, options)
-    if workers["num_workers"] > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate:
+    if prefetch_batches is not None:
+        options["prefetch_batches"] = prefetch_batches
+    if num_workers is not None:
+        workers = _workers(workers, num_workers)
+    if prefetch_factor is not None:
+        workers["prefetch_factor"] = prefetch_factor
+    if num_workers is None and _may_do_without(loader, workers):
         fast: FastLoader[Any] = FastLoader(**options)
         if fast.batch_size is not None and fast._runs_no_user_code():
             fast._stock_workers = workers
             return fast
     return FastLoader(**options, **workers)
+
+
+def _may_do_without(loader: DataLoader[Any], workers: dict[str, Any]) -> bool:
+    """Whether nothing of the script's depends on its worker processes, but what its dataset does."""
+    return (
+        workers["num_workers"] > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate
+    )
+
+
+def _workers(given: dict[str, Any], number: int) -> dict[str, Any]:
+    """The same options of another number of workers."""
+    if number:
+        return {**given, "num_workers": number}
+    return {"num_workers": 0, "worker_init_fn": given["worker_init_fn"]}
 
 
 def _check(loader: Any) -> None:

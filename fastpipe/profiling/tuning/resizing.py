@@ -1,0 +1,71 @@
+"""A batch with more samples, or fewer, made of one that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastpipe.errors import OptionError
+
+__all__ = ["resized", "size_of"]
+
+
+def size_of(batch: Any) -> int:
+    """Samples of a batch: the first dimension of its first array or tensor.
+
+    Raises:
+        OptionError: it has none.
+
+    >>> size_of({"image": np.zeros((4, 3, 8, 8)), "label": np.zeros(4)})
+    4
+    """
+    for leaf in _leaves(batch):
+        shape = getattr(leaf, "shape", None)
+        if shape:
+            return int(shape[0])
+    raise OptionError(f"how many samples a batch has is unknown: no array is in this {type(batch).__name__}")
+
+
+def resized(batch: Any, size: int) -> Any:
+    """The batch with so many samples: its own, again and again.
+
+    Arrays, tensors and lists with as many entries as the batch has samples are resized; all else stays.
+
+    Args:
+        batch: arrays and tensors (N, …), in tuples, lists and dictionaries.
+        size: samples that it gets.
+
+    >>> resized([np.array([1, 2]), ["a", "b"], "train"], 3)
+    [array([1, 2, 1]), ['a', 'b', 'a'], 'train']
+    """
+    count = size_of(batch)
+    return _resized(batch, count, [at % count for at in range(size)])
+
+
+def _resized(value: Any, count: int, indices: list[int]) -> Any:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return value[np.asarray(indices)] if len(shape) and shape[0] == count else value
+    if isinstance(value, Mapping):
+        return type(value)({key: _resized(one, count, indices) for key, one in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_resized(one, count, indices) for one in value))
+    if isinstance(value, (list, tuple)):
+        if len(value) == count and not any(_has_array(one) for one in value):
+            return type(value)(value[at] for at in indices)
+        return type(value)(_resized(one, count, indices) for one in value)
+    return value
+
+
+def _has_array(value: Any) -> bool:
+    return any(getattr(leaf, "shape", None) is not None for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [leaf for one in value.values() for leaf in _leaves(one)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [value]

@@ -1,0 +1,140 @@
+"""What of a loader is tuned, and a loader with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import fastpipe
+from fastpipe._extras import require
+from fastpipe.options import Cache, Decode
+
+__all__ = ["Base", "Settings", "folders_behind"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values of the settings that are tuned.
+
+    Attributes:
+        workers: worker processes; 0 for none.
+        ahead: batches made ahead: by each worker, or else by this process's threads.
+        threads: of a dataset of fastpipe's, in each process that makes batches.
+        backend: decoder of images.
+        cache: where what was decoded is kept.
+
+    What a dataset does not have is None, and stays as it is.
+
+    >>> print(Settings(workers=2, ahead=4))
+    num_workers=2, prefetch_factor=4
+    """
+
+    workers: int
+    ahead: int | Literal["auto"] = "auto"
+    threads: int | Literal["auto"] | None = None
+    backend: str | None = None
+    cache: Cache | None = None
+
+    def with_workers(self, workers: int) -> Settings:
+        """The same with another number of worker processes, each of which makes as much ahead as is usual."""
+        return self if workers == self.workers else replace(self, workers=workers, ahead="auto")
+
+    @property
+    def of_loader(self) -> dict[str, Any]:
+        """Arguments of ``FastLoader`` and ``accelerate``."""
+        name = "prefetch_factor" if self.workers else "prefetch_batches"
+        more = {} if self.ahead == "auto" else {name: self.ahead}
+        return {"num_workers": self.workers, **more}
+
+    @property
+    def of_dataset(self) -> dict[str, Any]:
+        """Arguments of fastpipe's datasets, but for those that they have anyway."""
+        found: dict[str, Any] = {}
+        if self.threads not in (None, "auto"):
+            found["threads"] = self.threads
+        if self.backend not in (None, "auto"):
+            found["decode"] = Decode(backend=self.backend)  # type: ignore[arg-type]
+        if self.cache not in (None, Cache()):
+            found["cache"] = self.cache
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in (self.of_loader | self.of_dataset).items())
+
+
+class Base:
+    """A loader whose settings are tuned.
+
+    Args:
+        loader: of torch's, or fastpipe's.
+
+    Attributes:
+        loader: itself.
+        folders: fastpipe's datasets behind it.
+        is_sequence: whether its dataset gives samples by index, so that any number of workers makes the same.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.folders = folders_behind(loader.dataset)
+        iterable = require("torch.utils.data", extra="torch").IterableDataset
+        self.is_sequence = not isinstance(loader.dataset, iterable)
+
+    @property
+    def settings(self) -> Settings:
+        """As they are."""
+        loader = self.loader
+        workers = loader.num_workers
+        ahead: Any = loader.prefetch_factor if workers else getattr(loader, "prefetch_batches", "auto")
+        first = self.folders[0] if self.folders else None
+        decode = getattr(first, "decode", None)
+        return Settings(
+            workers, "auto" if workers and ahead == 2 else ahead,
+            getattr(first, "threads", None),
+            None if decode is None else decode.backend,
+            getattr(first, "cache", None),
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def dataset_with(self, settings: Settings) -> Iterator[None]:
+        """fastpipe's datasets have these settings meanwhile."""
+        before = [(one, dict(vars(one))) for one in self.folders]
+        try:
+            self.set(settings)
+            yield
+        finally:
+            for one, attributes in before:
+                for name in ("threads", "decode", "cache"):
+                    if name in attributes:
+                        setattr(one, name, attributes[name])
+
+    def set(self, settings: Settings) -> None:
+        """Give fastpipe's datasets these settings."""
+        for one in self.folders:
+            if settings.threads is not None:
+                one.threads = settings.threads
+            if settings.backend is not None and settings.backend != one.decode.backend:
+                one.decode = replace(one.decode, backend=settings.backend)
+            if settings.cache is not None and settings.cache != one.cache:
+                one.cache = settings.cache
+
+    def made(self, settings: Settings) -> Any:
+        """A ``FastLoader`` with these settings; those of the dataset are set apart from this."""
+        return fastpipe.accelerate(self.loader, **settings.of_loader)
+
+
+def folders_behind(dataset: Any) -> list[Any]:
+    """fastpipe's datasets behind one, also through torch's ``Subset`` and ``ConcatDataset``.
+
+    >>> folders_behind(range(3))
+    []
+    """
+    if type(dataset).__module__.partition(".")[0] == "fastpipe":
+        return [dataset]
+    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    if type(dataset).__module__ != "torch.utils.data.dataset" or parts == [None]:
+        return []
+    found = [folder for part in parts for folder in folders_behind(part)]
+    return list({id(folder): folder for folder in found}.values())

@@ -1,0 +1,171 @@
+"""How fast a loader with given settings is, measured, and how much memory it takes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fastpipe.profiling.times import process_tree
+from fastpipe.profiling.tuning.settings import Settings
+
+__all__ = ["Measured", "OverBudgetError", "Trial", "measure", "memory_of_processes"]
+
+_PROC = Path("/proc")
+_CHECK_S = 0.25
+_LEAST_BATCHES = 3
+
+
+class OverBudgetError(Exception):
+    """A loader took more memory than it may."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A loader for a while.
+
+    Attributes:
+        batch_s: seconds of a batch, with the step if there is one.
+        wait_s: of these, seconds until it was there.
+        memory: bytes more than before, of this process and those below it; None where nobody knows.
+    """
+
+    batch_s: float
+    wait_s: float
+    memory: int | None
+
+
+@dataclass
+class Trial:
+    """Settings that were tried.
+
+    Attributes:
+        settings: these.
+        measured: each time.
+        why: nothing was measured; empty if something was.
+    """
+
+    settings: Settings
+    measured: list[Measured] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds of a batch: the median; infinite where nothing was measured."""
+        if self.why or not self.measured:
+            return float("inf")
+        return statistics.median(one.batch_s for one in self.measured)
+
+    @property
+    def spread(self) -> float:
+        """Median deviation from it, as a part of it."""
+        middle = self.batch_s
+        if middle == float("inf"):
+            return 0.0
+        return statistics.median(abs(one.batch_s - middle) for one in self.measured) / middle
+
+    @property
+    def stall(self) -> float:
+        """Which part of a batch's time is waiting for it."""
+        return statistics.median(one.wait_s / one.batch_s for one in self.measured)
+
+    @property
+    def memory(self) -> int | None:
+        """The most bytes that it took."""
+        return max((one.memory for one in self.measured if one.memory is not None), default=None)
+
+
+def measure(
+    loader: Any,
+    step: Callable[[Any], object] | None,
+    seconds: float,
+    skipped: int,
+    budget: int | None,
+) -> Measured | None:
+    """Take batches of a loader.
+
+    Args:
+        loader: whose batches are taken, in as many epochs as it takes.
+        step: called with each; None for nothing.
+        seconds: that are measured, or at least three batches.
+        skipped: batches of each epoch, in which workers start and what is made ahead is not yet used up.
+        budget: bytes that may be taken.
+
+    Returns:
+        What was seen; None where an epoch has no batch.
+
+    Raises:
+        OverBudgetError: more memory was taken than there may be.
+    """
+    before, most = memory_of_processes(), 0
+    took = waited = 0.0
+    count, deadline, checked = 0, perf_counter() + 6 * seconds, perf_counter()
+    while took < seconds or count < _LEAST_BATCHES:
+        iterator, number = iter(loader), 0
+        skips = min(skipped, _half_epoch(loader))
+        while True:
+            asked = perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            got = perf_counter()
+            if step is not None:
+                step(batch)
+            del batch
+            now = perf_counter()
+            number += 1
+            if number > skips:
+                took, waited, count = took + now - asked, waited + got - asked, count + 1
+            is_over = (took >= seconds and count >= _LEAST_BATCHES) or now > deadline
+            if before is not None and (is_over or now - checked > _CHECK_S):
+                most, checked = max(most, _taken(before, budget)), perf_counter()
+            if is_over:
+                break
+        del iterator
+        if not number:
+            return None
+        if perf_counter() > deadline:
+            break
+    if not count:
+        return None
+    return Measured(took / count, waited / count, None if before is None else most)
+
+
+def _half_epoch(loader: Any) -> int:
+    try:
+        return len(loader) // 2
+    except TypeError:
+        return 1 << 30
+
+
+def _taken(before: int, budget: int | None) -> int:
+    """Bytes of memory beyond those of before."""
+    taken = max(0, (memory_of_processes() or 0) - before)
+    if budget is not None and taken > budget:
+        raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {budget / 1e6:,.0f}")
+    return taken
+
+
+def memory_of_processes() -> int | None:
+    """Bytes of memory of this process and those below it, each shared page counted once: their PSS.
+
+    Returns:
+        Bytes; None where there is no ``/proc``.
+
+    >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
+    True
+    """
+    total, is_known = 0, False
+    for number in process_tree(os.getpid()):
+        try:
+            lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        is_known = True
+    return total if is_known else None

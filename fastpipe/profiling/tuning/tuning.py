@@ -1,0 +1,230 @@
+"""``autotune``: a loader with the settings that are best here, found by measuring."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from io import StringIO
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastpipe._cpus import available_cpus
+from fastpipe._extras import require
+from fastpipe._sizes import in_duration
+from fastpipe.cache.budget import free_memory
+from fastpipe.errors import OptionError
+from fastpipe.profiling.tuning.search import Search
+from fastpipe.profiling.tuning.settings import Base, Settings
+from fastpipe.profiling.tuning.trials import Trial
+
+__all__ = ["Tuning", "autotune"]
+
+_PART = 0.5  # of the memory that is free
+_WIDTH = 110
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning:
+    """What :func:`fastpipe.autotune` has found; ``print`` it.
+
+    Attributes:
+        loader: a ``FastLoader`` with the best settings, ready.
+        best, before: settings, measured.
+        trials: all that was tried.
+        notes: why nothing else was tried.
+        config: the best settings, as arguments to paste.
+        seconds: that it took.
+    """
+
+    loader: Any
+    best: Trial
+    before: Trial
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+    config: str
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast a batch, with its step if there is one, comes as before."""
+        return self.before.batch_s / self.best.batch_s
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
+        self.show(console)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def show(self, console: Console) -> None:
+        """Print it on a console."""
+        console.print(Text(self._verdict, style="bold"), soft_wrap=True)
+        console.print(Text(f"    {self.config}"), soft_wrap=True)
+        for note in self.notes:
+            console.print(Text(note), soft_wrap=True)
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("settings")
+        for name in ("a batch in", "spread", "waiting", "memory", "measured"):
+            table.add_column(name, justify="right")
+        for trial in sorted(self.trials, key=lambda one: one.batch_s):
+            table.add_row(*_cells(trial), style="bold" if trial is self.best else "")
+        console.print(table)
+
+    @property
+    def _verdict(self) -> str:
+        now, then = in_duration(self.best.batch_s), in_duration(self.before.batch_s)
+        if self.best is self.before:
+            return f"{now} a batch with the settings that it has: nothing better was found"
+        return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
+        return {
+            "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
+            "trials": [
+                {"settings": str(one.settings), "why": one.why, "is_best": one is self.best,
+                 "is_before": one is self.before, "measured": [asdict(value) for value in one.measured]}
+                for one in self.trials
+            ],
+        }  # fmt: skip
+
+    def json(self) -> str:
+        """The same as a JSON object."""
+        return json.dumps(self.as_json(), indent=1)
+
+
+def autotune(
+    loader: Any,
+    *,
+    batch_size: int | None = None,
+    step: Callable[[Any], object] | None = None,
+    memory_budget: int | None = None,
+    seconds: float = 30.0,
+) -> Tuning:
+    """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder.
+
+    One setting after the other is changed, then those around the best; each is measured on the loader's own
+    data, those that are close several times in turns.  Of settings that are equally good it takes those with
+    the fewest processes.  What a batch holds, and the order of batches, stays the same.
+
+    It draws nothing from the global random generators, nor from the loader's.
+
+    Args:
+        loader: a ``DataLoader`` or ``FastLoader``; or a dataset, together with ``batch_size``, which is
+            shuffled.
+        batch_size: of the loader that a dataset gets.
+        step: trains on a batch, so that the loader is measured beside what it is for.  What it trains is not
+            worth keeping.  As soon as it hardly waits for data the search ends.  None for the loader alone.
+        memory_budget: bytes that a loader may take beyond what this process has: its worker processes and
+            the batches that are made ahead.  Settings that took more, or would, are left out.  Default: half
+            of the memory that is free to this process.
+        seconds: after which nothing more is tried.
+
+    Returns:
+        A :class:`Tuning`: its ``loader`` is ready, its ``config`` is to be pasted.  Where ``threads`` or the
+        decoder of a dataset of fastpipe's were changed, they are set on that dataset.
+
+    Raises:
+        OptionError: an option cannot work, or the loader has no batch.
+        Exception: what the loader raises with the settings that it has.
+
+    >>> from torch.utils.data import DataLoader
+    >>> tuning = autotune(DataLoader(range(640), batch_size=64), seconds=1)
+    >>> len(list(tuning.loader)), tuning.config.startswith("fastpipe.accelerate(loader")
+    (10, True)
+    """
+    began = perf_counter()
+    base, is_dataset = _base_of(loader, batch_size)
+    if not seconds > 0:
+        raise OptionError(f"seconds must be above 0, got {seconds!r}")
+    if memory_budget is not None and memory_budget <= 0:
+        raise OptionError(f"memory_budget must be a number of bytes from 1, got {memory_budget!r}")
+    budget = memory_budget
+    if budget is None:
+        free = free_memory()
+        budget = None if free is None else int(_PART * free)
+    search = Search(base, step, available_cpus(), budget, seconds)
+    with _generators_kept(base.loader):
+        best = search.run()
+    if not best.measured:
+        remedy = "; give it a larger memory_budget" if "may take" in best.why else ""
+        raise OptionError(f"the loader cannot be measured with the settings that it has: {best.why}{remedy}")
+    base.set(best.settings)
+    return Tuning(
+        base.made(best.settings), best, search.trials[0], tuple(search.trials), tuple(search.notes),
+        _config(base, best.settings, is_dataset), perf_counter() - began,
+    )  # fmt: skip
+
+
+def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
+    """What is tuned, and whether it was a dataset."""
+    data = require("torch.utils.data", extra="torch")
+    if isinstance(loader, data.DataLoader):
+        if batch_size is not None:
+            raise OptionError(
+                f"batch_size={batch_size} is for a dataset; a {type(loader).__name__} has its own"
+            )
+        return Base(loader), False
+    if not hasattr(type(loader), "__getitem__") or not hasattr(type(loader), "__len__"):
+        raise OptionError(
+            f"autotune takes a DataLoader, a FastLoader or a dataset with samples by index, got a "
+            f"{type(loader).__name__}"
+        )
+    if batch_size is None:
+        raise OptionError(f"autotune of a dataset ({type(loader).__name__}) needs its batch_size=")
+    return Base(data.DataLoader(loader, batch_size, shuffle=True)), True
+
+
+def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
+    """The settings as code."""
+    of_loader = "".join(f", {name}={value!r}" for name, value in settings.of_loader.items())
+    if is_dataset:
+        text = f"FastLoader(dataset, batch_size={base.loader.batch_size}, shuffle=True{of_loader})"
+    elif type(base.loader).__module__.partition(".")[0] == "fastpipe":
+        text = f"FastLoader(…{of_loader})"
+    else:
+        text = f"fastpipe.accelerate(loader{of_loader})"
+    changed = settings.of_dataset
+    if changed and base.folders:
+        more = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        text += f"  # over {type(base.folders[0]).__name__}(…, {more})"
+    return text
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    if trial.batch_s == float("inf"):
+        return str(trial.settings), trial.why or "not measured", "", "", "", ""
+    memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
+    return (
+        str(trial.settings), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}", memory,
+        f"{len(trial.measured)}×",
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _generators_kept(loader: Any) -> Iterator[None]:
+    """Random generators go on afterwards as if nothing had happened."""
+    torch = require("torch", extra="torch")
+    own = [one for one in (loader.generator, getattr(loader.sampler, "generator", None)) if one is not None]
+    states = [(one, one.get_state()) for one in own]
+    python, numpy = random.getstate(), np.random.get_state()
+    torchs = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torchs)
+        np.random.set_state(numpy)
+        random.setstate(python)
+        for generator, state in states:
+            generator.set_state(state)
