@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,10 @@ from fastpipe.augment.options import (
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.errors import AugmentError
 
-__all__ = ["MATRIX", "RandomAffine", "RandomRotation", "filling", "resampled", "sampling_grid", "warp_canvas"]
+__all__ = [
+    "MATRIX", "RandomAffine", "RandomRotation", "filling", "is_fused", "resampled", "sampling_grid",
+    "warp_canvas",
+]  # fmt: skip
 
 # What is applied: from pixels about the centre of the result to those about the image's.
 MATRIX = ("xx", "xy", "x1", "yx", "yy", "y1")
@@ -202,12 +206,39 @@ class _MaskWarp(_Warped):
 
 def warp_canvas(canvas: Canvas, matrix: Float64Array, is_nearest: bool, fill: Float32Array) -> None:
     """Resample an image by a matrix, (6,)."""
-    height, width = canvas.height, canvas.width
+    height, width, planes = canvas.height, canvas.width, canvas.planes
     out = canvas.empty(height, width)
     warp_kernels.warp(
-        canvas.planes, height, width, matrix, is_nearest, fill, canvas.of_bytes, out, height, width
-    )
+        planes, height, width, matrix, is_nearest, fill, canvas.of_bytes, is_fused(height, width), out,
+        height, width,
+    )  # fmt: skip
     canvas.replace(out, height, width)
+
+
+# Below so many multiplications torch computes the product of two matrices by a loop of its own.
+_LEAST_PRODUCTS = 400
+
+
+def is_fused(height: int, width: int) -> bool:
+    """Whether in torchvision's grid for a result of this size products are rounded once they are added.
+
+    The grid is a product of matrices, (H · W, 3) by (3, 2), which a library computes: on processors of one
+    kind it does so with fused instructions, on others without.
+    """
+    return height * width * 6 >= _LEAST_PRODUCTS and _library_fuses()
+
+
+@functools.cache
+def _library_fuses() -> bool:
+    """Whether a product of matrices here is that of fused instructions."""
+    x, y = torch.rand(2, 1000, generator=torch.Generator().manual_seed(0)) * 200 - 100
+    xx, xy, x1 = (np.float32(number) for number in (0.7123, 0.3317, 0.25))
+    points, column = torch.stack([x, y, torch.ones_like(x)], dim=1)[None], torch.tensor([[[xx], [xy], [x1]]])
+    found = points.bmm(column.expand(1, 3, 2))[0, :, 0].numpy()
+    across, down = x.numpy() * xx, y.numpy()
+    fused = (down.astype(np.float64) * np.float64(xy) + across).astype(np.float32) + x1
+    plain = (across + down * xy) + x1
+    return int((found != fused).sum()) < int((found != plain).sum())
 
 
 def resampled(
@@ -253,12 +284,15 @@ def sampling_grid(
     Returns:
         (N, *wanted, 2), of x and y.
     """
-    first = columns["xx"]
-    x = torch.arange(wanted[1], device=first.device) + (0.5 * (1 - wanted[1]) + shift[1])
-    y = (torch.arange(wanted[0], device=first.device) + (0.5 * (1 - wanted[0]) + shift[0])).view(-1, 1)
-    xx, xy, x1 = (columns[name].view(-1, 1, 1) / (0.5 * width) for name in MATRIX[:3])
-    yx, yy, y1 = (columns[name].view(-1, 1, 1) / (0.5 * height) for name in MATRIX[3:])
-    return torch.stack([(x * xx + y * xy) + x1, (x * yx + y * yy) + y1], dim=3)
+    device = columns["xx"].device
+    x = torch.arange(wanted[1], device=device) + (0.5 * (1 - wanted[1]) + shift[1])
+    y = torch.arange(wanted[0], device=device) + (0.5 * (1 - wanted[0]) + shift[0])
+    to_x = torch.stack([columns[name].view(-1) / (0.5 * width) for name in MATRIX[:3]], dim=1)
+    to_y = torch.stack([columns[name].view(-1) / (0.5 * height) for name in MATRIX[3:]], dim=1)
+    # A product of matrices, as torchvision computes it: the last bit decides which pixel is the nearest.
+    points = torch.stack([x.expand(*wanted), y.view(-1, 1).expand(*wanted), x.new_ones(wanted)], dim=2)
+    maps = torch.stack([to_x, to_y], dim=2)
+    return points.view(1, -1, 3).expand(len(maps), -1, -1).bmm(maps).view(-1, *wanted, 2)
 
 
 # ---- arguments -----------------------------------------------------------------------------------

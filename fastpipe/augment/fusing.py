@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastpipe.augment import fused_kernels, warp_kernels
-from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, sampling_grid
+from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, is_fused, sampling_grid
 from fastpipe.augment.applying import RandomApply
 from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size
 from fastpipe.augment.blur import GaussianBlur
@@ -282,8 +282,9 @@ class _FusedMask(BatchTransform):
         fill = fill_of(self.run.fill or 0.0, 1).repeat(len(canvas.planes))
         out = canvas.empty(*size)
         warp_kernels.warp(
-            canvas.planes, canvas.height, canvas.width, row[: len(MATRIX)], True, fill, False, out, *size
-        )
+            canvas.planes, canvas.height, canvas.width, row[: len(MATRIX)], True, fill, False,
+            is_fused(*size), out, *size,
+        )  # fmt: skip
         canvas.replace(out, *size)
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:

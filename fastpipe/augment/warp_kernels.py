@@ -1,7 +1,7 @@
 """The CPU kernel that resamples an image by an affine map: planes of float32, (C, H · W).
 
 Coordinates are computed in float32 in the order in which ``torch.nn.functional.grid_sample`` computes them
-from torchvision's grid, so that the nearest pixel is the same one but for ties.
+from torchvision's grid, so that the nearest pixel is the same one.
 
 It releases the GIL.
 """
@@ -26,12 +26,24 @@ _one, _zero, _half = np.float32(1), np.float32(0), np.float32(0.5)
 
 
 @compiled(
-    _t.void(_planes, _t.int64, _t.int64, _f64s, _t.boolean, _f32, _t.boolean, _planes, _t.int64, _t.int64),
+    _t.void(
+        _planes,
+        _t.int64,
+        _t.int64,
+        _f64s,
+        _t.boolean,
+        _f32,
+        _t.boolean,
+        _t.boolean,
+        _planes,
+        _t.int64,
+        _t.int64,
+    ),
     error_model="numpy",
 )
 def warp(
     planes: Any, height: Any, width: Any, matrix: Any, is_nearest: Any, fill: Any, of_bytes: Any,
-    out: Any, out_height: Any, out_width: Any,
+    is_fused: Any, out: Any, out_height: Any, out_width: Any,
 ) -> None:  # fmt: skip
     """Take each pixel from where it comes from.
 
@@ -42,6 +54,8 @@ def warp(
         fill: a number for each channel, of what is outside; empty for 0.  Where a weighted pixel is partly
             outside, torchvision's is weighted once more with what is inside if there is a fill; so is this.
         of_bytes: whether weighted means are rounded.
+        is_fused: whether torch's matrix product, from which torchvision's grid comes, rounds the product with
+            a row's coordinate only once it is added.
         out: (C, out_height · out_width).
     """
     half_w, half_h = np.float32(0.5 * width), np.float32(0.5 * height)
@@ -61,8 +75,14 @@ def warp(
         from_y = np.float32(row) + (_one - np.float32(out_height)) * _half
         for column in range(out_width):
             from_x = np.float32(column) + (_one - np.float32(out_width)) * _half
-            x = (((from_x * xx + from_y * xy) + x1) + _one) * half_w - _half
-            y = (((from_x * yx + from_y * yy) + y1) + _one) * half_h - _half
+            if is_fused:
+                # The product of two float32 is exact in float64.
+                x = np.float32(np.float64(from_y) * np.float64(xy) + np.float64(from_x * xx))
+                y = np.float32(np.float64(from_y) * np.float64(yy) + np.float64(from_x * yx))
+            else:
+                x, y = from_x * xx + from_y * xy, from_x * yx + from_y * yy
+            x = ((x + x1) + _one) * half_w - _half
+            y = ((y + y1) + _one) * half_h - _half
             at = row * out_width + column
             if is_nearest:
                 # Half to even; and NaN or what is too far for an integer is outside.
