@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from fastpipe.profiling.costs import (
 )
 from fastpipe.profiling.findings import Advice, LoaderNote, Part
 from fastpipe.profiling.forms import same_form
+from fastpipe.profiling.growing import Growth
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
@@ -38,6 +40,7 @@ __all__ = ["Diagnosis"]
 _log = logging.getLogger(__name__)
 _GAIN = 1.05  # less is not worth a change
 _MOST_TRIED = 2
+_HALF = 0.5
 _START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
 
 
@@ -60,6 +63,7 @@ class Diagnosis:
         self._queue: list[int] | None = None
         self._now: int | None = None
         self._images: ImageReads | None = None
+        self._growth: Growth | None = None
         self.cores = available_cpus()
 
     @property
@@ -139,6 +143,8 @@ class Diagnosis:
             if self._queue is None:
                 self.look(watched)
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
+            elif self._growth is not None:
+                self._growth.note(watched.loop.steps[Phase.TRIED].seconds)
             elif self._now is not None:
                 self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
             while self._queue:
@@ -147,11 +153,28 @@ class Diagnosis:
                 first = next(batches)
                 if same_form(watched.loop.batch, first):
                     return chain([first], batches)
-            return None
+            return self._larger(watched)
+
+    def _larger(self, watched: Watched) -> Iterator[Any] | None:
+        """A larger batch for the step, where that is what takes the time."""
+        if self._growth is None:
+            report = self._report()
+            instant = report.instant_s
+            if not self._tries or watched.is_opaque or instant is None or instant < _HALF * report.step_s:
+                return None
+            self._growth = Growth(watched.loop.batch, instant)
+        return self._growth.next()
+
+    def excuses(self, error: Exception) -> bool:
+        """Whether a step's error is no fault of the script's: its batch is larger than it was made for."""
+        if self._growth is not None:
+            _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
+        return self._growth is not None
 
     def report(self) -> Report:
         """What was found."""
-        return replace(self._report(), advice=tuple(self._advice()))
+        advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)
+        return replace(self._report(), advice=tuple(advice))
 
     def _report(self) -> Report:
         assert self._watched is not None
@@ -222,6 +245,8 @@ class Diagnosis:
         for at, seconds in self._predictions().items():
             candidate = self._measured[at][0]
             yield Advice(candidate.what, candidate.why, seconds, self._tried.get(at))
+        if self._growth is not None and self._watched is not None:
+            yield from self._growth.advice(place_of(self._watched))
         yield from self._start_advice()
 
     def _start_advice(self) -> Iterator[Advice]:

@@ -118,7 +118,11 @@ def profile(
 
     # Closed by both: what a signal's handler raises may end the inner one before it has begun.
     with contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
-        _run(watch, loader, step)
+        try:
+            _run(watch, loader, step)
+        except Exception as error:
+            if not diagnosis.excuses(error):
+                raise
         return diagnosis.report()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,11 @@ def resized(batch: Any, size: int) -> Any:
 def _resized(value: Any, count: int, indices: list[int]) -> Any:
     shape = getattr(value, "shape", None)
     if shape is not None:
-        return value[np.asarray(indices)] if len(shape) and shape[0] == count else value
+        if not len(shape) or shape[0] != count:
+            return value
+        if type(value).__module__.partition(".")[0] == "tensorflow":  # which takes no arrays of indices
+            return sys.modules["tensorflow"].gather(value, indices)
+        return value[np.asarray(indices)]
     if isinstance(value, Mapping):
         return type(value)({key: _resized(one, count, indices) for key, one in value.items()})  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

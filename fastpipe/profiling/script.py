@@ -66,6 +66,9 @@ def profile_script(
             runpy.run_path(str(file), run_name="__main__")
         except Enough:
             pass
+        except Exception as error:
+            if not diagnosis.excuses(error):
+                raise
         except SystemExit as error:
             if error.code not in (None, 0) and not watch.found:
                 raise OptionError(f"{file.name} ended before it iterated a loader: {error.code}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from rich.text import Text
 
 from fastpipe._sizes import in_duration
 from fastpipe.errors import OptionError
-from fastpipe.profiling.tuning.device_memory import memory_for
-from fastpipe.profiling.tuning.resizing import resized, size_of
+from fastpipe.profiling.device_memory import memory_for
+from fastpipe.profiling.growing import learning_rate_rule
+from fastpipe.profiling.resizing import resized, size_of
 
 __all__ = ["BatchSizes", "SizeTrial", "autotune_batch_size"]
 
@@ -94,7 +94,7 @@ class BatchSizes:
         more = "" if gain is None else f", {gain:.2f}× as many samples a second as with {self.now}"
         console.print(Text(f"batch_size={self.best}{more}", style="bold"), soft_wrap=True)
         if self.best != self.now:
-            console.print(Text(_learning_rate(self.best / self.now)), soft_wrap=True)
+            console.print(Text(learning_rate_rule(self.best / self.now)), soft_wrap=True)
         size, steps = self.accumulation
         if steps > 1:
             console.print(Text(f"{self.target} samples an update: {steps} batches of {size}"), soft_wrap=True)
@@ -109,14 +109,6 @@ class BatchSizes:
             rate = f"{one.rate:,.1f}" if one.step_s else ""
             table.add_row(str(one.size), time, rate, memory, style="bold" if one.size == self.best else "")
         console.print(table)
-
-
-def _learning_rate(factor: float) -> str:
-    return (
-        f"with {factor:g}× the samples in an update the learning rate is usually changed as well: by "
-        f"{factor:g}× for SGD (Goyal et al. 2017, arXiv:1706.02677), by {math.sqrt(factor):.3g}× for Adam "
-        "(Malladi et al. 2022, arXiv:2205.10287)"
-    )
 
 
 def autotune_batch_size(

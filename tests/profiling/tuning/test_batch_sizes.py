@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import fastpipe
 from fastpipe.errors import OptionError
-from fastpipe.profiling.tuning import batch_sizes, device_memory
+from fastpipe.profiling import device_memory
+from fastpipe.profiling.device_memory import memory_for
+from fastpipe.profiling.resizing import resized, size_of
+from fastpipe.profiling.tuning import batch_sizes
 from fastpipe.profiling.tuning.batch_sizes import BatchSizes, SizeTrial
-from fastpipe.profiling.tuning.device_memory import memory_for
-from fastpipe.profiling.tuning.resizing import resized, size_of
 
 BATCH = [torch.zeros(4, 3)]
 
