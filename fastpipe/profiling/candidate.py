@@ -20,7 +20,7 @@ class Candidate:
         what: is to be changed, in words.
         why: the measurement that it comes from.
         begin: makes an iterator.
-        skipped: batches that it may have ready when it begins.
+        skipped: batches before its pace is that of others: the first of each worker, which opens files.
         rest: what else a batch needs that is done as before, in the same process; None for nothing.
         is_rest_beside: whether others do that beside it, so that it costs processors only.
     """

@@ -66,4 +66,4 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
     prefetch = loader.prefetch_factor or 2  # as torch has it
     view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
     what = f"num_workers={wanted} in the place of {workers}{place_of(watched)}"
-    yield Candidate(what, why, view.__iter__, (prefetch + 1) * wanted)
+    yield Candidate(what, why, view.__iter__, wanted)

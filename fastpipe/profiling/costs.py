@@ -159,7 +159,8 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
     Args:
         begin: makes an iterator of it.
-        skipped: batches that it may have ready when it begins, or that wait for workers to start.
+        skipped: batches before its pace is that of others, as workers start and files are opened.  It is
+            never ahead: its batches are taken as they are made.
         seconds: that it is looked at, not counting those.
 
     Returns:
@@ -173,6 +174,8 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
         start, used = perf_counter(), processes_cpu_ns()
         for _ in iterator:
             count += 1
+            if not taken and count == 1:  # workers that were slow to start are not slow
+                deadline = perf_counter() + 4 * seconds
             if count == skipped:
                 start, used = perf_counter(), processes_cpu_ns()
             if (count > skipped and took + perf_counter() - start > seconds) or perf_counter() > deadline:

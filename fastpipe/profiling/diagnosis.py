@@ -83,7 +83,7 @@ class Diagnosis:
         self.see(watched)
         loader = watched.loader
         serial = not getattr(loader, "num_workers", 1) and watched.witness is not None
-        skipped = 0 if serial else watched.loop.ahead + getattr(loader, "num_workers", 0)
+        skipped = 0 if serial else max(2, getattr(loader, "num_workers", 0))
         clock = getattr(loader, "clock", None)
         before = clock.totals() if clock is not None else {}
         if watched.is_opaque:

@@ -187,8 +187,7 @@ class Search:
         try:
             with self._base.dataset_with(settings):
                 loader = self._base.made(settings)
-                ahead = settings.ahead if isinstance(settings.ahead, int) else 2
-                skipped = (ahead + 1) * max(1, settings.workers)
+                skipped = max(2, settings.workers)
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:
             trial.why = str(error)

@@ -92,7 +92,7 @@ def measure(
         loader: whose batches are taken, in as many epochs as it takes.
         step: called with each; None for nothing.
         seconds: that are measured, or at least three batches.
-        skipped: batches of each epoch, in which workers start and what is made ahead is not yet used up.
+        skipped: batches of each epoch, as workers start and files are opened.
         budget: bytes that may be taken.
 
     Returns:
