@@ -17,7 +17,7 @@ __all__ = ["Search"]
 _log = logging.getLogger("fastpipe")
 _HOPELESS = 1.25  # times the best's time: measured once, and no more
 _ROUNDS = 3
-_SAME = 0.03  # of a batch's time: no reason for more processes or memory
+_SAME, _MOST_NOISE = 0.03, 0.1  # of a batch's time: no reason for more processes or memory
 _NO_STALL = 0.02
 _MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
 _SHARE = 1 / 24  # of all the time there is, for one measurement
@@ -162,7 +162,7 @@ class Search:
     def _chosen(self, best: Trial, rivals: Sequence[Trial]) -> Trial:
         """The fastest, or what is best so far where that is hardly slower."""
         fastest = min(rivals, key=lambda one: one.batch_s)
-        margin = max(_SAME, 2 * best.spread, 2 * fastest.spread)
+        margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
         if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
             return fastest
         # As good with fewer processes, and so with less memory.
@@ -201,7 +201,8 @@ class Search:
             trial.why = "the loader has no batch"
             return
         trial.measured.append(found)
-        _log.info("autotune: %s: a batch in %s", settings, in_duration(found.batch_s))
+        said = settings.told(self._base.settings)
+        _log.info("autotune: %s: a batch in %s", said, in_duration(found.batch_s))
         if self._step is not None and found.wait_s <= _NO_STALL * found.batch_s:
             self._is_enough = True
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import fastpipe
 from fastpipe._extras import require
-from fastpipe.options import Cache, Decode
+from fastpipe.options import Decode
 
 __all__ = ["Base", "Settings", "folders_behind"]
 
@@ -23,19 +23,14 @@ class Settings:
         ahead: batches made ahead: by each worker, or else by this process's threads.
         threads: of a dataset of fastpipe's, in each process that makes batches.
         backend: decoder of images.
-        cache: where what was decoded is kept.
 
     What a dataset does not have is None, and stays as it is.
-
-    >>> print(Settings(workers=2, ahead=4))
-    num_workers=2, prefetch_factor=4
     """
 
     workers: int
     ahead: int | Literal["auto"] = "auto"
     threads: int | Literal["auto"] | None = None
     backend: str | None = None
-    cache: Cache | None = None
 
     def with_workers(self, workers: int) -> Settings:
         """The same with another number of worker processes, each of which makes as much ahead as is usual."""
@@ -48,20 +43,23 @@ class Settings:
         more = {} if self.ahead == "auto" else {name: self.ahead}
         return {"num_workers": self.workers, **more}
 
-    @property
-    def of_dataset(self) -> dict[str, Any]:
-        """Arguments of fastpipe's datasets, but for those that they have anyway."""
+    def of_dataset(self, before: Settings) -> dict[str, Any]:
+        """Arguments of fastpipe's datasets that differ from those before."""
         found: dict[str, Any] = {}
-        if self.threads not in (None, "auto"):
+        if self.threads != before.threads:
             found["threads"] = self.threads
-        if self.backend not in (None, "auto"):
+        if self.backend != before.backend:
             found["decode"] = Decode(backend=self.backend)  # type: ignore[arg-type]
-        if self.cache not in (None, Cache()):
-            found["cache"] = self.cache
         return found
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in (self.of_loader | self.of_dataset).items())
+    def told(self, before: Settings) -> str:
+        """What is said of a loader, and what differs of its dataset.
+
+        >>> Settings(workers=2, ahead=4, threads=3).told(Settings(workers=0, threads="auto"))
+        'num_workers=2, prefetch_factor=4, threads=3'
+        """
+        values = self.of_loader | self.of_dataset(before)
+        return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 class Base:
@@ -94,7 +92,6 @@ class Base:
             workers, "auto" if workers and ahead == 2 else ahead,
             getattr(first, "threads", None),
             None if decode is None else decode.backend,
-            getattr(first, "cache", None),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -106,7 +103,7 @@ class Base:
             yield
         finally:
             for one, attributes in before:
-                for name in ("threads", "decode", "cache"):
+                for name in ("threads", "decode"):
                     if name in attributes:
                         setattr(one, name, attributes[name])
 
@@ -117,8 +114,6 @@ class Base:
                 one.threads = settings.threads
             if settings.backend is not None and settings.backend != one.decode.backend:
                 one.decode = replace(one.decode, backend=settings.backend)
-            if settings.cache is not None and settings.cache != one.cache:
-                one.cache = settings.cache
 
     def made(self, settings: Settings) -> Any:
         """A ``FastLoader`` with these settings; those of the dataset are set apart from this."""

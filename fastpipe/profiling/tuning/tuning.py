@@ -78,7 +78,7 @@ class Tuning:
         for name in ("a batch in", "spread", "waiting", "memory", "measured"):
             table.add_column(name, justify="right")
         for trial in sorted(self.trials, key=lambda one: one.batch_s):
-            table.add_row(*_cells(trial), style="bold" if trial is self.best else "")
+            table.add_row(*self._cells(trial), style="bold" if trial is self.best else "")
         console.print(table)
 
     @property
@@ -88,12 +88,24 @@ class Tuning:
             return f"{now} a batch with the settings that it has: nothing better was found"
         return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
 
+    def _told(self, trial: Trial) -> str:
+        return trial.settings.told(self.before.settings)
+
+    def _cells(self, trial: Trial) -> tuple[str, ...]:
+        if trial.batch_s == float("inf"):
+            return self._told(trial), trial.why or "not measured", "", "", "", ""
+        memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
+        return (
+            self._told(trial), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}",
+            memory, f"{len(trial.measured)}×",
+        )  # fmt: skip
+
     def as_json(self) -> dict[str, Any]:
         """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
-                {"settings": str(one.settings), "why": one.why, "is_best": one is self.best,
+                {"settings": self._told(one), "why": one.why, "is_best": one is self.best,
                  "is_before": one is self.before, "measured": [asdict(value) for value in one.measured]}
                 for one in self.trials
             ],
@@ -160,10 +172,11 @@ def autotune(
     if not best.measured:
         remedy = "; give it a larger memory_budget" if "may take" in best.why else ""
         raise OptionError(f"the loader cannot be measured with the settings that it has: {best.why}{remedy}")
+    config = _config(base, best.settings, is_dataset)
     base.set(best.settings)
     return Tuning(
-        base.made(best.settings), best, search.trials[0], tuple(search.trials), tuple(search.notes),
-        _config(base, best.settings, is_dataset), perf_counter() - began,
+        base.made(best.settings), best, search.trials[0], tuple(search.trials), tuple(search.notes), config,
+        perf_counter() - began,
     )  # fmt: skip
 
 
@@ -195,21 +208,11 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
         text = f"FastLoader(…{of_loader})"
     else:
         text = f"fastpipe.accelerate(loader{of_loader})"
-    changed = settings.of_dataset
+    changed = settings.of_dataset(base.settings)
     if changed and base.folders:
         more = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         text += f"  # over {type(base.folders[0]).__name__}(…, {more})"
     return text
-
-
-def _cells(trial: Trial) -> tuple[str, ...]:
-    if trial.batch_s == float("inf"):
-        return str(trial.settings), trial.why or "not measured", "", "", "", ""
-    memory = "" if trial.memory is None else f"{trial.memory / 1e6:,.0f} MB"
-    return (
-        str(trial.settings), in_duration(trial.batch_s), f"{trial.spread:.1%}", f"{trial.stall:.0%}", memory,
-        f"{len(trial.measured)}×",
-    )  # fmt: skip
 
 
 @contextlib.contextmanager

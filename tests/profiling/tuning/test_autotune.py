@@ -89,7 +89,7 @@ def test_settings_of_a_dataset_that_are_best_are_set_on_it(photo_tree: Path) -> 
         assert (dataset.threads, dataset.decode.backend) == (3, "pillow")
         list(base.made(changed))
     assert (dataset.threads, dataset.decode.backend) == ("auto", "auto")
-    assert changed.of_dataset == {"threads": 3, "decode": fastpipe.Decode(backend="pillow")}
+    assert changed.of_dataset(base.settings) == {"threads": 3, "decode": fastpipe.Decode(backend="pillow")}
 
 
 def test_datasets_behind_torchs_own_wrappers_are_found(photo_tree: Path) -> None:
