@@ -4,9 +4,9 @@
 
     python benchmarks/autotune.py --photos FOLDER --rounds 5 --json autotune.json
 
-For loaders of images, rows of an HDF5 file and patches of a volume, three runs of ``autotune`` choose settings;
-then these and every other combination are measured in turns, round by round.  A choice is near enough where
-it takes at most 5 % longer than the best one, or twice the median deviation of either.
+For loaders of images, rows of an HDF5 file and patches of a volume, three runs of ``autotune`` choose
+settings; then these and every other combination are measured in turns, round by round.  A choice is near
+enough where it takes at most 5 % longer than the best one, or twice the median deviation of either.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def loaders(photos: Path, folder: Path) -> Iterator[tuple[str, Callable[[], Any]
 def every(settings: Settings) -> list[Settings]:
     """All combinations, of those of a loader."""
     cores = available_cpus()
-    aheads: list[Any] = ["auto", 1, 4, 8]
-    threads = [settings.threads] if settings.threads != "auto" else ["auto", 1, 2 * cores, 4 * cores]
+    aheads: list[Any] = ["auto", 1, 4]
+    threads = [settings.threads] if settings.threads != "auto" else ["auto", 1, 2 * cores]
     backends = [settings.backend] if settings.backend != "auto" else ["auto", "simplejpeg", "pillow"]
-    workers = sorted({0, 1, cores, cores + 1, 2 * cores})
+    workers = sorted({0, 1, cores, 2 * cores})
     return [
         replace(settings, workers=number, ahead=ahead, threads=each, backend=backend)
         for number, ahead, each, backend in itertools.product(workers, aheads, threads, backends)
@@ -182,8 +182,8 @@ def _row(case: dict[str, Any]) -> str:
         gain = case["before_s"] / run["s"]
         verdict = "near enough" if more <= allowed else "MISSED"
         lines.append(
-            f"    {run['chosen']}: {more:+.1%} of its time (allowed {allowed:.1%}), {verdict}; {gain:.2f}× as "
-            f"it was; {run['trials']} trials in {run['seconds']:.0f} s"
+            f"    {run['chosen']}: {more:+.1%} of its time (allowed {allowed:.1%}), {verdict}; "
+            f"{gain:.2f}× as it was; {run['trials']} trials in {run['seconds']:.0f} s"
         )
     return "\n".join(lines)
 
