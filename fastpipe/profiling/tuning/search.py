@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from fastpipe._sizes import in_duration
+from fastpipe.profiling.tuning.caching import cache_of_all, measure_kept
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import OverBudgetError, Trial, measure
 
@@ -66,6 +67,7 @@ class Search:
             ("threads", self._threads),
             ("decoder", self._decoders),
             ("around the best", self._around),
+            ("cache", self._cache),
         ):
             if self._is_enough:
                 self.notes.append(
@@ -117,6 +119,27 @@ class Search:
         return self._best_of(
             best, [replace(best.settings, backend=name) for name in ("simplejpeg", "pillow")]
         )
+
+    def _cache(self, best: Trial) -> Trial:
+        """Last, as what is measured with a cache are later epochs."""
+        base = self._base
+        if len(base.folders) != 1 or base.loader.dataset is not base.folders[0] or not base.is_sequence:
+            return best
+        cache, note = cache_of_all(base.folders[0], self._budget)
+        if note:
+            self.notes.append(note)
+        if cache is None:
+            return best
+        trial = self._trial(replace(best.settings, cache=cache))
+        found = measure_kept(base, trial.settings, self._step, self._each_s, best.batch_s)
+        if found is None:
+            trial.why = "too few samples"
+            return best
+        trial.measured.append(replace(found, memory=(best.memory or 0) + int(cache.max_bytes)))
+        if self._chosen(best, [best, trial]) is best:
+            return best
+        self.notes.append(f"with {cache!r} from the second epoch on")
+        return trial
 
     def _around(self, best: Trial) -> Trial:
         """Once more, as settings depend on each other."""

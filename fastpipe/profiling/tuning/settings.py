@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import fastpipe
 from fastpipe._extras import require
-from fastpipe.options import Decode
+from fastpipe.options import Cache, Decode
 
 __all__ = ["Base", "Settings", "folders_behind"]
 
@@ -23,6 +23,7 @@ class Settings:
         ahead: batches made ahead: by each worker, or else by this process's threads.
         threads: of a dataset of fastpipe's, in each process that makes batches.
         backend: decoder of images.
+        cache: where what was decoded is kept.
 
     What a dataset does not have is None, and stays as it is.
     """
@@ -31,6 +32,7 @@ class Settings:
     ahead: int | Literal["auto"] = "auto"
     threads: int | Literal["auto"] | None = None
     backend: str | None = None
+    cache: Cache | None = None
 
     def with_workers(self, workers: int) -> Settings:
         """The same with another number of worker processes, each of which makes as much ahead as is usual."""
@@ -46,10 +48,12 @@ class Settings:
     def of_dataset(self, before: Settings) -> dict[str, Any]:
         """Arguments of fastpipe's datasets that differ from those before."""
         found: dict[str, Any] = {}
-        if self.threads != before.threads:
+        if self.threads not in (None, before.threads):
             found["threads"] = self.threads
-        if self.backend != before.backend:
+        if self.backend not in (None, before.backend):
             found["decode"] = Decode(backend=self.backend)  # type: ignore[arg-type]
+        if self.cache not in (None, before.cache):
+            found["cache"] = self.cache
         return found
 
     def told(self, before: Settings) -> str:
@@ -92,6 +96,7 @@ class Base:
             workers, "auto" if workers and ahead == 2 else ahead,
             getattr(first, "threads", None),
             None if decode is None else decode.backend,
+            getattr(first, "cache", None),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -103,7 +108,7 @@ class Base:
             yield
         finally:
             for one, attributes in before:
-                for name in ("threads", "decode"):
+                for name in ("threads", "decode", "cache"):
                     if name in attributes:
                         setattr(one, name, attributes[name])
 
@@ -114,6 +119,8 @@ class Base:
                 one.threads = settings.threads
             if settings.backend is not None and settings.backend != one.decode.backend:
                 one.decode = replace(one.decode, backend=settings.backend)
+            if settings.cache is not None and settings.cache != one.cache:
+                one.cache = settings.cache
 
     def made(self, settings: Settings) -> Any:
         """A ``FastLoader`` with these settings; those of the dataset are set apart from this."""

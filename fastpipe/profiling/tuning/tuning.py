@@ -124,11 +124,12 @@ def autotune(
     memory_budget: int | None = None,
     seconds: float = 30.0,
 ) -> Tuning:
-    """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder.
+    """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder, cache.
 
     One setting after the other is changed, then those around the best; each is measured on the loader's own
     data, those that are close several times in turns.  Of settings that are equally good it takes those with
-    the fewest processes.  What a batch holds, and the order of batches, stays the same.
+    the fewest processes.  What a batch holds, and the order of batches, stays the same.  A cache is measured
+    as later epochs find it, on a part of the data, where it can hold all that a dataset decodes.
 
     It draws nothing from the global random generators, nor from the loader's.
 
@@ -138,14 +139,14 @@ def autotune(
         batch_size: of the loader that a dataset gets.
         step: trains on a batch, so that the loader is measured beside what it is for.  What it trains is not
             worth keeping.  As soon as it hardly waits for data the search ends.  None for the loader alone.
-        memory_budget: bytes that a loader may take beyond what this process has: its worker processes and
-            the batches that are made ahead.  Settings that took more, or would, are left out.  Default: half
-            of the memory that is free to this process.
+        memory_budget: bytes that a loader may take beyond what this process has: its worker processes,
+            the batches that are made ahead, and a cache.  Settings that took more, or would, are left out.
+            Default: half of the memory that is free to this process.
         seconds: after which nothing more is tried.
 
     Returns:
-        A :class:`Tuning`: its ``loader`` is ready, its ``config`` is to be pasted.  Where ``threads`` or the
-        decoder of a dataset of fastpipe's were changed, they are set on that dataset.
+        A :class:`Tuning`: its ``loader`` is ready, its ``config`` is to be pasted.  Where ``threads``,
+        decoder or cache of a dataset of fastpipe's were changed, they are set on that dataset.
 
     Raises:
         OptionError: an option cannot work, or the loader has no batch.

@@ -7,17 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torchvision.datasets.folder import default_loader
 from torchvision.transforms import CenterCrop, Compose, ToTensor
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Shard, Shuffle
 from fastpipe.errors import OptionError
+from fastpipe.profiling.tuning import caching
+from fastpipe.profiling.tuning import search as searching
+from fastpipe.profiling.tuning.search import Search
 from fastpipe.profiling.tuning.settings import Base, Settings, folders_behind
-from fastpipe.profiling.tuning.trials import memory_of_processes
+from fastpipe.profiling.tuning.trials import Measured, memory_of_processes
 
 
 class Large(Dataset[int]):
@@ -90,6 +95,53 @@ def test_settings_of_a_dataset_that_are_best_are_set_on_it(photo_tree: Path) -> 
         list(base.made(changed))
     assert (dataset.threads, dataset.decode.backend) == ("auto", "auto")
     assert changed.of_dataset(base.settings) == {"threads": 3, "decode": fastpipe.Decode(backend="pillow")}
+
+
+def test_a_cache_that_holds_all_is_taken_where_the_budget_allows(
+    photo_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = FastImageFolder(photo_tree, Compose([CenterCrop(32), ToTensor()]))
+    expected = [dataset[at][0] for at in range(len(dataset))]
+    nbytes = caching.decoded_bytes(dataset)
+    sizes = [default_loader(path).size for path, _ in dataset.samples]
+    assert nbytes == pytest.approx(3.15 * sum(width * height for width, height in sizes), rel=0.01)
+    loader = DataLoader(dataset, 4)
+
+    def best(budget: int | None) -> tuple[Any, str]:
+        search = Search(Base(loader), None, 1, budget, 1e6)
+        monkeypatch.setattr(search, "_each_s", 0.05)
+        found = search._cache(search._measured(Base(loader).settings))
+        return found, " ".join(search.notes)
+
+    found, notes = best(None)
+    assert found.settings.cache == fastpipe.Cache() and "cache='auto' keeps all" in notes
+    monkeypatch.setattr(caching, "free_memory", lambda: nbytes)  # more than a quarter of it
+    found, notes = best(nbytes // 2)
+    assert found.settings.cache == fastpipe.Cache() and "no cache holds all" in notes
+    measured: list[Any] = []
+
+    def fast(*arguments: Any) -> Measured:
+        measured.append(caching.measure_kept(*arguments))
+        return Measured(1e-9, 0.0, 0)  # whatever it was
+
+    monkeypatch.setattr(searching, "measure_kept", fast)
+    found, notes = best(4 * nbytes)
+    assert measured[0].batch_s > 0
+    assert found.settings.cache == fastpipe.Cache("ram", max_bytes=nbytes)
+    assert "from the second epoch on" in notes and found.memory >= nbytes
+    assert dataset.cache == fastpipe.Cache()
+    base = Base(loader)
+    base.set(found.settings)
+    made = [image for images, _ in base.made(found.settings) for image in images]
+    assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def test_what_an_hdf5_file_decodes_to_is_known(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["rows"], file["labels"] = np.zeros((10, 3, 4), np.float32), np.zeros(10, np.int16)
+    dataset = fastpipe.FastHDF5Dataset(tmp_path / "x.h5", ["rows", "labels"])
+    assert caching.decoded_bytes(dataset) == 10 * (48 + 2)
+    assert caching.decoded_bytes(range(3)) is None
 
 
 def test_datasets_behind_torchs_own_wrappers_are_found(photo_tree: Path) -> None:

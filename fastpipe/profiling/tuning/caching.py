@@ -1,0 +1,93 @@
+"""Whether a cache of all that a dataset decodes fits, and what it would bring."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.budget import free_memory
+from fastpipe.options import Cache
+from fastpipe.profiling.tuning.settings import Base, Settings
+from fastpipe.profiling.tuning.trials import Measured, measure
+
+__all__ = ["cache_of_all", "decoded_bytes", "measure_kept"]
+
+_LOOKED_AT = 64  # images whose sizes stand for those of all
+_AUTO_PART = 4  # of the free memory, in which cache="auto" keeps what all fits
+
+
+def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
+    """A cache for all that a dataset decodes.
+
+    Args:
+        dataset: one of fastpipe's.
+        budget: bytes that may be taken.
+
+    Returns:
+        The cache, or None where there is no use in one; and in words why.
+    """
+    nbytes = decoded_bytes(dataset)
+    if nbytes is None or getattr(dataset, "cache", None) != Cache():
+        return None, ""
+    free = free_memory()
+    if free is not None and nbytes <= free // _AUTO_PART:
+        return None, f"cache='auto' keeps all that is decoded, {in_bytes(nbytes)}, from the second epoch on"
+    if budget is not None and nbytes > budget:
+        return None, f"no cache holds all that is decoded: {in_bytes(nbytes)} of {in_bytes(budget)}"
+    return Cache("ram", max_bytes=nbytes), ""
+
+
+def decoded_bytes(dataset: Any) -> int | None:
+    """Bytes of all that a dataset decodes in an epoch; None where that is not known beforehand.
+
+    Of images that is estimated, from the sizes of some.
+    """
+    kinds = getattr(dataset, "kinds", None)
+    if kinds is not None and type(dataset).__name__ == "FastHDF5Dataset":
+        return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in kinds))
+    samples = getattr(dataset, "samples", None)
+    if not samples or not os.path.isfile(samples[0][0]):  # those of a bucket would be fetched for this
+        return None
+    image = require("PIL.Image", extra="image")
+    step = max(1, len(samples) // _LOOKED_AT)
+    areas = []
+    for path, _ in samples[::step]:
+        try:
+            with image.open(path) as opened:
+                areas.append(opened.width * opened.height)
+        except OSError:  # which is told when it is decoded
+            continue
+    return int(3 * np.mean(areas) * len(samples) * 1.05) if areas else None
+
+
+def measure_kept(
+    base: Base, settings: Settings, step: Callable[[Any], object] | None, seconds: float, batch_s: float
+) -> Measured | None:
+    """What a batch takes from the second epoch on: measured on as many samples as a first epoch of about
+    that time has.
+
+    Args:
+        base: a loader of a dataset of fastpipe's.
+        settings: of it, with a cache.
+        step: called with each batch.
+        seconds: that are measured.
+        batch_s: seconds of a batch without a cache.
+    """
+    loader = base.loader
+    data = require("torch.utils.data", extra="torch")
+    size = loader.batch_size or 1
+    count = min(len(loader.dataset), size * max(4, int(seconds / batch_s)))
+    part = data.DataLoader(
+        data.Subset(loader.dataset, range(count)), size, shuffle=True, collate_fn=loader.collate_fn
+    )
+    with base.dataset_with(settings):
+        kept = fastpipe.accelerate(part, **settings.of_loader)
+        for _ in kept:
+            pass
+        return measure(kept, step, seconds, max(2, settings.workers), None)
