@@ -18,7 +18,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, S
 
 if TYPE_CHECKING:
     from fastpipe.generation import generate, memoize
-    from fastpipe.profiling import profile
+    from fastpipe.profiling import profile, watch
     from fastpipe.torch import (
         FastHDF5Dataset,
         FastImageFolder,
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
     "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "generate",
-    "group_batches", "memoize", "profile", "sampling", "segment_reduce", "stitch",
+    "group_batches", "memoize", "profile", "sampling", "segment_reduce", "stitch", "watch",
 ]  # fmt: skip
 
 _LAZY = {
@@ -53,7 +53,7 @@ _LAZY = {
         "fastpipe.torch",
     ),
     **dict.fromkeys(("generate", "memoize"), "fastpipe.generation"),
-    "profile": "fastpipe.profiling",
+    **dict.fromkeys(("profile", "watch"), "fastpipe.profiling"),
 }
 
 

@@ -15,7 +15,7 @@ from fastpipe import generation, testing
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
-_BASE = {"errors", "options", "types", "protocols", "_extras", "_sizes", "_cpus", "_parents"}
+_BASE = {"errors", "options", "types", "protocols", "_extras", "_sizes", "_cpus", "_epochs", "_parents"}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
@@ -29,6 +29,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_extras": {"errors"},
     "_sizes": set(),
     "_cpus": set(),
+    "_epochs": {"errors"},
     "_parents": set(),
     "_jit": {"_extras"},
     "_private_folder": {"errors"},

@@ -16,7 +16,7 @@ def test_the_public_names_are_these() -> None:
     assert fastpipe.__all__ == [
         "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
         "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "errors", "generate",
-        "group_batches", "memoize", "profile", "sampling", "segment_reduce", "stitch",
+        "group_batches", "memoize", "profile", "sampling", "segment_reduce", "stitch", "watch",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))
 
