@@ -201,17 +201,18 @@ def samples_of(batch: Any) -> float:
     (8, 2, nan)
     """
     for _ in range(_DEEPEST):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
+        # Exact types first: to ask a list for a shape, or abstract classes, takes as long as all the rest.
+        kind = type(batch)
+        if kind is list or kind is tuple:
+            inner = batch[0] if batch else None
+        elif kind is dict:
+            inner = next(iter(batch.values()), None)
+        elif (shape := getattr(batch, "shape", None)) is not None:
             try:
                 return int(shape[0]) if len(shape) else 1
             except (TypeError, ValueError):  # a dimension that is not known
                 return math.nan
-        # Exact types first: asking abstract classes takes as long as everything else together.
-        kind = type(batch)
-        if kind is list or kind is tuple:
-            inner = batch[0] if batch else None
-        elif kind is dict or isinstance(batch, Mapping):
+        elif isinstance(batch, Mapping):
             inner = next(iter(batch.values()), None)
         elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
             inner = batch[0] if len(batch) else None

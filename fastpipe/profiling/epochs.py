@@ -30,6 +30,7 @@ _OWN = ("epochs", "loader", "_options", "_bars")
 class _Options(NamedTuple):
     """What ``watch`` was asked for."""
 
+    name: str
     limits: WaitLimits
     log_every: int
     progress: bool
@@ -40,6 +41,7 @@ class _Options(NamedTuple):
 def watch(
     loader: Iterable[_T_co],
     *,
+    name: str = "",
     warn_after: float | None = None,
     warn_waiting: float | None = None,
     log_every: int | None = None,
@@ -63,6 +65,7 @@ def watch(
 
     Args:
         loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
+        name: said before the word epoch, where a script has several: ``"validation"``.
         warn_after: seconds; once an epoch a warning says how many batches took longer.  The first batch,
             for which workers start, is not counted.
         warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.  Of a
@@ -90,7 +93,9 @@ def watch(
     if samples is not None and not callable(samples):
         raise OptionError(f"samples must be a function of a batch, such as len, got {samples!r}")
     limits = WaitLimits(warn_after, warn_waiting)
-    return WatchedLoader(loader, _Options(limits, log_every or 0, progress, samples or samples_of, gpu))
+    count = samples_of if samples is None else samples
+    options = _Options(f"{name} " if name else "", limits, log_every or 0, progress, count, gpu)
+    return WatchedLoader(loader, options)
 
 
 class WatchedLoader(Generic[_T_co]):
@@ -166,7 +171,7 @@ class _Epoch(Iterator[_T_co]):
         self._samples, self._last = 0.0, 0.0
         self._count = options.samples
         self._every = options.log_every
-        self._waited = 0.0
+        self._waited, self._summed = 0.0, 0  # of the first moments
         self._bar: Bar | None = None
         self._stages = _stages_of(watched.loader)
         self._next_show = 0.0 if options.progress else math.inf  # with the first batch
@@ -200,11 +205,10 @@ class _Epoch(Iterator[_T_co]):
         self._note((asked, got))  # in one call, which a signal's handler cannot come into
         self._last = count = self._count(batch)
         self._samples += count
-        self._waited += got - asked
         if got >= self._next_show:
             self._show(got)
         if self._every and not len(self._moments) // 2 % self._every:
-            _log.info("epoch %d, %s", self._number, self._so_far(got))
+            _log.info("%s, %s", self._title, self._so_far(got))
         return batch
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -226,10 +230,14 @@ class _Epoch(Iterator[_T_co]):
     def _number(self) -> int:
         return len(self._watched.epochs)
 
+    @property
+    def _title(self) -> str:
+        return f"{self._options.name}epoch {self._number}"
+
     def _show(self, now: float) -> None:
         """Draw the bar, which is begun with the first batch, and again where an error had it hidden."""
         if self._bar is None:
-            self._bar = _BARS.begin(f"epoch {self._number}", _length_of(self._watched.loader))
+            self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
             if self._bar.interval_s > 1:  # a line: there is nothing to say yet
                 return
@@ -244,6 +252,8 @@ class _Epoch(Iterator[_T_co]):
     def _so_far(self, now: float, *, with_steps: bool = True) -> str:
         """How far it is, in words."""
         steps, seconds = len(self._moments) // 2, max(now - self._began, 1e-9)
+        new = np.array(self._moments[self._summed :])
+        self._waited, self._summed = self._waited + float(np.sum(new[1::2] - new[::2])), len(self._moments)
         said = []
         total = _length_of(self._watched.loader)
         if with_steps:
@@ -283,11 +293,11 @@ class _Epoch(Iterator[_T_co]):
             times = times._replace(**use._asdict())
         self._watched.epochs.append(times)
         if self._bar is not None:
-            self._bar.end(str(times))
-        _log.info("%s", times)
+            self._bar.end(f"{self._options.name}{times}")
+        _log.info("%s%s", self._options.name, times)
         warning = limits.warning(times, _difference(_stages_of(self._watched.loader), self._stages))
         if warning is not None:
-            _log.warning("%s", warning)
+            _log.warning("%s%s", self._options.name, warning)
 
 
 _BARS = Bars()

@@ -143,6 +143,8 @@ class EpochTimer:
         rank = "" if trainer.world_size == 1 else f"rank {trainer.global_rank}, "
         if trainer.is_global_zero:
             _log.info("%s%s", rank, times)
+            if times.waiting is None and len(self.epochs) == 1:
+                _log.info("what it waited for data is not known: this Lightning does not say when it asks")
         warning = self._limits.warning(times)
         if warning is not None:
             _log.warning("%s%s", rank, warning)

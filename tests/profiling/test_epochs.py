@@ -318,6 +318,14 @@ def test_lines_within_an_epoch(clock: Clock, caplog: pytest.LogCaptureFixture) -
     assert len(caplog.messages) == 3
 
 
+def test_loaders_may_have_names(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fastpipe")
+    loader = fastpipe.watch(Loader(clock, [1.0, 1.0]), name="validation", log_every=2, warn_waiting=0.1)
+    train(loader, clock, 1.0)
+    assert len(caplog.messages) == 3
+    assert all(message.startswith("validation epoch 0") for message in caplog.messages)
+
+
 def test_how_many_samples_a_batch_has_may_be_told(clock: Clock) -> None:
     loader = fastpipe.watch(Loader(clock, [1.0, 1.0]), samples=lambda batch: 10 * len(batch))
     train(loader, clock, 1.0)
@@ -396,11 +404,11 @@ def test_a_terminal_is_drawn_on_five_times_a_second_at_most(clock: Clock, termin
 
 def test_loops_within_loops_have_a_bar_each(clock: Clock, terminal: Screen) -> None:
     training = fastpipe.watch(Loader(clock, [1.0] * 3), progress=True)
-    validation = fastpipe.watch(Loader(clock, [1.0] * 2), progress=True)
+    validation = fastpipe.watch(Loader(clock, [1.0] * 2), name="validation", progress=True)
     for _ in training:
         train(validation, clock, 1.0)
     assert [times.steps for times in validation.epochs] == [2, 2, 2]
-    assert str(validation.epochs[-1]) in terminal.text
+    assert f"validation {validation.epochs[-1]}" in terminal.text
     assert terminal.text.rstrip().endswith(str(training.epochs[0]))
     assert not epochs._BARS._open and epochs._BARS._progress is None
 
