@@ -54,7 +54,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "generation": _STORED | {"cache", "files", "bench", "generation"},
-    "profiling": _BASE | {"bench", "profiling", ""},
+    "profiling": _BASE | {"_beside", "bench", "profiling", ""},
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
