@@ -15,7 +15,18 @@ from fastpipe import generation, testing
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
-_BASE = {"errors", "options", "types", "protocols", "_extras", "_sizes", "_cpus", "_epochs", "_parents"}
+_BASE = {
+    "errors",
+    "options",
+    "types",
+    "protocols",
+    "_extras",
+    "_sizes",
+    "_cpus",
+    "_epochs",
+    "_nvtx",
+    "_parents",
+}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
@@ -30,6 +41,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_sizes": set(),
     "_cpus": set(),
     "_epochs": {"errors"},
+    "_nvtx": set(),
     "_parents": set(),
     "_jit": {"_extras"},
     "_private_folder": {"errors"},

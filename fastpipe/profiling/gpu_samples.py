@@ -85,22 +85,31 @@ class GPUSampler:
 
     def _run(self) -> None:
         try:
-            while True:
-                with contextlib.suppress(self._nvml.NVMLError):  # one that this device does not support
-                    rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
-                    self._rates.append((rates.gpu / 100, rates.memory / 100))
-                with contextlib.suppress(self._nvml.NVMLError):
-                    kind = self._nvml.NVML_PCIE_UTIL_RX_BYTES
-                    # KB/s, over the 20 ms before.
-                    self._received.append(self._nvml.nvmlDeviceGetPcieThroughput(self._handle, kind) * 1024.0)
-                try:
-                    self._ending.get(timeout=_INTERVAL_S)
-                    return
-                except Empty:
-                    pass
+            is_ending = False
+            while not is_ending:  # with a last look at the end: what NVML tells is of the moments before
+                is_ending = self._is_ending()
+                self._look()
         finally:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
+
+    def _is_ending(self) -> bool:
+        """Whether the end has been asked for, after a while in which it might be."""
+        try:
+            self._ending.get(timeout=_INTERVAL_S)
+        except Empty:
+            return False
+        return True
+
+    def _look(self) -> None:
+        nvml = self._nvml
+        with contextlib.suppress(nvml.NVMLError):  # of what this device does not support
+            rates = nvml.nvmlDeviceGetUtilizationRates(self._handle)
+            self._rates.append((rates.gpu / 100, rates.memory / 100))
+        with contextlib.suppress(nvml.NVMLError):
+            # KB/s over 20 ms, which the call takes.
+            received = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+            self._received.append(received * 1024.0)
 
 
 def _handle(nvml: Any) -> Any:
