@@ -33,6 +33,9 @@ def scalars_of(findings: Findings) -> dict[str, float]:
     found = {"step_seconds": findings.step_s}
     if not findings.is_opaque:
         found |= {"wait_seconds": findings.wait_s, "busy_seconds": findings.busy_s}
+    if findings.device_wait_s is not None and findings.device_busy_s is not None:
+        found["device_wait_seconds"] = findings.device_wait_s
+        found["device_busy_seconds"] = findings.device_busy_s
     found["stall_share"] = findings.stall_share
     if findings.alone is not None:
         found["loader_alone/batch_seconds"] = findings.alone.batch_s

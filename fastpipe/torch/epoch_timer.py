@@ -56,7 +56,8 @@ class EpochTimer:
 
     def __new__(cls, *_: Any, **__: Any) -> EpochTimer:
         """Of a class that is a callback of the script's Lightning, too."""
-        kind = cls if hasattr(cls, "on_train_start") else _with_callbacks(cls, _loaded())
+        own: Any = cls
+        kind = own if hasattr(own, "on_train_start") else _with_callbacks(own, _loaded())
         made: EpochTimer = object.__new__(kind)
         return made
 
