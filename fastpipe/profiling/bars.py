@@ -3,17 +3,56 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import sys
 import threading
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-__all__ = ["Bar", "Bars"]
+__all__ = ["Bar", "Bars", "LastingFile"]
 
 _REFRESH_S = 0.2
 _LINE_S = 10.0
+
+
+class LastingFile:
+    """What is written to standard error as it is then; where that is gone, or is not there, nothing is.
+
+    A training goes on when its terminal is closed; rich would end it.
+
+    >>> LastingFile().write("\\n")
+    1
+    """
+
+    def write(self, text: str) -> int:
+        """Write, if that is possible."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._target.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """The same."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._target.flush()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return bool(self._target.isatty())
+        return False
+
+    @property
+    def encoding(self) -> str:
+        """In which texts are written."""
+        return getattr(self._target, "encoding", None) or "utf-8"
+
+    @property
+    def _target(self) -> Any:
+        # While bars move, rich has standard error written by itself.
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
 
 class Bars:
@@ -33,7 +72,7 @@ class Bars:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = Console(stderr=True) if console is None else console
+        self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console
         self._lock = threading.RLock()
         self._open: set[Bar] = set()
         self._progress: Progress | None = None

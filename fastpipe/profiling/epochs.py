@@ -24,7 +24,7 @@ __all__ = ["WatchedLoader", "watch"]
 
 _log = logging.getLogger("fastpipe")
 _T_co = TypeVar("_T_co", covariant=True)
-_OWN = ("epochs", "loader", "_options", "_bars")
+_OWN = ("epochs", "loader", "_options")
 
 
 class _Options(NamedTuple):
@@ -175,15 +175,11 @@ class _Epoch(Iterator[_T_co]):
         self._bar: Bar | None = None
         self._stages = _stages_of(watched.loader)
         self._next_show = 0.0 if options.progress else math.inf  # with the first batch
-        self._gpu = GPUSampler.begin() if options.gpu else None
         self._began = perf_counter()
-        try:
-            self._inner = iter(watched.loader)
-            self._take = self._inner.__next__
-        except BaseException:
-            if self._gpu is not None:
-                self._gpu.stop()
-            raise
+        self._inner = iter(watched.loader)
+        self._take = self._inner.__next__
+        # Its thread begins when worker processes have been forked.
+        self._gpu = GPUSampler.begin() if options.gpu else None
         if self._gpu is not None:
             weakref.finalize(self, self._gpu.stop)  # also at the end of the interpreter
         self._is_over = False
@@ -273,7 +269,7 @@ class _Epoch(Iterator[_T_co]):
         """End the epoch: at a moment, or, where the loop was left, with the last step that it finished."""
         if self._is_over or self._process != os.getpid():
             return
-        self._is_over = True
+        self._is_over, self._next_show = True, math.inf
         use = None if self._gpu is None else self._gpu.stop()
         samples, is_complete = self._samples, ended is not None
         moments = np.array(self._moments).reshape(-1, 2)

@@ -439,6 +439,48 @@ def test_a_loader_that_fails_takes_its_bar_away_until_it_goes_on(clock: Clock, t
     assert not epochs._BARS._open and epochs._BARS._progress is None
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError], ids=lambda error: error.__name__)
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("is_gone_at", [0, 1, 5])
+def test_a_terminal_that_is_gone_ends_no_training(
+    clock: Clock, is_terminal: bool, is_gone_at: int, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(io.StringIO):
+        writes = 0
+
+        def isatty(self) -> bool:
+            return is_terminal
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            if self.writes > is_gone_at:
+                raise error("gone")
+            return super().write(text)
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(epochs, "_BARS", bars.Bars())
+    loader = fastpipe.watch(Loader(clock, [6.0] * 4), progress=True)
+    for _ in range(2):
+        train(loader, clock, 6.0)
+    assert [times.steps for times in loader.epochs] == [4, 4] and not epochs._BARS._open
+    assert bool(sys.stderr.getvalue()) == (is_gone_at > 0)  # type: ignore[attr-defined]
+
+
+def test_without_standard_error_nothing_is_shown(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(epochs, "_BARS", bars.Bars())
+    loader = fastpipe.watch(Loader(clock, [6.0] * 4), progress=True)
+    train(loader, clock, 6.0)
+    assert loader.epochs[0].steps == 4
+
+
+def test_bars_go_to_standard_error_as_it_is_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    train(fastpipe.watch(Loader(clock, [6.0] * 4), progress=True), clock, 6.0)
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 4 and not shown.out
+
+
 def test_a_script_that_fails_gives_the_terminal_its_cursor_back(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
