@@ -26,7 +26,7 @@ class EpochTimer:
 
     Each epoch is a line of the log ``fastpipe.torch`` (INFO), an entry of ``epochs``, and a point of the
     trainer's loggers: ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
-    ``fastpipe/images_per_second``; the progress bar shows the last two.
+    ``fastpipe/images_per_second``; the progress bar of a training in one process shows the last two.
 
     It is a callback of Lightning's: of ``lightning`` or ``pytorch_lightning``, whichever the script uses.
     Waiting is the time in which Lightning's loop asks the loader for a batch, and nothing else of what goes
@@ -150,11 +150,7 @@ class EpochTimer:
         if warning is not None:
             _log.warning("%s%s", rank, warning)
         if not trainer.barebones:  # which logs nothing
-            for name, value in times.scalars().items():
-                pl_module.log(
-                    name, value, prog_bar=name in _SHOWN, logger=bool(trainer.loggers), on_step=False,
-                    on_epoch=True, batch_size=1,
-                )  # fmt: skip
+            _log_scalars(trainer, pl_module, times)
 
     # ---- what the loop asks the loader for -------------------------------------------------------
 
@@ -183,6 +179,21 @@ class EpochTimer:
         if self._detach is not None:
             self._detach()
             self._detach = None
+
+
+def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
+    """Tell the trainer's loggers and its progress bar."""
+    if trainer.world_size == 1:
+        for name, value in times.scalars().items():
+            pl_module.log(
+                name, value, prog_bar=name in _SHOWN, logger=bool(trainer.loggers), on_step=False,
+                on_epoch=True, batch_size=1,
+            )  # fmt: skip
+        return
+    # Lightning would have these averaged over ranks, which then wait for each other, or warns otherwise.
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # as Lightning counts at an epoch's end
+    for logger in trainer.loggers:  # of which those of other ranks do nothing
+        logger.log_metrics({**times.scalars(), "epoch": trainer.current_epoch}, step=step)
 
 
 def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import logging
 import pickle
 import subprocess
@@ -168,6 +169,37 @@ def test_what_goes_to_loggers_and_the_progress_bar(clock: Clock, tmp_path: Path)
         assert {name: float(row[name]) for name in names} == pytest.approx(times.scalars())
     assert {"fastpipe/waiting", "fastpipe/images_per_second"} <= trainer.progress_bar_metrics.keys()
     assert names <= trainer.callback_metrics.keys()
+
+
+def test_ranks_time_themselves_and_the_first_ones_loggers_are_told(tmp_path: Path) -> None:
+    """Two processes, in which any advice or warning of Lightning's about what is logged fails."""
+    script = tmp_path / "ranks.py"
+    script.write_text(f"""
+import json, os, sys, warnings
+warnings.filterwarnings("error", message=".*self.log.*")
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from fastpipe.torch import EpochTimer
+timer = EpochTimer()
+trainer = Trainer(
+    max_epochs=2, callbacks=timer, logger=CSVLogger({str(tmp_path)!r}), log_every_n_steps=1, accelerator="cpu",
+    devices=2, strategy="ddp", enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False,
+    limit_train_batches=3, limit_val_batches=0,
+)
+trainer.fit(BoringModel())
+if trainer.is_global_zero:
+    print(json.dumps([trainer.logger.log_dir, [times.scalars() for times in timer.epochs]]))
+""")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    log_dir, expected = json.loads(done.stdout.splitlines()[-1])
+    with open(Path(log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["fastpipe/waiting"]]
+    assert [{name: float(row[name]) for name in expected[0]} for row in rows] == [
+        pytest.approx(one) for one in expected
+    ]
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "2"), ("1", "5")]
 
 
 def test_warnings(clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
