@@ -215,6 +215,9 @@ class _Epoch(Iterator[_T_co]):
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_inner") or name == "_is_over":  # of one that was not made
             raise AttributeError(name)

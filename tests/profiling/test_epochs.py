@@ -127,7 +127,7 @@ def test_a_loader_whose_length_nobody_knows(clock: Clock) -> None:
             return iter([1, 2, 3])
 
     loader = fastpipe.watch(Stream(), log_every=1)
-    assert list(loader) == [1, 2, 3] and bool(loader)
+    assert list(loader) == [1, 2, 3] and bool(loader) and bool(iter(loader))
     with pytest.raises(TypeError, match="Stream"):
         len(loader)
     assert loader.epochs[0].images_per_second is None
