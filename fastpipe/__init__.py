@@ -18,7 +18,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, S
 
 if TYPE_CHECKING:
     from fastpipe.generation import generate, memoize
-    from fastpipe.profiling import autotune, autotune_batch_size, profile
+    from fastpipe.profiling import autotune, autotune_batch_size, profile, watch
     from fastpipe.torch import (
         FastHDF5Dataset,
         FastImageFolder,
@@ -36,7 +36,7 @@ __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
     "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "autotune",
     "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile", "sampling",
-    "segment_reduce", "stitch",
+    "segment_reduce", "stitch", "watch",
 ]  # fmt: skip
 
 _LAZY = {
@@ -54,7 +54,7 @@ _LAZY = {
         "fastpipe.torch",
     ),
     **dict.fromkeys(("generate", "memoize"), "fastpipe.generation"),
-    **dict.fromkeys(("autotune", "autotune_batch_size", "profile"), "fastpipe.profiling"),
+    **dict.fromkeys(("autotune", "autotune_batch_size", "profile", "watch"), "fastpipe.profiling"),
 }
 
 

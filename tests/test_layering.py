@@ -15,7 +15,18 @@ from fastpipe import generation, testing
 _PACKAGE = Path(fastpipe.__file__).parent
 _MODULES = sorted(_PACKAGE.rglob("*.py"))
 
-_BASE = {"errors", "options", "types", "protocols", "_extras", "_sizes", "_cpus", "_parents"}
+_BASE = {
+    "errors",
+    "options",
+    "types",
+    "protocols",
+    "_extras",
+    "_sizes",
+    "_cpus",
+    "_epochs",
+    "_nvtx",
+    "_parents",
+}
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
@@ -29,6 +40,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_extras": {"errors"},
     "_sizes": set(),
     "_cpus": set(),
+    "_epochs": {"errors"},
+    "_nvtx": set(),
     "_parents": set(),
     "_jit": {"_extras"},
     "_private_folder": {"errors"},
@@ -53,7 +66,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "generation": _STORED | {"cache", "files", "bench", "generation"},
-    "profiling": _BASE | {"bench", "cache", "profiling", ""},
+    "profiling": _BASE | {"_beside", "bench", "cache", "profiling", ""},
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }

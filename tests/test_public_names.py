@@ -17,7 +17,7 @@ def test_the_public_names_are_these() -> None:
         "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
         "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "autotune",
         "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile", "sampling",
-        "segment_reduce", "stitch",
+        "segment_reduce", "stitch", "watch",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))
 

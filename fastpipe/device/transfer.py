@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from fastpipe._extras import require
+from fastpipe._nvtx import ranged
 from fastpipe.errors import OptionError
 
 __all__ = ["Transfer", "checked_device", "map_tensors"]
@@ -55,6 +56,7 @@ class Transfer:
         """Whether copies run beside the work of the device."""
         return bool(self.device.type == "cuda")
 
+    @ranged("transfer")
     def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
         """Begin to move a batch.
 

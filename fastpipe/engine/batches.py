@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._nvtx import ranged
 from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error, is_of_machine
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
@@ -228,6 +229,7 @@ class PendingBatch(PendingSamples):
         self._rows = memory.reshape(len(items), -1) if isinstance(memory, np.ndarray) else memory
         self._finish = finish
 
+    @ranged("sample")
     def _make_from(self, number: int, item: Item) -> None:
         maker = self._maker
         start = perf_counter_ns()
@@ -253,6 +255,7 @@ class WatchedImage:
         self.size: Size = image.size
         self.nanoseconds = 0
 
+    @ranged("decode")
     def region(self, box: Box) -> UInt8Array:
         start = perf_counter_ns()
         try:
@@ -268,6 +271,7 @@ class WatchedImage:
         except Exception as error:
             raise judged(error) from error
 
+    @ranged("decode")
     def rows(self, top: int, count: int) -> UInt8Array | None:
         start = perf_counter_ns()
         try:
@@ -281,6 +285,7 @@ class WatchedImage:
         image = self._image.reduced(factor)
         return None if image is None else _WatchedRows(self, image)
 
+    @ranged("decode")
     def pil(self) -> Any:
         start = perf_counter_ns()
         try:
@@ -298,6 +303,7 @@ class _WatchedRows:
         self._watched, self._image = watched, image
         self.size = image.size
 
+    @ranged("decode")
     def rows(self, count: int) -> UInt8Array | None:
         start = perf_counter_ns()
         try:

@@ -183,13 +183,15 @@ class Diagnosis:
         if not len(steps):
             steps = loop.steps[Phase.WARMING]
         instant = loop.steps[Phase.INSTANT]
-        starts = loop.epoch_starts
+        starts, device = loop.epoch_starts, loop.device.times()
         found = Report(
             _note(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
             instant.seconds if len(instant) else None,
             None if loop.step_cpu_ns is None else loop.step_cpu_ns / 1e9,
             starts[-1] if starts and not self._watched.is_opaque else None,
             self._alone, self._costs, cores=self.cores,
+            device_wait_s=None if device is None else device.wait_s,
+            device_busy_s=None if device is None else device.busy_s,
             is_opaque=self._watched.is_opaque,
             spans=tuple(loop.spans),
             worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),

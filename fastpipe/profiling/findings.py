@@ -81,6 +81,8 @@ class Findings:
         cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
         advice: the most useful first.
         cores: that this process may use.
+        device_wait_s, device_busy_s: seconds that a GPU has nothing to do before a step, and takes for one;
+            None where there is no GPU.
         is_opaque: whether what a step waits is not known apart from what it is busy.
         outside: lines of the script between its loops that took long: the line, and seconds.
         seconds: that the script ran.
@@ -102,6 +104,8 @@ class Findings:
     cases: tuple[Part, ...] = ()
     advice: tuple[Advice, ...] = ()
     cores: int = 1
+    device_wait_s: float | None = None
+    device_busy_s: float | None = None
     is_opaque: bool = False
     outside: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
@@ -189,6 +193,9 @@ class Findings:
             return
         split = f": waits {in_duration(self.wait_s)}, is busy {in_duration(self.busy_s)}"
         yield f"a step takes {in_duration(self.step_s)}{'' if self.is_opaque else split}"
+        if self.device_wait_s is not None and self.device_busy_s is not None:
+            busy, wait = in_duration(self.device_busy_s), in_duration(self.device_wait_s)
+            yield f"the GPU takes {busy} for a step, and has nothing to do for {wait} before it"
         if self.cases:
             yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
         if self.alone is not None:

@@ -8,6 +8,7 @@ from enum import Enum
 from time import perf_counter_ns
 from typing import Any
 
+from fastpipe.profiling.device_time import DeviceClock
 from fastpipe.profiling.times import processes_cpu_ns
 
 __all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
@@ -71,6 +72,9 @@ class Steps:
 class Loop:
     """The steps of one training loop, and what they get.
 
+    Attributes:
+        device: how long its steps, as they are, take on the GPU.
+
     Args:
         seconds: that are measured as it is; half as many with the same batch again.
         is_replayed: whether the last batch is given again and again when enough is known of the loop as it
@@ -89,6 +93,7 @@ class Loop:
         self.steps: dict[Phase, Steps] = {phase: Steps() for phase in Phase}
         self.epoch_starts: list[float] = []
         self.step_cpu_ns: int | None = None
+        self.device = DeviceClock()
         self.batch: Any = None
         self.ahead = 0  # batches that the loader makes ahead
         self.is_over = False
@@ -102,6 +107,7 @@ class Loop:
     def close(self) -> None:
         """Let go of batches and of whoever would be asked for more."""
         self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+        self.device.close()
 
     @property
     def total_s(self) -> float:
@@ -119,6 +125,9 @@ class Loop:
         if self._got:
             self._step_ended(now)
             now = perf_counter_ns()
+        is_measured = self.phase is Phase.AS_IT_IS and not self._is_first
+        if is_measured:
+            self.device.asked()
         self._asked = now
         if self.phase in (Phase.SETTLING, Phase.INSTANT):
             batch = self.batch
@@ -127,6 +136,8 @@ class Loop:
         else:
             batch = self._taken(take)
         self._got = perf_counter_ns()
+        if is_measured:
+            self.device.got()
         if self._is_first:
             self.epoch_starts.append((self._got - now) / 1e9)
         return batch
@@ -139,6 +150,7 @@ class Loop:
     def begin_epoch(self) -> None:
         """What follows is another iteration of the loader."""
         self._got, self._is_first = 0, True
+        self.device.skip()
 
     def end_epoch(self) -> None:
         """The script has left the loop."""

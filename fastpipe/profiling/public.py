@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
+from fastpipe.profiling.epochs import WatchedLoader
 from fastpipe.profiling.keras_fit import WATCHED
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
@@ -104,6 +105,8 @@ def profile(
         if step is not None:
             raise OptionError("profile(step=…) needs a loader; or have your own loop in `with profile():`")
         return Profiling()
+    if isinstance(loader, WatchedLoader):
+        loader = loader.loader
     if hasattr(loader, "__next__"):
         raise OptionError(
             f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fastpipe._sizes import in_duration
+from fastpipe.errors import OptionError
+from fastpipe.profiling.board import scalars_of, write_board
 from fastpipe.profiling.findings import Findings
 from fastpipe.profiling.page import page
 from fastpipe.profiling.stacks import Line
@@ -69,6 +72,28 @@ class Report(Findings):
         """A timeline as JSON, to be opened in https://ui.perfetto.dev."""
         events = trace_events(self.spans, self.worker_spans)
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def to_tensorboard(self, log_dir: str | os.PathLike[str], *, step: int = 0) -> None:
+        """Write its numbers, and the text of it, where TensorBoard shows them.
+
+        Scalars are ``fastpipe/profile/…``: ``step_seconds``, ``wait_seconds``, ``busy_seconds``,
+        ``stall_share``; by stage ``stall_seconds/…`` and ``batch_seconds/…``; ``case_seconds/…``; and of each
+        advice, by its number in the text, ``predicted_seconds/1`` and ``tried_seconds/1``.
+
+        Args:
+            log_dir: the folder that TensorBoard is started with, or one below it.
+            step: at which they stand; of several profiles each has its own.
+
+        Raises:
+            MissingDependencyError: neither torch with the package tensorboard nor TensorFlow is installed.
+            OptionError: the profile has measured no step.
+
+        ``profile(loader, train).to_tensorboard("runs")`` profiles and writes.
+        """
+        scalars = scalars_of(self)
+        if not scalars:
+            raise OptionError(f"there is nothing to write to {os.fspath(log_dir)!r}: {self.verdict}")
+        write_board(log_dir, scalars, str(self), step)
 
     def _stage_table(self) -> Table:
         where = "the worker that makes it" if self.costs.makers else "the loader's threads"

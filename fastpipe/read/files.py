@@ -6,12 +6,15 @@ import errno
 import os
 import stat
 
+from fastpipe._nvtx import ranged
+
 __all__ = ["read_file"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
+@ranged("read")
 def read_file(path: str) -> bytes:
     """Read a regular file.
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 import numpy as np
 
+from fastpipe._nvtx import ranged
 from fastpipe.protocols import ListedObjects, NextUses, StagedObjects, Store
 from fastpipe.stage.fetching import Fetcher
 from fastpipe.stage.filling import fill, verify
@@ -47,6 +48,7 @@ class ObjectReader:
         self._everything = everything and staged is not None
         self.prefetcher = Prefetcher(self._fetcher, read_ahead, self._fetcher.pace, spills=self._everything)
 
+    @ranged("read")
     def read(self, path: str, row: int) -> bytes:
         """An object's content.
 

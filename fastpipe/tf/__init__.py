@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._beside import load_triton_apart
+from fastpipe._epochs import EpochTimes
 from fastpipe._extras import require
 
 # First, so that a missing package is said with the pip command that brings it.
@@ -17,7 +18,7 @@ from fastpipe.tf.augment import Augment  # noqa: E402
 from fastpipe.tf.dataset import Dataset, ImageDataset  # noqa: E402
 from fastpipe.tf.image_dataset import image_dataset  # noqa: E402
 from fastpipe.tf.options import Modality  # noqa: E402
-from fastpipe.tf.timer import EpochTimer, EpochTimes  # noqa: E402
+from fastpipe.tf.timer import EpochTimer  # noqa: E402
 
 if TYPE_CHECKING:
     from fastpipe.tf.of_hdf5 import hdf5_dataset

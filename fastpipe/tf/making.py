@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._nvtx import ranged
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import PendingSamples, UnreadableError, judged, say_where
 from fastpipe.engine.clock import StageClock
@@ -81,6 +82,7 @@ class ColumnMaker:
         """Who decodes, in one line."""
         return self._pixels.describe()
 
+    @ranged("sample")
     def make(self, item: RowItem, out: Array) -> UInt8Array | None:
         """Make one sample, from what is kept or from its file.
 
@@ -113,6 +115,7 @@ class ColumnMaker:
         self._clock.add("transform", perf_counter_ns() - decoded)
         return None
 
+    @ranged("transform")
     def finish(self, item: RowItem, sample: UInt8Array, out: Array) -> None:
         """Run the script's code on what ``make`` returned, and write the sample.
 
@@ -129,6 +132,7 @@ class ColumnMaker:
         self._pixels.resize(value, resized)
         self._convert(resized, out)
 
+    @ranged("decode")
     def _sample(self, item: RowItem, out: Array) -> tuple[Array, int]:
         """The sample before it is scaled, or what the script's code is given; and when its file was read."""
         kept, row = self.kept, item.position
@@ -159,6 +163,7 @@ class ColumnMaker:
             kept.keep(identity, whole)
         return made, read
 
+    @ranged("transform")
     def _convert(self, sample: Array, out: Array) -> None:
         """Numbers of a sample as a batch has them."""
         if out.dtype == np.uint8:

@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import weakref
 from collections import deque
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["EpochTimer", "EpochTimes"]
+from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times
+
+__all__ = ["EpochTimer"]
 
 _log = logging.getLogger("fastpipe.tf")
-
-
-class EpochTimes(NamedTuple):
-    """What an epoch took.
-
-    Attributes:
-        epoch: its number, from 0.
-        seconds: of its training steps and what is between them, validation excepted.
-        steps: how many.
-        step_seconds: of a step, with its wait for data: their median.
-        waiting: the part of ``seconds`` in which a step waited for its batch, 0 to 1; None if the dataset is
-            not watched.
-        images_per_second: samples in ``seconds``; None as well.
-    """
-
-    epoch: int
-    seconds: float
-    steps: int
-    step_seconds: float
-    waiting: float | None
-    images_per_second: float | None
-
-    def __str__(self) -> str:
-        milliseconds = self.step_seconds * 1e3
-        said = f"epoch {self.epoch}: {self.seconds:.2f} s, {self.steps} steps of {milliseconds:.1f} ms"
-        if self.waiting is not None:
-            said += f", {self.waiting:.0%} waiting for data"
-        if self.images_per_second is not None:
-            said += f", {self.images_per_second:.0f} images/s"
-        return said
 
 
 class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -62,9 +34,14 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
 
     Args:
         log_dir: a folder for TensorBoard; it is written with TensorFlow's own means.
+        warn_after: seconds; once an epoch a warning says how many batches took longer, the first excepted.
+        warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
 
     Attributes:
         epochs: :class:`EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
+
+    Raises:
+        OptionError: a limit that cannot work.
 
     >>> train = tf.data.Dataset.from_tensor_slices((tf.zeros((8, 2)), tf.zeros((8, 1)))).batch(4)
     >>> model = keras.Sequential([keras.layers.Dense(1)])
@@ -75,8 +52,15 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     [(2, True), (2, True)]
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        *,
+        warn_after: float | None = None,
+        warn_waiting: float | None = None,
+    ) -> None:
         super().__init__()
+        self._limits = WaitLimits(warn_after, warn_waiting)
         self.epochs: list[EpochTimes] = []
         self._log_dir = log_dir
         self._writer: Any = None
@@ -123,8 +107,9 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         """Begin an epoch."""
         self._began = self._ended = time.perf_counter()
         self._steps: list[float] = []
-        self._batches = self._samples = 0
-        self._waited = 0.0
+        self._waits: list[float] = []
+        self._samples = 0
+        self._first_batch: float | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a step: its batch is asked for."""
@@ -137,21 +122,23 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self._steps += [(self._ended - self._asked) / count] * count
         arrived = [self._arrivals.popleft() for _ in range(min(count, len(self._arrivals)))]
         if arrived:
-            self._waited += max(0.0, arrived[0][0] - self._asked)
-            self._batches += len(arrived)
+            if self._first_batch is None:
+                self._first_batch = max(0.0, arrived[0][0] - self._began)
+            self._waits.append(max(0.0, arrived[0][0] - self._asked))
             self._samples += sum(samples for _, samples in arrived)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Say what the epoch took."""
-        seconds = self._ended - self._began
-        is_known = self._batches > 0 and seconds > 0
-        times = EpochTimes(
-            epoch, seconds, len(self._steps), median(self._steps or [0.0]),
-            min(self._waited / seconds, 1.0) if is_known else None,
-            self._samples / seconds if is_known else None,
+        times = epoch_times(
+            epoch, self._ended - self._began, self._steps, self._waits or None,
+            self._samples if self._waits else math.nan,
+            first_batch_seconds=self._first_batch, warn_after=self._limits.warn_after,
         )  # fmt: skip
         self.epochs.append(times)
         _log.info("%s", times)
+        warning = self._limits.warning(times)
+        if warning is not None:
+            _log.warning("%s", warning)
         if not self._is_watching and epoch == 0:
             _log.info("what it waited for data is known of model.fit(timer.watch(dataset), …)")
         if self._writer is not None:
@@ -167,10 +154,8 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         metadata = tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
-            for name in ("epoch_seconds", "step_seconds", "waiting", "images_per_second"):
-                value = times.seconds if name == "epoch_seconds" else getattr(times, name)
-                if value is not None:
-                    tf.summary.write(f"fastpipe/{name}", np.float32(value), times.epoch, metadata)
+            for name, value in times.scalars().items():
+                tf.summary.write(name, np.float32(value), times.epoch, metadata)
         self._writer.flush()
 
 

@@ -20,18 +20,20 @@ from fastpipe.torch.segments import group_batches, segment_reduce  # noqa: E402
 from fastpipe.torch.trainers import prepare  # noqa: E402
 
 if TYPE_CHECKING:
+    from fastpipe.torch.epoch_timer import EpochTimer
     from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
     from fastpipe.torch.patches.dataset import FastPatchDataset
     from fastpipe.torch.patches.stitching import stitch
 
 __all__ = [
-    "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate", "group_batches",
-    "prepare", "segment_reduce", "stitch",
+    "EpochTimer", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate",
+    "group_batches", "prepare", "segment_reduce", "stitch",
 ]  # fmt: skip
 
 
-# With kernels that who reads images only has no use for.
+# With kernels that who reads images only has no use for; a callback for who has Lightning.
 _LAZY = {
+    "EpochTimer": "fastpipe.torch.epoch_timer",
     "FastHDF5Dataset": "fastpipe.torch.hdf5.dataset",
     "FastPatchDataset": "fastpipe.torch.patches.dataset",
     "stitch": "fastpipe.torch.patches.stitching",

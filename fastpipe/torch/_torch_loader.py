@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from fastpipe._nvtx import ranged
 from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
 from fastpipe.torch.delivery import Delivery
@@ -242,6 +243,7 @@ class ThreadedIterator(_Counting):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
 
+    @ranged("wait")
     def _next_samples(self) -> Sequence[Any]:
         self._begin_batches()
         if not self._pending:

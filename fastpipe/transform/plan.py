@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe._nvtx import ranged
 from fastpipe.protocols import EncodedImage
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
@@ -133,6 +134,7 @@ class Plan:
             value = transform(value)
         return value
 
+    @ranged("transform")
     def apply(self, image: EncodedImage, parameters: Sequence[float], out: Words | None = None) -> Any:
         """Everything but the stock part, on one sample.
 

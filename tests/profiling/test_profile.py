@@ -108,6 +108,13 @@ def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(folde
     assert first.predicted_s < report.step_s and "decode" in first.why
 
 
+def test_of_a_loader_that_is_watched_the_loader_is_profiled() -> None:
+    watched = fastpipe.watch(DataLoader(Slow(8), batch_size=4))
+    report = fastpipe.profile(watched, lambda batch: None, seconds=SECONDS)
+    assert report.loader is not None and report.loader.kind == "DataLoader over Slow"
+    assert "transform" in report.costs.stages and watched.epochs == []
+
+
 def test_a_candidate_that_fails_is_left_out_and_told(
     folder: ImageFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,9 @@ import pytest
 import tensorflow as tf
 
 import fastpipe.tf
-from fastpipe.tf import EpochTimer
+from fastpipe import profiling
+from fastpipe.errors import OptionError
+from fastpipe.tf import EpochTimer, EpochTimes
 
 
 class Clock:
@@ -80,6 +82,31 @@ def test_what_is_waiting_and_what_is_not(clock: Clock) -> None:
         assert one.waiting == pytest.approx(0.75)
         assert one.images_per_second == pytest.approx(10 / 1.2)
     assert str(timer.epochs[0]) == "epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s"
+
+
+def test_warnings_are_those_of_every_framework(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    timer = EpochTimer(warn_after=0.2, warn_waiting=0.5)
+    batches = list(timer.watch(tf.data.Dataset.range(12).batch(4)))
+    timer.on_train_begin()
+    timer.on_epoch_begin(0)
+    for step, wait in enumerate((0.3, 0.1, 0.25)):
+        timer.on_train_batch_begin(step)
+        clock.now += wait
+        timer._arrivals.append((clock.now, len(batches[step])))
+        clock.now += 0.1
+        timer.on_train_batch_end(step)
+    timer.on_epoch_end(0)
+    [times] = timer.epochs
+    assert isinstance(times, EpochTimes) and isinstance(times, profiling.EpochTimes)
+    assert times.late_batches == 1  # the first is none of them
+    assert times.first_batch_seconds == pytest.approx(0.3) and times.wait_seconds == pytest.approx(0.25)
+    assert times.step_seconds_p95 == pytest.approx(0.395)
+    [record] = caplog.records
+    assert record.name == "fastpipe.tf" and record.levelno == logging.WARNING
+    assert "1 of 3 batches took longer than 0.2 s" in record.getMessage()
+    assert "68% of the time was waiting for data" in record.getMessage()
+    with pytest.raises(OptionError, match="warn_after"):
+        EpochTimer(warn_after=0)
 
 
 def test_batches_that_were_there_before_are_not_waited_for(clock: Clock) -> None:

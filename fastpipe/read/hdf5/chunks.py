@@ -8,6 +8,7 @@ from time import perf_counter_ns
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._nvtx import ranged
 from fastpipe.protocols import Stopwatch
 from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.chunks.scratch import STORED, scratch
@@ -75,6 +76,7 @@ class ChunkReader:
         block = np.empty(count * step, np.uint8)
         return [block[first : first + self._nbytes] for first in range(0, len(block), step)]
 
+    @ranged("decode")
     def decode_into(self, made: Sequence[UInt8Array], numbers: Int64Array) -> None:
         """As ``decoded``, into memory that is aligned to 8."""
         decode = self._decode_many
@@ -116,6 +118,7 @@ class ChunkReader:
         self._clock.add("read", read - begun)
         self._clock.add("decode", perf_counter_ns() - read)
 
+    @ranged("read")
     def read_run(self, offset: int, out: UInt8Array, number: int) -> None:
         """Read bytes of a chunk as they are in the file."""
         try:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._nvtx import ranged
 from fastpipe.protocols import SharedChunks
 from fastpipe.read.hdf5 import kernels
 from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
@@ -185,6 +186,7 @@ class SampleReader:
         )
         self._copy(chunks, groups, part, out)
 
+    @ranged("copy")
     def _copy(self, chunks: Sequence[Decoded], groups: Groups, part: int, out: UInt8Array) -> None:
         """Copy one part of some groups' samples, by one call: after each a thread may have to wait for
         the others.
@@ -283,6 +285,7 @@ class SampleReader:
 
         return self._in_pieces(rows, task)
 
+    @ranged("copy")
     def _copy_kept(
         self, part: int, begins: Int64Array, groups: Int64Array, at: Int64Array, rows: Int64Array,
         out: UInt8Array,
@@ -313,6 +316,7 @@ class SampleReader:
         pieces = (slice(first, first + step) for first in range(0, len(rows), step))
         return [ReadTask(rows[piece], task(piece)) for piece in pieces]
 
+    @ranged("read")
     def _from_file(self, groups: Int64Array, at: Int64Array, rows: Int64Array, out: UInt8Array) -> None:
         """Read some samples."""
         begun = perf_counter_ns()

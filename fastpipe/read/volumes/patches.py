@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._nvtx import ranged
 from fastpipe.errors import OptionError
 from fastpipe.protocols import RememberedUnits, Stopwatch
 from fastpipe.read.volumes.kernels import DIMS, copy_box
@@ -122,6 +123,7 @@ class PatchReader:
             self._finer = PatchReader(finer, self._clock, self._counts)
         return self._finer
 
+    @ranged("sample")
     def _read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
         stop = [at + size for at, size in zip(start, out.shape, strict=True)]
         array = self._volume.array
@@ -183,6 +185,7 @@ class PatchReader:
         self._copy(addresses, box)
         return units.are_still(found)
 
+    @ranged("decode")
     def _decode(self, numbers: Int64Array, places: Int64Array, claims: list[Any], box: _Box) -> None:
         """Decode units into slots that were claimed for them, chunk by chunk, and copy from there."""
         chunks = self._volume.stored_in(numbers[places])
@@ -205,6 +208,7 @@ class PatchReader:
             for slot in claims:
                 slot.__exit__()
 
+    @ranged("decode")
     def _read_alone(self, numbers: Int64Array, places: Int64Array, box: _Box) -> None:
         """Decode the units at these places into memory of this call, chunk by chunk."""
         chunks = self._volume.stored_in(numbers[places])
@@ -223,6 +227,7 @@ class PatchReader:
             addresses[some] = [part.__array_interface__["data"][0] for part in parts]
             self._copy(addresses, box)
 
+    @ranged("copy")
     def _copy(self, addresses: UInt64Array, box: _Box) -> None:
         begun = perf_counter_ns()
         copy_box(

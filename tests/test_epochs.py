@@ -1,0 +1,123 @@
+"""What is said of an epoch, of whichever framework."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fastpipe._epochs import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.errors import OptionError
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+def own_list() -> list[Any]:
+    within_itself: list[Any] = []
+    within_itself.append(within_itself)
+    return within_itself
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(5, 3), 5),
+        ([torch.zeros(5, 3), torch.zeros(5)], 5),
+        ((np.zeros((7, 2)), 1), 7),
+        (Pair(torch.zeros(4, 3), torch.zeros(4)), 4),
+        ({"image": np.zeros((6, 1)), "label": np.zeros(6)}, 6),
+        ({"a": {"b": [np.zeros(3)]}}, 3),
+        ((["a", "b", "c"], torch.zeros(3)), 3),
+        ([1, 2, 3, 4], 4),
+        ({"text": ("a", "b")}, 2),
+        (torch.tensor(3.0), 1),
+        (range(9), 9),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_samples_are_the_first_dimension_of_the_first_array(batch: Any, samples: int) -> None:
+    assert samples_of(batch) == samples
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [None, "text", 3, [], {}, (), own_list(), SimpleNamespace(shape=(None, 3)), iter([1])],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_batch_without_an_array_has_an_unknown_number_of_samples(batch: Any) -> None:
+    assert math.isnan(samples_of(batch))
+
+
+def test_a_batch_that_can_be_iterated_once_is_not_iterated() -> None:
+    batch = iter([1, 2])
+    samples_of(batch)
+    assert list(batch) == [1, 2]
+
+
+def test_times_are_medians_and_what_95_of_100_do_not_exceed() -> None:
+    steps = [0.1] * 94 + [1.0] * 7
+    waits = [0.5, *([0.01] * 93), *([0.8] * 7)]
+    times = epoch_times(2, 20.0, steps, waits, 202, first_batch_seconds=0.7, warn_after=0.4)
+    assert (times.epoch, times.seconds, times.steps) == (2, 20.0, 101)
+    assert (times.step_seconds, times.step_seconds_p95) == (0.1, 1.0)
+    assert (times.wait_seconds, times.wait_seconds_p95) == (0.01, 0.8)
+    assert times.waiting == pytest.approx(sum(waits) / 20)
+    assert times.images_per_second == pytest.approx(10.1)
+    assert times.late_batches == 7  # the first, for which workers start, is none of them
+    assert times.first_batch_seconds == 0.7 and times.is_complete
+
+
+def test_what_nobody_knows_is_none_and_not_said() -> None:
+    times = epoch_times(0, 1.5, [0.5, 1.0], None, math.nan, warn_after=0.1)
+    assert times.waiting is times.images_per_second is times.wait_seconds is times.wait_seconds_p95 is None
+    assert str(times) == "epoch 0: 1.50 s, 2 steps of 750.0 ms"
+    assert times.scalars() == {"fastpipe/epoch_seconds": 1.5, "fastpipe/step_seconds": 0.75}
+    assert WaitLimits(0.1, 0.1).warning(times) is None
+
+
+def test_an_epoch_without_steps_or_time() -> None:
+    times = epoch_times(0, 0.0, [], [], 0.0)
+    assert (times.steps, times.step_seconds, times.waiting, times.images_per_second) == (0, 0.0, None, None)
+
+
+def test_what_is_known_of_the_gpu_is_said() -> None:
+    times = EpochTimes(
+        1, 2.0, 4, 0.5, 0.25, 8.0, is_complete=False, gpu_utilisation=0.4, pcie_bytes_per_second=1e9
+    )
+    expected = (
+        "epoch 1: 2.00 s, 4 steps of 500.0 ms, 25% waiting for data, 8 images/s, GPU 40% busy, left early"
+    )
+    assert str(times) == expected
+    assert times.scalars()["fastpipe/gpu_utilisation"] == 0.4
+    assert "fastpipe/gpu_memory_utilisation" not in times.scalars()
+
+
+def test_a_warning_names_the_count_the_share_the_stages_and_the_remedy() -> None:
+    times = epoch_times(3, 10.0, [1.0] * 5, [0.5, 0.5, 2.0, 2.0, 0.0], 5, warn_after=1.0)
+    both = WaitLimits(1.0, 0.2).warning(times, {"decode": 3.0, "read": 1.0})
+    assert both == (
+        "epoch 3: 2 of 5 batches took longer than 1 s (median 0.5 s, 95 % within 2 s), and 50% of the time was "
+        "waiting for data. The loader's threads were at decode 75%, read 25%. `fastpipe profile your_script.py` "
+        "says why, and what would help"
+    )
+    assert WaitLimits(warn_waiting=0.2).warning(times, {}) == (
+        "epoch 3: 50% of the time was waiting for data. `fastpipe profile your_script.py` says why, and what would "
+        "help"
+    )
+    assert WaitLimits(warn_waiting=0.5).warning(times) is None
+    assert WaitLimits().warning(times) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"warn_after": 0}, {"warn_after": -1.0}, {"warn_waiting": 0}, {"warn_waiting": 20}], ids=str
+)
+def test_limits_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="got"):
+        WaitLimits(**options)
