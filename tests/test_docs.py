@@ -83,10 +83,12 @@ def test_commands_are_those_of_the_parser(path: str) -> None:
     text = (_ROOT / path).read_text(encoding="utf-8")
     for name in re.findall(r"`(?:python -m )?fastpipe ([a-z]+)[ `]", text):
         assert name in COMMANDS
-    for line in "".join(_blocks(text, "", "bash", "console")).splitlines():
-        words = shlex.split(line.removeprefix("$ "), comments=True)
-        if words[:1] == ["fastpipe"]:
-            _parser().parse_args([words[1], *COMMANDS[words[1]].prepare(words[2:])])
+    lines = "".join(_blocks(text, "", "bash")).splitlines()
+    lines += [line[2:] for line in "".join(_blocks(text, "text")).splitlines() if line.startswith("$ ")]
+    for line in lines:
+        if line.startswith("fastpipe "):
+            _, name, *words = shlex.split(line, comments=True)
+            _parser().parse_args([name, *COMMANDS[name].prepare(words)])
 
 
 @functools.cache
@@ -112,7 +114,9 @@ def test_messages_are_those_of_the_source() -> None:
 
 
 def _documented() -> set[str]:
-    return {name for page in _PAGES for name in re.findall(r"^::: (\S+)$", _text(page), re.M)}
+    names = [name for page in _PAGES for name in re.findall(r"^::: (\S+)$", _text(page), re.M)]
+    # A function in a module of its name.
+    return {re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in names}
 
 
 def _public(module: str) -> set[str]:

@@ -79,6 +79,7 @@ def filled(text: str, place: str) -> str:
         r"^<!-- table:(begin|short) (\S+)((?: \S+)*) -->$": lambda found: table(found[2], found[1], found[3]),
         r"^<!-- section (\S+): (.+) -->$": lambda found: relinked(section(*found.groups()), found[1], place),
         r"^<!-- list (\S+): (.+) -->$": lambda found: relinked(listed(*found.groups()), found[1], place),
+        r"^<!-- sample (\S+): (.+) -->$": lambda found: sample(*found.groups()),
         r"^<!-- commands -->$": lambda _: commands(),
         r"\{\{ (times|rate|replaced) (\S+)/(\S+) \}\}": lambda found: figure(found[2], found[3], found[1]),
     }
@@ -140,6 +141,13 @@ def listed(source: str, title: str) -> str:
     """The list of a section that has one, without what follows."""
     lines = section(source, title).splitlines()
     return "\n".join(line for line in lines if line.startswith(("- ", "  "))) + "\n"
+
+
+def sample(source: str, title: str) -> str:
+    """The first output of a command that a section shows, in its fence."""
+    found = re.search(r"^```text\n.*?^```$", section(source, title), re.S | re.M)
+    assert found is not None, title
+    return found[0]
 
 
 def relinked(text: str, source: str, place: str) -> str:
