@@ -79,7 +79,7 @@ $(SIMD)/.ready: $(READY) constraints-pillow-simd.txt
 	@$(SIMD)/bin/python -c "import PIL.Image, torchvision; assert '.post' in PIL.__version__"
 	@touch $@
 
-# An environment of its own, of 150 MB and without the one of the tests: seconds from a fresh clone.
+# An environment of its own, of 270 MB and without the one of the tests: seconds from a fresh clone.
 $(DOCS)/.ready: pyproject.toml constraints-docs.txt
 	@echo "==> making the documentation's environment in $(DOCS)"
 	@rm -rf $(DOCS); $(PYTHON) -m venv $(DOCS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import importlib.util
 import re
@@ -59,6 +60,12 @@ def _of_torch(page: str) -> list[str]:
 def test_the_code_runs(page: str, documents_code: Callable[[str], dict[str, Any]]) -> None:
     for code in _of_torch(page):
         assert "dataset" in documents_code(code)
+
+
+def test_the_examples_of_the_hook_run() -> None:
+    failed, tried = doctest.testmod(_hook())
+    assert tried > 0
+    assert failed == 0
 
 
 def test_the_home_page_has_a_swap() -> None:
