@@ -13,19 +13,23 @@ SIMD := .venv-pillow-simd
 # Pillow-SIMD is made for AVX2, which its documents say to ask for.
 SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 
+# The documents' pages need neither torch nor TensorFlow: docstrings are read, not imported.
+DOCS := .venv-docs
+
 # A real S3 server for tests, of Debian's packages.
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 
 # Two files of tests at a time, on two cores.
 PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format clean
+.PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure the main job on this machine"
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
 	@echo "make nightly  the slow tests: soaks and large property tests"
+	@echo "make docs     the documentation as pages in site/; make docs-serve shows them while they are written"
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
 	@echo "              LitData; pyfive and hidefix for HDF5; zarrs and MONAI for volumes; boto3 and"
 	@echo "              the S3 connector for buckets; kornia, albumentations, torchaudio and"
@@ -75,6 +79,15 @@ $(SIMD)/.ready: $(READY) constraints-pillow-simd.txt
 	@$(SIMD)/bin/python -c "import PIL.Image, torchvision; assert '.post' in PIL.__version__"
 	@touch $@
 
+# An environment of its own, of 270 MB and without the one of the tests: seconds from a fresh clone.
+$(DOCS)/.ready: pyproject.toml constraints-docs.txt
+	@echo "==> making the documentation's environment in $(DOCS)"
+	@rm -rf $(DOCS); $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-docs.txt uv
+	@$(DOCS)/bin/uv pip install --no-config --quiet --constraint constraints-docs.txt \
+	  --python $(DOCS)/bin/python --editable ".[docs]"
+	@touch $@
+
 venv: $(READY)
 
 peers: $(PEERS)
@@ -114,10 +127,18 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(DOCS)/.ready
+	@echo "==> mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo "==> site/index.html"
+
+docs-serve: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
+
 format: $(READY)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(FFCV) $(SIMD) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(FFCV) $(SIMD) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

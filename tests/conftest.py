@@ -142,6 +142,49 @@ def no_augment_threads(no_leaks: None) -> Iterator[None]:
         running.close_threads()
 
 
+@pytest.fixture
+def documents_code(
+    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_augment_threads: None
+) -> Callable[[str], dict[str, Any]]:
+    """Runs code of the documents in a folder that has the files of which they speak; returns its names."""
+    monkeypatch.chdir(tmp_path)  # for what it writes, too
+    _make_files_of_documents()
+
+    def run(code: str) -> dict[str, Any]:
+        code = code.replace('"train"', repr(str(photo_tree)))
+        # The same files, as if they were in a bucket.
+        code = code.replace("s3://bucket/train", f"file://{photo_tree}").replace("/nvme/", f"{tmp_path}/")
+        scope: dict[str, Any] = {}
+        exec(compile(code, "documents", "exec"), scope)
+        return scope
+
+    return run
+
+
+def _make_files_of_documents() -> None:
+    """The HDF5 file and the volumes of the documents, in the folder that is the current one."""
+    import h5py
+    import nibabel
+    import numpy as np
+    import tensorstore  # here: few tests need them
+
+    with h5py.File("speech.h5", "w") as file:
+        file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
+        file["words"] = np.arange(40)
+        file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
+    image = np.random.default_rng(0).integers(0, 1000, (66, 70, 80)).astype(np.uint16)
+    for name, array in (("image", image), ("labels", (image > 900).astype(np.uint8))):
+        spec = {
+            "driver": "zarr3", "kvstore": {"driver": "file", "path": f"{Path.cwd()}/scan.zarr/{name}/"},
+            "metadata": {"shape": array.shape, "data_type": array.dtype.name},
+        }  # fmt: skip
+        tensorstore.open(spec, create=True).result().write(array).result()
+        folder = Path("cases/1")
+        folder.mkdir(parents=True, exist_ok=True)
+        small = nibabel.Nifti1Image(array[:40].astype(np.int16), np.eye(4))
+        nibabel.save(small, folder / f"{name}.nii.gz")
+
+
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], AbstractContextManager[dict[str, Any]]]:
     """The scripts of an example by their names, as modules that other tests do not see."""

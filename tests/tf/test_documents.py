@@ -1,4 +1,4 @@
-"""What README says of TensorFlow runs, and the swap gives the same samples."""
+"""What README and docs/ say of TensorFlow runs, and the swap gives the same samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from PIL import Image
 
 import fastpipe
 
-_README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+_ROOT = Path(__file__).resolve().parents[2]
+_README = (_ROOT / "README.md").read_text()
+_PAGES = sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md"))
 
 
 @pytest.fixture
@@ -37,9 +39,9 @@ def table(photo_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return table
 
 
-def _blocks(kind: str) -> list[str]:
+def _blocks(kind: str, text: str = _README) -> list[str]:
     """The pieces of code that are about TensorFlow."""
-    found = re.findall(rf"```{kind}\n(.*?)```", _README, re.S)
+    found = re.findall(rf"```{kind}\n(.*?)```", text, re.S)
     return [code for code in found if "fastpipe.tf" in code]
 
 
@@ -76,3 +78,11 @@ def test_the_snippet_runs(table: pd.DataFrame) -> None:
     assert scope["patient"].shape == (12, 2)
     assert next(iter(scope["mels"]))[0]["mel"].shape == (40, 8, 4)
     assert next(iter(scope["patches"])).shape[1:] == (16, 64, 64, 1)
+
+
+@pytest.mark.parametrize("page", [page for page in _PAGES if _blocks("python", (_ROOT / page).read_text())])
+def test_the_code_of_a_page_runs(page: str, table: pd.DataFrame) -> None:
+    for code in _blocks("python", (_ROOT / page).read_text()):
+        scope: dict[str, Any] = {}
+        exec(compile(code, page, "exec"), scope)
+        assert scope["images"].shape == (12, 128, 128, 3)
