@@ -16,7 +16,7 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
 from fastpipe.files import inspect_cli, repack_cli, scan_cli, stage_cli
 from fastpipe.generation import generate_cli
-from fastpipe.profiling import profile_cli
+from fastpipe.profiling import doctor_cli, profile_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -33,6 +33,7 @@ COMMANDS = {
     "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
     "scan": Command(scan_cli.ABOUT, scan_cli.add_arguments, scan_cli.run),
     "generate": Command(generate_cli.ABOUT, generate_cli.add_arguments, generate_cli.run),
+    "doctor": Command(doctor_cli.ABOUT, doctor_cli.add_arguments, doctor_cli.run),
     "profile": Command(profile_cli.ABOUT, profile_cli.add_arguments, profile_cli.run),
 }
 
