@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,8 +79,11 @@ def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
     if decode(images[0]) is None:  # which takes longer than any other, as it is the first
         raise ValueError("it does not decode these images")
     begun, count = time.perf_counter(), 0
-    while (passed := time.perf_counter() - begun) < _SECONDS:
-        count += decode(images[count % len(images)]) is not None
+    for one in itertools.cycle(images):
+        passed = time.perf_counter() - begun
+        if passed > _SECONDS:
+            break
+        count += decode(one) is not None
     return count / passed
 
 

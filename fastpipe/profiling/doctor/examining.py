@@ -17,7 +17,8 @@ __all__ = ["examine"]
 
 # Loaded one by one: where a package is missing, or broken, that one check says so and the others go on.
 _PACKAGE = __name__.rpartition(".")[0]
-_TOPICS = ("storage", "decoders", "stores", "packages", "cores", "memory", "limits", "threads", "caching")
+# The cores first: later their load is our own.
+_TOPICS = ("cores", "storage", "decoders", "stores", "packages", "memory", "limits", "threads", "caching")
 _SHOWN = ("decoders", "packages", "threads", "cores", "memory", "limits", "storage", "store", "cache folder")
 
 

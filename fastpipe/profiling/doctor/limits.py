@@ -105,7 +105,7 @@ def _locked(soft: int) -> Iterator[Finding]:
     if soft >= 0:
         yield warning(
             _TOPIC,
-            f"locked memory (ulimit -l): {in_bytes(soft)} at most, and InfiniBand is here, which locks its buffers",
+            f"locked memory (ulimit -l): {in_bytes(soft)} at most, and InfiniBand, which is here, needs more",
             "ulimit -l unlimited, or docker run --ulimit memlock=-1",
         )
     else:

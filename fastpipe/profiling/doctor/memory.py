@@ -62,8 +62,8 @@ def shared_memory(status: os.statvfs_result | None, workers: int) -> Iterator[Fi
     needed = batch * _PREFETCH * workers
     text = (
         f"{_SHARED}: {in_bytes(free)} of {in_bytes(size)} are free. Batches of {_BATCH} × 3 × 224 × 224 "
-        f"float32 ({in_bytes(batch)}) × prefetch_factor {_PREFETCH} × {workers} workers of torch's DataLoader need "
-        f"{in_bytes(needed)}"
+        f"float32 ({in_bytes(batch)}) × prefetch_factor {_PREFETCH} × {workers} workers of a DataLoader of "
+        f"torch's need {in_bytes(needed)}"
     )
     remedy = (
         "docker run --shm-size=… or --ipc=host (Kubernetes: an emptyDir of medium Memory at /dev/shm); or "

@@ -52,11 +52,10 @@ def latencies(url: str, found: Mapping[str, Any]) -> Iterator[Finding]:
         f"{in_duration(found['first'])}",
     )  # fmt: skip
     one, whole = found["bytes"], found["whole"]
-    yield ok(
-        _TOPIC, f"first byte after {in_duration(median(one))}, p90 {in_duration(_p90(one))} ({len(one)} requests "
-        f"of a byte); whole objects, {in_bytes(found['nbytes'])} on average, after {in_duration(median(whole))}, "
-        f"p90 {in_duration(_p90(whole))}",
-    )  # fmt: skip
+    first = f"first byte after {in_duration(median(one))}, p90 {in_duration(_p90(one))}"
+    all_bytes = f"whole objects, {in_bytes(found['nbytes'])} on average, after {in_duration(median(whole))}"
+    counts = f"{len(one)} requests of a byte, {len(whole)} of all bytes, one at a time"
+    yield ok(_TOPIC, f"{first}; {all_bytes}, p90 {in_duration(_p90(whole))} ({counts})")
 
 
 def connections(found: Mapping[str, Any], images_s: float | None) -> Iterator[Finding]:
