@@ -69,7 +69,7 @@ def _measured(name: Any, images: Sequence[_Image]) -> dict[str, Any]:
         kind = "Pillow-SIMD" if ".post" in version else "Pillow"
         return {"what": f"{kind} {version}, the whole image", "rate": rate}
     is_partial = name == "nvimgcodec"
-    rate = _rate(lambda one: decoder.decode(one[0], one[2 if is_partial else 1]), images)
+    rate = _rate(lambda one: decoder.decode(one[0], one[2] if is_partial else one[1]), images)
     what = decoder.describe() + (" (random crops)" if is_partial else "")
     return {"what": what, "rate": rate}
 

@@ -27,7 +27,7 @@ _INFINIBAND = "/dev/infiniband"
 
 def check(examined: Examined) -> Iterator[Finding]:
     """Look at ulimits, and at the group's limit of processes."""
-    if resource is None:
+    if not _are_there():
         return
     cores = available_cpus()
     yield from open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
@@ -40,6 +40,10 @@ def check(examined: Examined) -> Iterator[Finding]:
     core = resource.getrlimit(resource.RLIMIT_CORE)[0]
     size = "no core file" if core == 0 else "a core file" if core < 0 else f"a core file of {in_bytes(core)}"
     yield ok(_TOPIC, f"a worker that crashes leaves {size} (ulimit -c)")
+
+
+def _are_there() -> bool:
+    return resource is not None
 
 
 def open_files(soft: int, hard: int, cores: int) -> Iterator[Finding]:
