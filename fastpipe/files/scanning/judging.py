@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import warnings
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ class Judge:
     """
 
     def __init__(self) -> None:
-        self._reader = ImageReader(Decode())
+        # Of whole images simplejpeg decodes more a second; what each of them declines goes to Pillow.
+        has_simplejpeg = importlib.util.find_spec("simplejpeg") is not None
+        self._reader = ImageReader(Decode("simplejpeg" if has_simplejpeg else "auto"))
         self._local = threading.local()
 
     def describe(self) -> str:

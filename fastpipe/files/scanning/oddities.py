@@ -14,6 +14,7 @@ _ORIENTATION = 0x0112
 _HEAD = 1 << 16  # where EXIF data are, if there are any
 _EXIF_WORDS = (b"Exif\0\0", b"eXIf", b"EXIF", b"rientation")
 _ZEROS = bytes(4096)  # a page: what a write that never came leaves
+_JPEG_SCAN = b"\xff\xda"
 _JPEG_END, _PNG_END = b"\xff\xd9", b"IEND\xaeB`\x82"
 _NETPBM = tuple(b"P%d" % number for number in range(1, 7))
 
@@ -102,7 +103,8 @@ def orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:
         kind: of image.
         opened: opens it with Pillow; called where there may be such a thing.
     """
-    head = blob[:_HEAD]
+    first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # behind which there are none
+    head = blob[: _HEAD if first_scan < 0 else first_scan]
     if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # a TIFF is turned by Pillow
         return 1
     try:

@@ -170,16 +170,18 @@ class Quarantine:
 
     def _finish(self) -> None:
         """Leave in the list what is still here; without anything, no list and no folders."""
-        if self._records:
-            beside = f"{self._list}.new"
-            with open(beside, "wb") as file:
-                for record in self._records.values():
-                    file.write(json.dumps(record).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self._list)
-        else:
-            os.unlink(self._list)
         for inside, _, _ in os.walk(self.folder, topdown=False):
-            if not os.listdir(inside):
+            if not os.listdir(inside):  # never this folder itself, which has the list
                 os.rmdir(inside)
+        if not self._records:
+            os.unlink(self._list)
+            if not os.listdir(self.folder):
+                os.rmdir(self.folder)
+            return
+        beside = f"{self._list}.new"
+        with open(beside, "wb") as file:
+            for record in self._records.values():
+                file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._list)

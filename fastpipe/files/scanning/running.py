@@ -66,7 +66,7 @@ def restore(folder: str, root: str | None, console: Console) -> int:
     """
     with Quarantine(folder, make=False) as quarantine:
         back, left = quarantine.restore(root)
-    console.print(Text(f"{len(back):,} files are back where they were"), soft_wrap=True)
+    console.print(Text(f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back"), soft_wrap=True)
     for path, why in left:
         console.print(Text(f"not put back: {shown(path)}: {shown(why)}", style="red"), soft_wrap=True)
     return 1 if left else 0
