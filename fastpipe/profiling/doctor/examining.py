@@ -46,7 +46,7 @@ def examine(
         OptionError: the URL cannot be used, or has credentials in it.
         FileNotFoundError: there is no such folder.
     """
-    examined, shown = _examined(target, storage_options)
+    examined = _examined(target, storage_options)
     begun = time.monotonic()
     found: list[Finding] = []
     for topic in _TOPICS:
@@ -54,25 +54,23 @@ def examine(
             on_progress(f"looking at {topic}")
         found += _checked(topic, examined)
     found.sort(key=lambda one: _SHOWN.index(one.topic) if one.topic in _SHOWN else len(_SHOWN))
-    return DoctorReport(tuple(found), shown, time.monotonic() - begun)
+    return DoctorReport(tuple(found), examined.name, time.monotonic() - begun)
 
 
-def _examined(
-    target: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None
-) -> tuple[Examined, str]:
-    """What is to be examined, and how it is called where everybody may see it."""
+def _examined(target: str | os.PathLike[str] | None, storage_options: Mapping[str, Any] | None) -> Examined:
+    """What is to be examined."""
     options = dict(storage_options or {})
     if target is not None and is_url(target):
         place = Location.of(target).root  # refuses what has credentials in it
-        return Examined(url=place, storage_options=options), place
+        return Examined(url=place, name=place, storage_options=options)
     if options:
-        raise OptionError("storage_options are for the URL of a store")
+        raise OptionError("storage_options are for the URL of a store, such as s3://bucket/train")
     if target is None:
-        return Examined(), ""
+        return Examined()
     folder = os.fspath(target)
     if not os.path.exists(folder):
         raise FileNotFoundError(2, "No such file or folder", folder)
-    return Examined(folder=folder), folder
+    return Examined(folder=folder, name=os.fsencode(folder).decode("utf-8", "backslashreplace"))
 
 
 def _checked(topic: str, examined: Examined) -> list[Finding]:

@@ -61,6 +61,7 @@ class Examined:
 
     Attributes:
         folder: a folder, or file, of this machine; empty without one.
+        name: what is examined, for people.
         url: of a store; empty without one.
         storage_options: for the store.
         photos: JPEG files of the folder.
@@ -70,6 +71,7 @@ class Examined:
     """
 
     folder: str = ""
+    name: str = ""
     url: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     photos: tuple[str, ...] = ()

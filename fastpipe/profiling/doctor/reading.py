@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -76,8 +78,10 @@ def sample(folder: str) -> Sample:
         folders.sort()
         for name in sorted(names):
             path = os.path.join(inside, name)
-            if os.path.isfile(path):
-                found.append((path, os.stat(path).st_size))
+            with contextlib.suppress(OSError):  # it is gone, or a link to nothing
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
+                    found.append((path, status.st_size))
         if time.monotonic() > until:
             is_all = not folders
             break
@@ -110,14 +114,17 @@ def read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int
                 path = next(left, None)
                 if path is None or time.perf_counter() - begun > seconds or total >= nbytes:
                     return
-            descriptor = os.open(path, _FLAGS)
+            try:
+                descriptor = os.open(path, _FLAGS)
+            except OSError:  # it went away
+                continue
             try:
                 before = time.perf_counter()
                 if past_cache:
                     _forget(descriptor)
                 is_cached = _is_cached(descriptor)
                 aside = time.perf_counter() - before
-                length = _read(descriptor, nbytes)
+                length = _read(descriptor, nbytes, begun + seconds)
             finally:
                 os.close(descriptor)
             with lock:
@@ -134,10 +141,12 @@ def read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int
     return Rate(count, total, passed, missed / total if knows and total else None)
 
 
-def _read(descriptor: int, nbytes: int) -> int:
+def _read(descriptor: int, nbytes: int, until: float) -> int:
     length = 0
     while length < nbytes and (block := os.read(descriptor, _BLOCK)):
         length += len(block)
+        if time.perf_counter() > until:
+            break
     return length
 
 

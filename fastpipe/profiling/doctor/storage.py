@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from fastpipe._cpus import available_cpus
@@ -25,7 +24,7 @@ def check(examined: Examined) -> Iterator[Finding]:
     if not examined.folder:
         return
     system = file_system(examined.folder)
-    yield of_kind(examined.folder, system)
+    yield of_kind(examined.name, system)
     found = sample(examined.folder)
     if not found.files:
         yield warning(_TOPIC, "there is no file to measure", "name a folder with data")
@@ -38,9 +37,9 @@ def check(examined: Examined) -> Iterator[Finding]:
     yield from _small(found, examined)
 
 
-def of_kind(folder: str, system: FileSystem) -> Finding:
+def of_kind(name: str, system: FileSystem) -> Finding:
     """What a file system's kind means for a training."""
-    text = f"{folder} is on {system.name}"
+    text = f"{name} is on {system.name}"
     if system.is_fuse:
         return warning(
             _TOPIC, f"{text}: a program answers for it, with several requests a file where it asks a bucket",
@@ -68,7 +67,7 @@ def _sequential(found: Sample) -> Iterator[Finding]:
 
 
 def _small(found: Sample, examined: Examined) -> Iterator[Finding]:
-    files = [path for path in found.files if os.access(path, os.R_OK)]
+    files = found.files
     if len(files) < 2:
         return
     half = len(files) // 2  # threads read other files than one did, whose neighbours may have come along
