@@ -93,6 +93,15 @@ def test_corrupt_files_are_moved_and_put_back(data: Path, disk: str) -> None:
     assert tree(data) == before and not place.exists()
 
 
+def test_a_class_that_loses_all_its_images_is_named(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "b" / "good.jpg").unlink()
+    assert quarantine(data) == 0
+    assert (
+        "1 class folder without an image any more, for which ImageFolder raises: 'b'"
+        in capsys.readouterr().out
+    )
+
+
 def test_times_and_modes_stay_across_disks(data: Path, disk: str) -> None:
     path = data / "a" / "bad.jpg"
     os.utime(path, ns=(10**18, 10**18))
@@ -287,7 +296,7 @@ def test_names_are_put_right(misnamed: Path, tmp_path: Path, capsys: pytest.Capt
     left = {one["path"]: one["why"] for one in found["left"]}
     assert set(left) == {"a/taken.png", "a/anim.jpg", "a/target.png"}
     assert left["a/taken.png"] == "taken.jpg is there already" and "would lose it" in left["a/anim.jpg"]
-    assert code == 1 and "a/bad.png" in out  # what is corrupt is not changed
+    assert code == 1 and "not repaired: 1 corrupt file." in out
     now = tree(misnamed)
     for name, content in before.items():
         new = renamed.get(f"a/{name}", f"a/{name}")[2:]

@@ -19,6 +19,8 @@ class Findings:
         what: is counted: ``"images"``, or ``"chunks"``.
         total: that there are.
         count, nbytes: that were judged, and their bytes.
+        bad_count: of those, how many the replaced loader raises on.
+        classes: how many images each class has.
         seconds: that it took.
         told: what there is something to say of, in any order.
         notes: about the whole.
@@ -29,9 +31,11 @@ class Findings:
     total: int = 0
     count: int = 0
     nbytes: int = 0
+    bad_count: int = 0
     seconds: float = 0.0
     told: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    classes: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, verdict: Verdict, nbytes: int) -> None:
@@ -44,6 +48,7 @@ class Findings:
         with self._lock:
             self.count += 1
             self.nbytes += nbytes
+            self.bad_count += verdict.state != "good"
             if verdict.state != "good" or verdict.notes:
                 self.told.append(verdict)
 

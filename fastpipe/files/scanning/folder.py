@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
@@ -12,9 +14,10 @@ from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.files.pace import in_time
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
+from fastpipe.files.scanning.verdicts import counted
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
 
-__all__ = ["Ticker", "in_threads", "scan_images"]
+__all__ = ["Ticker", "in_threads", "scan_images", "without_images"]
 
 _TELL_EVERY_S = 0.2
 _NAMED_AT_MOST = 5
@@ -38,13 +41,11 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
     classes, numbers = find_classes(root)
     table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
     found = Findings(root, "images", total=len(table))
-    filled = set(table.targets_array().tolist())
-    empty = [name for name in classes if numbers[name] not in filled]
+    counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
+    found.classes = {name: counts[numbers[name]] for name in classes}
+    empty = [name for name, count in found.classes.items() if not count]
     if empty:
-        some = ", ".join(map(repr, empty[:_NAMED_AT_MOST])) + (", …" if len(empty) > _NAMED_AT_MOST else "")
-        found.notes.append(
-            f"{len(empty):,} class folders without an image, for which ImageFolder raises: {some}"
-        )
+        found.notes.append(without_images("an image", empty))
     ticker = Ticker(progress, found)
 
     def judge_one(number: int) -> None:
@@ -58,6 +59,17 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
     found.seconds = ticker.seconds()
     found.sort()
     return found
+
+
+def without_images(text: str, classes: Sequence[str]) -> str:
+    """A note about classes that the replaced loader does not take.
+
+    Args:
+        text: what is said of them.
+        classes: their names.
+    """
+    some = ", ".join(map(repr, classes[:_NAMED_AT_MOST])) + (", …" if len(classes) > _NAMED_AT_MOST else "")
+    return f"{counted(len(classes), 'class folder')} without {text}, for which ImageFolder raises: {some}"
 
 
 class Ticker:
@@ -86,10 +98,9 @@ class Ticker:
             self._told = now
             found, passed = self._found, max(now - self._begun, 1e-9)
             left = in_time((found.total - found.count) * passed / max(found.count, 1))
-            bad = len(found.bad)
             self._progress.now(
                 f"{found.count:,} of {found.total:,} {found.what}, {in_bytes(found.nbytes / passed)}/s, "
-                f"{bad:,} bad, {left} left"
+                f"{found.bad_count:,} bad, {left} left"
             )
         finally:
             self._lock.release()

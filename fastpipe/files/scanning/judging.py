@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fastpipe.engine.bad import Item, bad_sample_error, is_of_machine
-from fastpipe.files.scanning.oddities import content_kind, oddities, orientation
+from fastpipe.files.scanning.oddities import content_kind, name_fits, oddities, orientation
 from fastpipe.files.scanning.verdicts import Verdict, identity
 from fastpipe.options import Decode
 from fastpipe.read.files import read_file
@@ -86,7 +87,9 @@ class Judge:
         turned = orientation(blob, kind, lambda: self._reader.open_pillow(blob, path))
         notes = oddities(path, blob, kind, turned)
         notes += self._local.warnings
-        return Verdict(path, len(blob), "good", notes=tuple(dict.fromkeys(notes)), kind=kind, identity=known)
+        told = tuple(map(sys.intern, dict.fromkeys(notes)))  # of a million photographs many have the same
+        known = None if name_fits(path, kind) else known
+        return Verdict(path, len(blob), "good", notes=told, kind=kind, identity=known)
 
 
 def _bad(item: Item, error: Exception, verdict: Verdict) -> Verdict:

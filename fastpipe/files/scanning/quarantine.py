@@ -26,8 +26,8 @@ def check_apart(folder: str, root: str) -> None:
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
             raise OptionError(
-                f"--quarantine {folder} and {root} lie in each other, and so the files would still be in the "
-                "data set, or beside it: name a folder elsewhere"
+                f"--quarantine {folder}: it and {root} are one inside the other, where the files would "
+                "still be in the way: name a folder elsewhere"
             )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 
 from fastpipe.bench.progress import Progress
 from fastpipe.files.scanning.findings import Findings
+from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move, sync_folder
 from fastpipe.files.scanning.oddities import extensions_of, name_fits
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
-from fastpipe.files.scanning.verdicts import Verdict, identity
+from fastpipe.files.scanning.verdicts import Verdict, counted, identity
 
 __all__ = ["Done", "move_corrupt", "rename"]
 
@@ -23,11 +25,13 @@ class Done:
         moved: files, below the folder, that are in the quarantine now.
         renamed: files, and their new names.
         left: files that were to be moved or renamed, and why they were not.
+        notes: about the whole.
     """
 
     moved: list[str] = field(default_factory=list)
     renamed: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class _LeftError(Exception):
@@ -63,6 +67,10 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
                 continue
             seen.add(path)
             done.moved.append(name)
+    gone = Counter(name.split(os.sep)[0] for name in done.moved)
+    empty = [name for name, count in gone.items() if count == found.classes.get(name)]
+    if empty:
+        done.notes.append(without_images("an image any more", empty))
     return done
 
 
@@ -94,6 +102,11 @@ def rename(found: Findings, progress: Progress) -> Done:
             done.left.append((name, getattr(error, "strerror", None) or str(error)))
             continue
         done.renamed.append((name, os.path.splitext(name)[0] + endings[0]))
+    if found.corrupt:
+        done.notes.append(
+            f"not repaired: {counted(len(found.corrupt), 'corrupt file')}. What is missing of an image, such as "
+            "the end of a truncated JPEG, cannot be had back"
+        )
     return done
 
 

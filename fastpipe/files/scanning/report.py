@@ -14,7 +14,7 @@ from rich.text import Text
 from fastpipe._sizes import in_bytes, in_duration
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.remedies import Done
-from fastpipe.files.scanning.verdicts import Verdict, group_of, shown
+from fastpipe.files.scanning.verdicts import Verdict, counted, group_of, shown
 
 __all__ = ["as_json", "show"]
 
@@ -46,8 +46,10 @@ def show(found: Findings, done: Done, decoders: str, console: Console) -> None:
         _line(console, f"\nread, and odd: {len(found.noted):,}", "bold yellow")
         _groups(console, found, ((group_of(note), one) for one in found.noted for note in one.notes))
     for note in found.notes:
-        _line(console, note, "yellow")
+        _line(console, shown(note), "yellow")
     _show_done(done, console)
+    for note in done.notes:
+        _line(console, shown(note), "yellow")
     _line(console, f"\n{verdict(found, done)}", "bold")
 
 
@@ -74,7 +76,7 @@ def as_json(found: Findings, done: Done, decoders: str) -> str:
             "corrupt": [_plain(found, one) for one in found.corrupt],
             "unreadable": [_plain(found, one) for one in found.bad if one.state == "unreadable"],
             "notes": [{"path": _inside(found, one), "notes": list(one.notes)} for one in found.noted],
-            "about": list(found.notes),
+            "about": [*found.notes, *done.notes],
             "moved": done.moved,
             "renamed": [{"from": old, "to": new} for old, new in done.renamed],
             "left": [{"path": path, "why": why} for path, why in done.left],
@@ -101,7 +103,7 @@ def _groups(console: Console, found: Findings, members: Iterable[tuple[str, Verd
     for name, some in sorted(groups.items(), key=lambda group: -len(group[1])):
         _line(console, f"  {shown(name)} ({len(some):,})")
         for one in some[:_NAMED_AT_MOST]:
-            size = "" if one.nbytes is None else f"  {one.nbytes:,} byte{'s' * (one.nbytes != 1)}"
+            size = "" if one.nbytes is None else f"  {counted(one.nbytes, 'byte')}"
             _line(console, f"    {shown(_inside(found, one))}{size}")
         if len(some) > _NAMED_AT_MOST:
             _line(console, f"    and {len(some) - _NAMED_AT_MOST:,} more, all of them in --json FILE")

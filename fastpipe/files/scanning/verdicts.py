@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Identity", "Verdict", "group_of", "identity", "shown"]
+__all__ = ["Identity", "Verdict", "counted", "group_of", "identity", "shown"]
 
 # Device, inode, length and both times: another one means another content, perhaps.
 Identity = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What was found about one file.
 
@@ -26,7 +26,7 @@ class Verdict:
         message: as ``FastImageFolder`` would raise it; empty where it is good.
         notes: what is odd about it, and no error.
         kind: of image, by its content: ``"JPEG"`` and so on; empty where it is not known.
-        identity: of the file that was judged; None where it is not known.
+        identity: of the file that was judged; None where it is not known, or nothing is to be done about it.
     """
 
     path: str
@@ -66,3 +66,12 @@ def group_of(reason: str) -> str:
     'OSError: image file is truncated (… bytes not processed)'
     """
     return re.sub(r"\d+", "…", reason)
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(2000, "file")
+    ('1 file', '2,000 files')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"

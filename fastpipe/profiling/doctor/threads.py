@@ -19,7 +19,8 @@ _NO_PLACE = ("", "0", "false", "disabled", "none")
 def check(examined: Examined) -> Iterator[Finding]:
     """Look at the variables that set them, and at what torch makes of these."""
     cores = default_threads()
-    yield from settings(os.environ, cores)
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield from settings(os.environ, cores, seen)
     torch = examined.torch or {}
     if "threads" in torch:
         text = f"torch's operations take {torch['threads']} threads in a training, 1 in a DataLoader's worker"
@@ -31,16 +32,21 @@ def check(examined: Examined) -> Iterator[Finding]:
             yield ok(_TOPIC, text)
 
 
-def settings(environment: Mapping[str, str], cores: int) -> Iterator[Finding]:
+def settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
     """The variables that say how many threads there are, and where.
 
     Args:
         environment: of the process.
         cores: that this process, as one of its machine's ranks, has.
+        seen: cores that libraries take it to have, which know nothing of quotas and ranks.
     """
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:
-        yield ok(_TOPIC, f"{', '.join(_COUNTS[:2])} are not set: libraries take a thread for each core")
+        text = f"{_COUNTS[0]}, {_COUNTS[1]} are not set: libraries take {seen} threads, one for each core"
+        if seen > cores:
+            yield warning(_TOPIC, f"{text}; this process has {cores}", f"export {_COUNTS[0]}={cores}")
+        else:
+            yield ok(_TOPIC, text)
     for name, text in given.items():
         first = text.split(",")[0].strip()
         if not first.isdigit() or int(first) < 1:

@@ -174,7 +174,12 @@ def test_limits_of_this_process_are_found() -> None:
     ],
 )
 def test_settings_of_threads(environment: dict[str, str], expected: list[str]) -> None:
-    assert states(threads.settings(environment, 8)) == expected
+    assert states(threads.settings(environment, 8, 8)) == expected
+
+
+def test_threads_for_more_cores_than_a_rank_has() -> None:
+    (found,) = threads.settings({}, 2, 64)
+    assert found.state == "warning" and "libraries take 64 threads" in found.text
 
 
 def test_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:

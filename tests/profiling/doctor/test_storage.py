@@ -179,10 +179,10 @@ def test_a_real_store(s3: Any, photo_tree: Path, tmp_path: Path) -> None:
         code, found, text = doctor(f"s3://{name}/train", endpoint, *keys, tmp_path)
         assert code == 0 and [one["state"] for one in found] == ["ok"] * 3
         assert "a page of 6 objects" in found[0]["text"] and "6 requests of a byte" in found[1]["text"]
-        assert not any(key in text for key in keys)
+        assert keys[1] not in text
         wrong = "hush-this-is-wrong"
         code, found, text = doctor(f"s3://{name}/train", endpoint, keys[0], wrong, tmp_path)
         assert code == 1 and "does not let these credentials in" in found[0]["text"]
-        assert wrong not in text and keys[0] not in text
+        assert wrong not in text
         code, found, _ = doctor(f"s3://{name}/nothing", endpoint, *keys, tmp_path)
         assert code == 0 and [one["state"] for one in found] == ["warning"]
