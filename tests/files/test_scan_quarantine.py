@@ -145,6 +145,16 @@ def test_two_folders_may_have_one_quarantine(data: Path, tmp_path: Path) -> None
     assert (tree(data), tree(other)) == (before, before_other)
 
 
+def test_hard_links_to_one_file_are_all_moved(data: Path) -> None:
+    shutil.copy(data / "a" / "bad.jpg", data.parent)
+    (data / "a" / "bad.jpg").unlink()
+    os.link(data.parent / "bad.jpg", data / "a" / "bad.jpg")
+    os.link(data.parent / "bad.jpg", data / "b" / "same.jpg")
+    before = tree(data)
+    assert quarantine(data) == 0 and not (data / "b" / "same.jpg").exists()
+    assert restore(data) == 0 and tree(data) == before
+
+
 def test_what_changes_after_it_was_looked_at_stays(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +224,12 @@ def test_without_a_place_files_stay(data: Path, disk: str, monkeypatch: pytest.M
     monkeypatch.setattr(moving.shutil, "copyfileobj", full)
     assert quarantine(data) == 1
     assert tree(data) == before
+    monkeypatch.undo()
+    (data / "a" / "bad.jpg").unlink()  # what did not come is not awaited
+    shutil.copytree(data, data.with_name("other"), symlinks=True)
+    (data.with_name("other") / "a" / "bad.jpg").write_bytes(b"the other's")
+    assert main(["scan", str(data.with_name("other")), "--quarantine", str(data.parent / "quarantine")]) == 0
+    assert restore(data) == 0 and not (data / "a" / "bad.jpg").exists()
 
 
 @pytest.mark.parametrize("back", [False, True])

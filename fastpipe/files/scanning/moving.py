@@ -43,6 +43,7 @@ def move(source: str, target: str) -> None:
                 _copy(source, target)
             elif error.errno in _NO_LINK:
                 _rename(source, target)
+                sync_folder(os.path.dirname(target))
                 return
             else:
                 raise

@@ -57,8 +57,9 @@ class Quarantine:
         self._open()
         try:
             self._records = self._read()
-            for inside, _, _ in os.walk(self.folder):
-                remove_unfinished(inside)
+            if self._records:  # else nothing has begun to come here
+                for inside, _, _ in os.walk(self.folder):
+                    remove_unfinished(inside)
         except BaseException:
             self.close()
             raise
@@ -92,7 +93,13 @@ class Quarantine:
         if self._records.get((root, path)) != record:
             self._write(json.dumps(record).encode() + b"\n")
             self._records[root, path] = record
-        move(source, target)
+        try:
+            move(source, target)
+        except OSError:
+            if os.path.lexists(source) and not os.path.lexists(target):
+                self._write(json.dumps({**record, "is_here": False}).encode() + b"\n")
+                del self._records[root, path]
+            raise
         sync_folder(os.path.dirname(source))
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
@@ -157,8 +164,12 @@ class Quarantine:
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                if not os.path.isabs(path) and path.split(os.sep)[0] != os.pardir:
+                if os.path.isabs(path) or path.split(os.sep)[0] == os.pardir:
+                    continue
+                if record.get("is_here", True):
                     found[record["root"], path] = record
+                else:
+                    found.pop((record["root"], path), None)
             except (ValueError, KeyError, TypeError):
                 continue
         return found

@@ -82,6 +82,7 @@ def rename(found: Findings, progress: Progress) -> Done:
     root, done = os.path.realpath(found.root), Done()
     wrong = [one for one in found.noted if not name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()
+    seen: set[str] = set()
     for number, verdict in enumerate(wrong):
         progress.now(f"renaming {number + 1:,} of {len(wrong):,} files")
         name = os.path.relpath(verdict.path, found.root)
@@ -90,6 +91,9 @@ def rename(found: Findings, progress: Progress) -> Done:
             if not endings:
                 raise _LeftError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
+            if path in seen:  # by way of a link to its folder
+                continue
+            seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:
                 raise _LeftError("a link leads to it by its name")
             _check_is_the_same(verdict)
@@ -104,8 +108,8 @@ def rename(found: Findings, progress: Progress) -> Done:
         done.renamed.append((name, os.path.splitext(name)[0] + endings[0]))
     if found.corrupt:
         done.notes.append(
-            f"not repaired: {counted(len(found.corrupt), 'corrupt file')}. What is missing of an image, such as "
-            "the end of a truncated JPEG, cannot be had back"
+            f"not repaired: {counted(len(found.corrupt), 'corrupt file')}. What is missing of an image, such "
+            "as the end of a truncated JPEG, cannot be had back"
         )
     return done
 

@@ -9,8 +9,9 @@ from typing import Literal
 
 __all__ = ["Identity", "Verdict", "counted", "group_of", "identity", "shown"]
 
-# Device, inode, length and both times: another one means another content, perhaps.
-Identity = tuple[int, int, int, int, int]
+# Device, inode, length, and when it was written: another one means another content, perhaps.  Not when its
+# status changed, as it does for all its names when one of them goes.
+Identity = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def identity(path: str) -> Identity:
         OSError: there is none.
     """
     status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def shown(path: str) -> str:

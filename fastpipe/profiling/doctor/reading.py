@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -73,23 +72,34 @@ def sample(folder: str) -> Sample:
     """Some files of a folder, or the one that it is, found in a fraction of a second."""
     if not os.path.isdir(folder):
         return Sample((folder,), (os.stat(folder).st_size,), 1, True)
-    until, found, is_all = time.monotonic() + _LOOK_S, [], True
-    for inside, folders, names in os.walk(folder, followlinks=False):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(inside, name)
-            with contextlib.suppress(OSError):  # it is gone, or a link to nothing
-                status = os.stat(path)
-                if stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
-                    found.append((path, status.st_size))
-        if time.monotonic() > until:
-            is_all = not folders
-            break
+    found: list[tuple[str, int]] = []
+    is_all = _collect(folder, found, time.monotonic() + _LOOK_S)
+    found.sort()
     step = max(1, len(found) // _MOST_FILES)
     some = found[::step][:_MOST_FILES]
     return Sample(
         tuple(path for path, _ in some), tuple(size for _, size in some), len(found), is_all and step == 1
     )
+
+
+def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
+    """Add the files of a folder and of all below to those that were found; whether that was all in time."""
+    below = [folder]
+    while below:
+        try:
+            entries = os.scandir(below.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                if time.monotonic() > until:
+                    return False
+                with contextlib.suppress(OSError):  # it is gone, or a link to nothing
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.path)
+                    elif entry.is_file() and os.access(entry.path, os.R_OK):
+                        found.append((entry.path, entry.stat().st_size))
+    return True
 
 
 def read_many(files: Sequence[str], threads: int, *, seconds: float, nbytes: int, past_cache: bool) -> Rate:
