@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastpipe._sizes import in_bytes
+from fastpipe._sizes import counted, in_bytes
 from fastpipe.bench.progress import Progress
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.files.pace import in_time
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
-from fastpipe.files.scanning.verdicts import counted
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
 
 __all__ = ["Ticker", "in_threads", "scan_images", "without_images"]

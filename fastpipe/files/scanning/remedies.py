@@ -6,13 +6,14 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fastpipe._sizes import counted
 from fastpipe.bench.progress import Progress
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move, sync_folder
 from fastpipe.files.scanning.oddities import extensions_of, name_fits
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
-from fastpipe.files.scanning.verdicts import Verdict, counted, identity
+from fastpipe.files.scanning.verdicts import Verdict, identity
 
 __all__ = ["Done", "move_corrupt", "rename"]
 

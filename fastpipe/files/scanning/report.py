@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._sizes import in_bytes, in_duration
+from fastpipe._sizes import counted, in_bytes, in_duration
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.remedies import Done
-from fastpipe.files.scanning.verdicts import Verdict, counted, group_of, shown
+from fastpipe.files.scanning.verdicts import Verdict, group_of, shown
 
 __all__ = ["as_json", "show"]
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Identity", "Verdict", "counted", "group_of", "identity", "shown"]
+__all__ = ["Identity", "Verdict", "group_of", "identity", "shown"]
 
 # Device, inode, length, and when it was written: another one means another content, perhaps.  Not when its
 # status changed, as it does for all its names when one of them goes.
@@ -67,12 +67,3 @@ def group_of(reason: str) -> str:
     'OSError: image file is truncated (… bytes not processed)'
     """
     return re.sub(r"\d+", "…", reason)
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "file"), counted(2000, "file")
-    ('1 file', '2,000 files')
-    """
-    return f"{count:,} {what}{'s' * (count != 1)}"

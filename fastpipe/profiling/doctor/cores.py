@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from fastpipe._cpus import available_cpus, local_ranks
-from fastpipe._sizes import in_duration
+from fastpipe._sizes import counted, in_duration
 from fastpipe.profiling.doctor.cgroups import Groups
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
@@ -38,17 +38,20 @@ def _affinity() -> int:
 
 
 def _count(installed: int, affinity: int, quota: float | None) -> Iterator[Finding]:
-    limit = "no quota" if quota is None else f"a quota of {quota:.3g} cores"
-    text = f"os.cpu_count() says {installed}; affinity gives {affinity}, and there is {limit}"
+    limit = "no quota" if quota is None else f"a quota of {quota:.3g}"
     cores = affinity if quota is None else min(affinity, quota)
+    text = (
+        f"cores to use: {cores:.3g}; os.cpu_count() says {installed}, affinity gives {affinity}, and there "
+        f"is {limit}"
+    )
     if cores < installed:
         yield warning(
             _TOPIC,
-            f"{cores:.3g} cores to use: {text}",
+            text,
             f"take num_workers and thread counts not from os.cpu_count(), but as {max(1, int(cores))}",
         )
     else:
-        yield ok(_TOPIC, f"{cores:.3g} cores to use: {text}")
+        yield ok(_TOPIC, text)
     threads = available_cpus()
     if quota is not None and threads > quota + 1:  # a limit of a group that lies deeper than a container's
         yield warning(
@@ -76,7 +79,7 @@ def _load(installed: int) -> Iterator[Finding]:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):
         return
-    text = f"load of the last minute: {load:.1f}, on a machine of {installed} cores"
+    text = f"load of the last minute: {load:.1f}, on a machine of {counted(installed, 'core')}"
     if load > installed:
         yield warning(
             _TOPIC,

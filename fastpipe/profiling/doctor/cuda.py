@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fastpipe._sizes import counted
 from fastpipe.profiling.doctor.asking import Answer
 from fastpipe.profiling.doctor.findings import Finding, ok, problem, warning
 
@@ -38,7 +39,7 @@ def of_torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Find
     if facts.get("gpus"):
         names = ", ".join(sorted(set(facts["gpus"])))
         driver = f"; the driver supports CUDA {_dotted(facts['driver'])}" if "driver" in facts else ""
-        yield ok(_TOPIC, f"torch sees {len(facts['gpus'])} GPUs: {names}{driver}")
+        yield ok(_TOPIC, f"torch sees {counted(len(facts['gpus']), 'GPU')}: {names}{driver}")
     elif gpus:
         yield _unseen(facts, gpus)
     elif not facts.get("hip"):
@@ -47,7 +48,7 @@ def of_torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Find
 
 def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
     """Why torch does not see a GPU that is there."""
-    text, cuda, driver = f"{gpus} GPUs are here, and torch sees none", facts.get("cuda"), facts.get("driver")
+    text, cuda, driver = f"GPUs here: {gpus}; torch sees none", facts.get("cuda"), facts.get("driver")
     hidden = os.environ.get(_HIDDEN)
     if not cuda:
         index = f"cu{driver // 1000}x" if driver else "cuXXX"

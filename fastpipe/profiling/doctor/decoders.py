@@ -25,7 +25,7 @@ def check(examined: Examined) -> Iterator[Finding]:
     """Measure each decoder, in another process: C libraries for another processor end it."""
     answer = ask(_CODE, list(examined.photos), seconds=_PATIENCE_S)
     if answer.value is None:
-        yield problem(_TOPIC, f"decoders cannot be used: {answer.why}", _INSTALL)
+        yield problem(_TOPIC, f"decoders cannot be used: {_first(answer.why)}", _INSTALL)
         return
     found: dict[str, Any] = answer.value
     rates: dict[str, float] = {}
@@ -36,7 +36,7 @@ def check(examined: Examined) -> Iterator[Finding]:
         elif name == "pillow":
             yield problem(_TOPIC, f"Pillow: {one['why']}", _INSTALL)
         else:
-            yield warning(_TOPIC, f"{_NAMES[name]} cannot be used: {one['why']}", _INSTALL)
+            yield warning(_TOPIC, f"{_NAMES[name]} cannot be used: {_first(one['why'])}", _INSTALL)
     yield ok(_TOPIC, f"measured on {found['of']}")
     chosen = found["chosen"]
     examined.images_s = rates.get(chosen)
@@ -58,3 +58,8 @@ def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding
             f"{best} decodes {rates[best] / rates[chosen]:.1f} times as many of these images a second",
             f"FastImageFolder(…, decode=Decode(backend={best!r})), and fastpipe bench to see the whole",
         )
+
+
+def _first(why: str) -> str:
+    """An error without its class, and without the command that is the remedy."""
+    return why.rpartition("MissingDependencyError: ")[2].partition(" Install it with:")[0]

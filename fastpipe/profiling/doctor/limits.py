@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from fastpipe._cpus import available_cpus
-from fastpipe._sizes import in_bytes
+from fastpipe._sizes import counted, in_bytes
 from fastpipe.profiling.doctor.cgroups import Groups
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
@@ -57,7 +57,7 @@ def open_files(soft: int, hard: int, cores: int) -> Iterator[Finding]:
     limit = "without a limit" if soft < 0 else f"{soft:,} at most"
     text = (
         f"open files (ulimit -n): {limit}. {_CONNECTIONS} connections to a store, about {_LIBRARIES} of "
-        f"libraries, and {_FOR_WORKER} tensors × 2 batches of {cores} workers make {needed:,}"
+        f"libraries, and {_FOR_WORKER} tensors × 2 batches of {counted(cores, 'worker')} make {needed:,}"
     )
     if 0 <= soft < needed:
         most = "ulimit -n $(ulimit -Hn)" if hard < 0 or hard > soft else "a higher hard limit (limits.conf)"
@@ -74,7 +74,8 @@ def processes(left: int | None, cores: int) -> Iterator[Finding]:
         cores: how many workers there would be.
     """
     needed = _THREADS + cores * cores
-    text = f"{cores} workers with {cores} threads each, and {_THREADS} of libraries, make {needed:,}"
+    workers = f"{counted(cores, 'worker')} with {counted(cores, 'thread')} each"
+    text = f"{workers}, and {_THREADS} of libraries, make {needed:,}"
     if left is not None and left < needed:
         remedy = "ulimit -u, or docker run --pids-limit (Kubernetes: podPidsLimit); or fewer workers"
         yield warning(_TOPIC, f"{left:,} more processes and threads are allowed; {text}", remedy)

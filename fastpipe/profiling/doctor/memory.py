@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from fastpipe._cpus import available_cpus
-from fastpipe._sizes import in_bytes
+from fastpipe._sizes import counted, in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.profiling.doctor.cgroups import Groups
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning
@@ -60,10 +60,11 @@ def shared_memory(status: os.statvfs_result | None, workers: int) -> Iterator[Fi
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     batch = _BATCH * _SHAPE[0] * _SHAPE[1] * _SHAPE[2] * _ITEM
     needed = batch * _PREFETCH * workers
+    shape = " × ".join(map(str, (_BATCH, *_SHAPE)))
     text = (
-        f"{_SHARED}: {in_bytes(free)} of {in_bytes(size)} are free. Batches of {_BATCH} × 3 × 224 × 224 "
-        f"float32 ({in_bytes(batch)}) × prefetch_factor {_PREFETCH} × {workers} workers of a DataLoader of "
-        f"torch's need {in_bytes(needed)}"
+        f"{_SHARED}: {in_bytes(free)} of {in_bytes(size)} are free. Batches of {shape} float32 "
+        f"({in_bytes(batch)}) × prefetch_factor {_PREFETCH} × {counted(workers, 'worker')} of torch's "
+        f"DataLoader need {in_bytes(needed)}"
     )
     remedy = (
         "docker run --shm-size=… or --ipc=host (Kubernetes: an emptyDir of medium Memory at /dev/shm); or "

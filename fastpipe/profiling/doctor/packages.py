@@ -6,7 +6,6 @@ import glob
 import importlib.util
 import platform
 import re
-import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -21,7 +20,7 @@ __all__ = ["check", "of_tensorflow", "of_torchvision"]
 _TOPIC = "packages"
 _INSTALL = "pip install 'fastpipe[torch]'"
 _PATIENCE_S = 60.0
-_SLOW_S = 20.0
+_SLOW_S = 10.0
 
 _TORCH = """
 import ctypes
@@ -33,7 +32,10 @@ try:
 except OSError:
     pass
 answer(found)
+import time
+begun = time.perf_counter(), time.process_time()
 import torch
+found.update(import_s=time.perf_counter() - begun[0], import_cpu_s=time.process_time() - begun[1])
 found.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 found.update(threads=torch.get_num_threads())
 answer(found)
@@ -68,7 +70,6 @@ def check(examined: Examined) -> Iterator[Finding]:
     installed = _installed()
     versions = f"Python {platform.python_version()}, NumPy {installed.get('numpy', '?')}"
     yield ok(_TOPIC, f"fastpipe {fastpipe.__version__}, {versions}")
-    begun = time.monotonic()
     has_torch, has_tensorflow = _is_there("torch"), _is_there("tensorflow")
     dali = "nvidia.dali" if any(name.startswith("nvidia-dali-cuda") for name in installed) else ""
     with (
@@ -91,13 +92,23 @@ def check(examined: Examined) -> Iterator[Finding]:
             yield from of_tensorflow(tensorflow.answer(_PATIENCE_S), installed)
         cuda = str(facts.get("cuda") or "")
         yield from distributions(installed, cuda, gpus, nvidia.answer(_PATIENCE_S) if dali else None)
-    took = time.monotonic() - begun
-    if took > _SLOW_S:
+        yield from of_time(facts)
+
+
+def of_time(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether importing torch waits.
+
+    Args:
+        facts: what torch's process said.
+    """
+    wall, cpu = facts.get("import_s", 0.0), facts.get("import_cpu_s", 0.0)
+    if wall > _SLOW_S and wall > 2 * cpu:
         yield warning(
-            _TOPIC,
-            f"importing them took {took:.0f} s, and each worker that is spawned imports them again",
-            "run this again, when their files are in memory; if it stays slow, install on a local disk",
-        )
+            _TOPIC, f"importing torch took {wall:.0f} s, {cpu:.0f} s of them of processor, and each worker "
+            "that is spawned imports it again",
+            "run this again when its files are in memory and cores are free; if it stays slow, install torch "
+            "on a local disk",
+        )  # fmt: skip
 
 
 def of_torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:
@@ -117,6 +128,9 @@ def of_torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[st
         return
     if why:
         version = installed.get("torchvision", "?")
+        if "No module named" in why:
+            yield problem(_TOPIC, f"torchvision {version} cannot be imported: {why}", _INSTALL)
+            return
         index = f"cu{facts['cuda'].replace('.', '')}" if facts.get("cuda") else "cpu"
         yield problem(
             _TOPIC,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastpipe._cpus import available_cpus
-from fastpipe._sizes import in_bytes
+from fastpipe._sizes import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 from fastpipe.profiling.doctor.mounts import FileSystem, file_system
 from fastpipe.profiling.doctor.reading import Rate, Sample, read_many, sample
@@ -95,7 +95,7 @@ def disk_against_decoders(examined: Examined) -> Iterator[Finding]:
     cores = available_cpus()
     decoded = examined.images_s * cores
     disk = f"{examined.disk_files_s:,.0f} files/s"
-    text = f"the disk gives {disk}, and {cores} cores decode {decoded:,.0f} images/s"
+    text = f"the disk gives {disk}, and {counted(cores, 'core')} can decode {decoded:,.0f} images/s"
     if examined.disk_files_s < decoded:
         yield warning(
             _TOPIC, f"{text}: until files are in memory, a training waits for the disk",

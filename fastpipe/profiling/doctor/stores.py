@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from fastpipe._cpus import available_cpus
-from fastpipe._sizes import in_bytes, in_duration
+from fastpipe._sizes import counted, in_bytes, in_duration
 from fastpipe.profiling.doctor.asking import ask
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning
 
@@ -73,7 +73,7 @@ def connections(found: Mapping[str, Any], images_s: float | None) -> Iterator[Fi
     rate = images_s * available_cpus()
     needed = math.ceil(rate * seconds)
     text = (
-        f"{alone}; the {rate:,.0f} images/s that {available_cpus()} cores decode need "
+        f"{alone}; the {rate:,.0f} images/s that {counted(available_cpus(), 'core')} can decode need "
         f"{rate:,.0f}/s × {in_duration(seconds)} = {needed:,} at a time (Little's law)"
     )
     if needed > _MOST:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from fastpipe._cpus import default_threads
+from fastpipe._sizes import counted
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
 __all__ = ["check", "settings"]
@@ -23,10 +24,11 @@ def check(examined: Examined) -> Iterator[Finding]:
     yield from settings(os.environ, cores, seen)
     torch = examined.torch or {}
     if "threads" in torch:
-        text = f"torch's operations take {torch['threads']} threads in a training, 1 in a DataLoader's worker"
+        count = counted(torch["threads"], "thread")
+        text = f"torch's operations take {count} in a training, 1 in a DataLoader's worker"
         if torch["threads"] > cores:
             yield warning(
-                _TOPIC, f"{text}; there are {cores} cores for it", f"export OMP_NUM_THREADS={cores}"
+                _TOPIC, f"{text}; it has {counted(cores, 'core')}", f"export OMP_NUM_THREADS={cores}"
             )
         else:
             yield ok(_TOPIC, text)
@@ -42,7 +44,8 @@ def settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[
     """
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:
-        text = f"{_COUNTS[0]}, {_COUNTS[1]} are not set: libraries take {seen} threads, one for each core"
+        count = counted(seen, "thread")
+        text = f"{_COUNTS[0]}, {_COUNTS[1]} are not set: libraries take {count}, one for each core"
         if seen > cores:
             yield warning(_TOPIC, f"{text}; this process has {cores}", f"export {_COUNTS[0]}={cores}")
         else:
@@ -53,10 +56,10 @@ def settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[
             yield warning(_TOPIC, f"{name}={text!r} is no number of threads", f"unset {name}")
         elif int(first) > cores:
             yield warning(
-                _TOPIC, f"{name}={text}, and there are {cores} cores for it", f"export {name}={cores}"
+                _TOPIC, f"{name}={text}, and it has {counted(cores, 'core')}", f"export {name}={cores}"
             )
         else:
-            yield ok(_TOPIC, f"{name}={text}, of {cores} cores")
+            yield ok(_TOPIC, f"{name}={text}, of {counted(cores, 'core')}")
     for name in _PLACES:
         value = environment.get(name, "")
         if value.lower() not in _NO_PLACE:

@@ -84,7 +84,7 @@ def test_fewer_cores_than_there_are_installed() -> None:
     assert states(cores._count(64, 64, None)) == ["ok"]
     assert states(cores._count(64, 8, None)) == ["warning"]
     first = next(iter(cores._count(64, 64, 2.5)))
-    assert first.state == "warning" and "a quota of 2.5 cores" in first.text and "but as 2" in first.remedy
+    assert first.state == "warning" and "cores to use: 2.5;" in first.text and "but as 2" in first.remedy
 
 
 def test_a_quota_that_fastpipe_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,14 @@ def test_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bad(packages.of_torchvision(CUDA, "", {"torchvision": "0.29.2"}))
 
 
+def test_torch_that_waits_for_its_files() -> None:
+    (found,) = packages.of_time({"import_s": 25.0, "import_cpu_s": 2.0})
+    assert found.state == "warning" and "took 25 s, 2 s of them of processor" in found.text
+    assert not list(packages.of_time({"import_s": 25.0, "import_cpu_s": 24.0})) and not list(
+        packages.of_time({})
+    )
+
+
 def test_tensorflow() -> None:
     installed = {"tensorflow-cpu": "2.21.0", "numpy": "2.4.6"}
     assert not bad(packages.of_tensorflow(Answer("2.21.0"), installed))
@@ -150,7 +158,7 @@ def test_a_decoder_that_is_missing_and_one_that_is_faster(monkeypatch: pytest.Mo
     value = {"of": "photographs", "decoders": rates, "chosen": "simplejpeg", "used": "JPEG → simplejpeg"}
     found, examined = measured(monkeypatch, Answer(value))
     assert [one.text for one in bad(found)] == [
-        "nvImageCodec cannot be used: MissingDependencyError: not installed",
+        "nvImageCodec cannot be used: not installed",
         "pillow decodes 1.8 times as many of these images a second",
     ]
     assert examined.images_s == 500.0
