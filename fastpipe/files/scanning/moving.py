@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import filecmp
 import os
@@ -10,20 +11,35 @@ import re
 import secrets
 import shutil
 import stat
+import sys
+from typing import Any
 
-__all__ = ["check_free", "move", "remove_unfinished", "sync_folder"]
+__all__ = ["check_free", "move", "remove_unfinished", "rename_anew", "sync_folder"]
 
 _UNFINISHED = ".unfinished"
 _LEFT = re.compile(r"\.\d+\.[0-9a-f]{8}\.unfinished$")
 # What file systems without hard links say, those that let only owners make them, and at too many.
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 
+_HERE, _NOREPLACE = -100, 1
+
+
+def _linux_call() -> Any:
+    """Linux's call that renames only where nothing is, for which Python has no name; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+_renameat2 = _linux_call()
+
 
 def move(source: str, target: str) -> None:
     """Move a file, or a link itself, also to another file system.
 
-    The target is complete, and on the disk, before the source goes.  Ended in between, both are there, and
-    the same call goes on.
+    At every moment it is whole under one of its names.  To another file system it is copied: the copy is
+    complete, and on the disk, before the source goes.  Ended in between both are there, and the same call
+    goes on.
 
     Args:
         source: a regular file or a symbolic link.
@@ -35,20 +51,18 @@ def move(source: str, target: str) -> None:
     """
     os.makedirs(os.path.dirname(target), exist_ok=True)
     check_free(source, target)
+    is_moved = False
     if not os.path.lexists(target):
         try:
-            os.link(source, target, follow_symlinks=False)
+            is_moved = rename_anew(source, target)
         except OSError as error:
-            if error.errno == errno.EXDEV:
-                _copy(source, target)
-            elif error.errno in _NO_LINK:
-                _rename(source, target)
-                sync_folder(os.path.dirname(target))
-                return
-            else:
+            if error.errno != errno.EXDEV:
                 raise
+            _copy(source, target)
     sync_folder(os.path.dirname(target))
-    os.unlink(source)
+    if not is_moved:
+        os.unlink(source)
+    sync_folder(os.path.dirname(source))
 
 
 def check_free(source: str, target: str) -> None:
@@ -61,16 +75,33 @@ def check_free(source: str, target: str) -> None:
         raise FileExistsError(errno.EEXIST, f"{target} is there already", target)
 
 
-def _rename(source: str, target: str) -> None:
-    """Where there are no hard links; whoever puts a file there within these lines loses it."""
+def rename_anew(source: str, target: str) -> bool:
+    """Rename a file without taking another one's place.
+
+    Returns:
+        True; False where it has both names now, and the first one is still to be removed.
+
+    Raises:
+        FileExistsError: there is something at the target.
+        OSError: it cannot be renamed: with EXDEV to another file system.
+    """
+    if _renameat2 is not None:
+        if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):  # of a file system, or kernel, without this flag
+            raise OSError(number, os.strerror(number), source, None, target)
     try:
-        os.rename(source, target)
+        os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in _NO_LINK:
             raise
-        _copy(source, target)
-        sync_folder(os.path.dirname(target))
-        os.unlink(source)
+        # Whoever puts a file there between these lines loses it.
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        os.rename(source, target)
+        return True
+    return False
 
 
 def _copy(source: str, target: str) -> None:
@@ -85,24 +116,12 @@ def _copy(source: str, target: str) -> None:
                 new.flush()
                 shutil.copystat(source, beside)
                 os.fsync(new.fileno())
-        _take_name(beside, target)
+        if not rename_anew(beside, target):
+            os.unlink(beside)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-
-
-def _take_name(beside: str, target: str) -> None:
-    try:
-        os.link(beside, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-        os.rename(beside, target)
-        return
-    os.unlink(beside)
 
 
 def _are_same(source: str, target: str) -> bool:

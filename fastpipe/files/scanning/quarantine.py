@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from typing import Any
@@ -88,19 +90,15 @@ class Quarantine:
             OSError: it cannot be moved, and so stays where it is.
         """
         source, target = os.path.join(root, path), os.path.join(self.folder, path)
-        check_free(source, target)
+        before = self._records.get(path)
+        if os.path.lexists(target) and (before is None or before["root"] != root):
+            raise FileExistsError(errno.EEXIST, f"{target} is there already", target)  # another folder's, say
+        check_free(source, target)  # it may be this one's, of a move that was ended
         record = {"path": path, "root": root, "nbytes": verdict.nbytes, "reason": verdict.reason}
-        if self._records.get((root, path)) != record:
+        if before != record:
             self._write(json.dumps(record).encode() + b"\n")
-            self._records[root, path] = record
-        try:
-            move(source, target)
-        except OSError:
-            if os.path.lexists(source) and not os.path.lexists(target):
-                self._write(json.dumps({**record, "is_here": False}).encode() + b"\n")
-                del self._records[root, path]
-            raise
-        sync_folder(os.path.dirname(source))
+            self._records[path] = record
+        move(source, target)
 
     def restore(self, root: str | None = None) -> tuple[list[str], list[tuple[str, str]]]:
         """Move everything back.
@@ -114,10 +112,10 @@ class Quarantine:
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
-        for old_root, path in list(self._records):
-            source, target = os.path.join(self.folder, path), os.path.join(root or old_root, path)
+        for path, record in list(self._records.items()):
+            source, target = os.path.join(self.folder, path), os.path.join(root or record["root"], path)
             if not os.path.lexists(source):  # it never came here, or is back already
-                del self._records[old_root, path]
+                del self._records[path]
                 continue
             try:
                 folder = os.path.dirname(target)
@@ -129,7 +127,8 @@ class Quarantine:
                 left.append((target, error.strerror or str(error)))
                 continue
             back.append(target)
-            del self._records[old_root, path]
+            del self._records[path]
+            self._remove_empty(os.path.dirname(source))
         self._finish()
         return back, left
 
@@ -150,8 +149,9 @@ class Quarantine:
                 return
             os.close(descriptor)
 
-    def _read(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The records; by this descriptor, as closing another one would end the lock."""
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """By path the last record, whose file it is; by this descriptor, as closing another one would end
+        the lock."""
         blocks = []
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         while block := os.read(self._descriptor, 1 << 20):
@@ -159,17 +159,13 @@ class Quarantine:
         text = b"".join(blocks)
         if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
             self._write(b"\n")
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for line in text.split(b"\n"):
             try:
                 record = json.loads(line)
                 path = os.path.normpath(record["path"])
-                if os.path.isabs(path) or path.split(os.sep)[0] == os.pardir:
-                    continue
-                if record.get("is_here", True):
-                    found[record["root"], path] = record
-                else:
-                    found.pop((record["root"], path), None)
+                if not os.path.isabs(path) and path.split(os.sep)[0] != os.pardir and record["root"]:
+                    found[path] = record
             except (ValueError, KeyError, TypeError):
                 continue
         return found
@@ -180,13 +176,10 @@ class Quarantine:
         sync_folder(self.folder)
 
     def _finish(self) -> None:
-        """Leave in the list what is still here; without anything, no list and no folders."""
-        for inside, _, _ in os.walk(self.folder, topdown=False):
-            if not os.listdir(inside):  # never this folder itself, which has the list
-                os.rmdir(inside)
+        """Leave in the list what is still here; without anything, no list and no folder."""
         if not self._records:
             os.unlink(self._list)
-            if not os.listdir(self.folder):
+            with contextlib.suppress(OSError):  # there is something else
                 os.rmdir(self.folder)
             return
         beside = f"{self._list}.new"
@@ -196,3 +189,10 @@ class Quarantine:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, self._list)
+
+    def _remove_empty(self, folder: str) -> None:
+        """Remove folders in which nothing is left."""
+        with contextlib.suppress(OSError):
+            while folder != self.folder:
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)

@@ -10,7 +10,7 @@ from fastpipe._sizes import counted
 from fastpipe.bench.progress import Progress
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import without_images
-from fastpipe.files.scanning.moving import move, sync_folder
+from fastpipe.files.scanning.moving import move
 from fastpipe.files.scanning.oddities import extensions_of, name_fits
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
 from fastpipe.files.scanning.verdicts import Verdict, identity
@@ -99,10 +99,9 @@ def rename(found: Findings, progress: Progress) -> Done:
                 raise _LeftError("a link leads to it by its name")
             _check_is_the_same(verdict)
             new = os.path.splitext(path)[0] + endings[0]
-            if os.path.lexists(new) and not os.path.samestat(os.lstat(path), os.lstat(new)):
+            if os.path.lexists(new):
                 raise _LeftError(f"{os.path.basename(new)} is there already")
             move(path, new)
-            sync_folder(os.path.dirname(new))
         except (_LeftError, OSError) as error:
             done.left.append((name, getattr(error, "strerror", None) or str(error)))
             continue
