@@ -45,6 +45,11 @@ def examine(
     Raises:
         OptionError: the URL cannot be used, or has credentials in it.
         FileNotFoundError: there is no such folder.
+
+    >>> examine("/nowhere/at/all")
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: [Errno 2] No such file or folder: '/nowhere/at/all'
     """
     examined = _examined(target, storage_options)
     begun = time.monotonic()

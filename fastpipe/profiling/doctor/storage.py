@@ -14,7 +14,7 @@ __all__ = ["check", "disk_against_decoders", "of_kind"]
 
 _TOPIC = "storage"
 _THREADS = 16
-_SECONDS, _NBYTES = 0.45, 64 << 20  # of each measurement
+_SECONDS, _NBYTES = 0.4, 64 << 20  # of each measurement
 _LARGE = 4 << 20  # bytes of a file that shows how fast bytes come in order
 _NOT_FORGOTTEN = 0.5  # of the bytes: with fewer the disk was not measured
 
