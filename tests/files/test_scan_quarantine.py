@@ -206,6 +206,15 @@ def test_what_a_link_leads_out_to_stays(data: Path, capsys: pytest.CaptureFixtur
     assert (outside / "bad.jpg").exists() and not (data / "a" / "bad.jpg").exists()
 
 
+def test_what_was_found_is_said_where_the_quarantine_cannot_be_used(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data.parent / "quarantine").write_bytes(b"a file")
+    assert quarantine(data) == 2
+    out, err = capsys.readouterr()
+    assert "corrupt: 4" in out and "4 remain" in out and "File exists" in err
+
+
 def test_one_process_at_a_time(
     data: Path, forked: Callable[[Callable[[], object]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:

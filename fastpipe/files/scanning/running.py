@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fastpipe._cpus import default_threads
 from fastpipe.bench.progress import Progress
-from fastpipe.errors import OptionError
+from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images
 from fastpipe.files.scanning.hdf5 import scan_hdf5
 from fastpipe.files.scanning.judging import Judge
@@ -34,22 +34,27 @@ def scan(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """
     root, threads = os.fspath(args.folder), args.threads or default_threads()
     _check(args, root)
-    done, decoders = Done(), ""
+    done, decoders, failed = Done(), "", None
     if os.path.isfile(root):
         found = scan_hdf5(root, threads, progress)
     else:
         judge = Judge()
         decoders = judge.describe()
         found = scan_images(root, threads, progress, judge)
-        if args.quarantine is not None:
-            done = move_corrupt(found, args.quarantine, progress)
-        elif args.fix:
-            done = rename(found, progress)
+        try:
+            if args.quarantine is not None:
+                done = move_corrupt(found, args.quarantine, progress)
+            elif args.fix:
+                done = rename(found, progress)
+        except (FastpipeError, OSError) as error:  # what was found is said all the same
+            failed = error
     progress.stop()
     show(found, done, decoders, console)
     if args.json is not None:
         args.json.write_text(as_json(found, done, decoders), encoding="utf-8")
         progress.done(f"wrote {args.json}")
+    if failed is not None:
+        raise failed
     return 1 if len(found.bad) > len(done.moved) else 0
 
 
