@@ -220,12 +220,13 @@ def test_what_cannot_be_read_is_told_apart_and_stays(
 
 
 def test_names_that_are_no_utf8_or_have_line_breaks(scan: Scan, tmp_path: Path) -> None:
-    root = tmp_path / "data" / "a"
+    root = tmp_path / os.fsdecode(b"data\xff") / "a"
     root.mkdir(parents=True)
     names = [os.fsdecode(b"\xff\xfe.jpg"), "line\nbreak[red].jpg", "ü.jpg"]
     for name in names:
         (root / name).write_bytes(b"no image")
     code, out, _ = scan(root.parent, "--json", tmp_path / "x.json")
+    assert "data\\xff: 3 images" in out
     assert code == 1 and "a/\\xff\\xfe.jpg" in out and "a/line\\nbreak[red].jpg" in out and "a/ü.jpg" in out
     found = json.loads((tmp_path / "x.json").read_text())
     assert {one["path"] for one in found["corrupt"]} == {f"a/{name}" for name in names}

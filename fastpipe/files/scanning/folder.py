@@ -14,6 +14,7 @@ from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.files.pace import in_time
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
+from fastpipe.files.scanning.verdicts import shown
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
 
 __all__ = ["Ticker", "in_threads", "scan_images", "without_images"]
@@ -36,7 +37,7 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
         OSError: files cannot be read for a reason that is the machine's.
     """
     judge = judge or Judge()
-    progress.now(f"listing {root}")
+    progress.now(f"listing {shown(root)}")
     classes, numbers = find_classes(root)
     table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
     found = Findings(root, "images", total=len(table))

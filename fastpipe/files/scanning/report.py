@@ -34,7 +34,7 @@ def show(found: Findings, done: Done, decoders: str, console: Console) -> None:
     rate = found.nbytes / found.seconds if found.seconds > 0 else 0.0
     size = in_bytes(found.nbytes) + ("" if found.what == "images" else " decoded")
     took = f"{size} in {in_duration(found.seconds)}, {in_bytes(rate)}/s"
-    _line(console, f"{found.root}: {found.count:,} {found.what}, {took}")
+    _line(console, f"{shown(found.root)}: {found.count:,} {found.what}, {took}")
     if decoders:
         _line(console, f"decoders: {decoders}", "dim")
     unreadable = [one for one in found.bad if one.state == "unreadable"]

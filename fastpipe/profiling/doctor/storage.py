@@ -14,6 +14,7 @@ __all__ = ["check", "disk_against_decoders", "of_kind"]
 
 _TOPIC = "storage"
 _THREADS = 16
+_PHOTOS = 512  # that decoders are measured with, at most
 _SECONDS, _NBYTES = 0.4, 64 << 20  # of each measurement
 _LARGE = 4 << 20  # bytes of a file that shows how fast bytes come in order
 _NOT_FORGOTTEN = 0.5  # of the bytes: with fewer the disk was not measured
@@ -29,7 +30,7 @@ def check(examined: Examined) -> Iterator[Finding]:
     if not found.files:
         yield warning(_TOPIC, "there is no file to measure", "name a folder with data")
         return
-    examined.photos = found.photos[:512]
+    examined.photos = found.photos[:: max(1, len(found.photos) // _PHOTOS)][:_PHOTOS]
     mean = sum(found.nbytes) / len(found.files)
     count = f"{found.walked:,} files" if found.is_all else f"some of the files, {found.walked:,} of them seen"
     yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")

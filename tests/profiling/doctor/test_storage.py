@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe.profiling.doctor import caching, reading, storage, stores
+from fastpipe.profiling.doctor import DoctorReport, caching, examining, reading, storage, stores
 from fastpipe.profiling.doctor.asking import Answer
 from fastpipe.profiling.doctor.findings import Examined
 from fastpipe.profiling.doctor.mounts import FileSystem, file_system
@@ -79,6 +79,16 @@ def test_a_folder(photo_tree: Path) -> None:
     texts = [one.text for one in found]
     assert texts[0].startswith("photos is on ") and "looked at 24 files" in texts[1]
     assert any("16 threads" in text for text in texts) and len(examined.photos) == 24
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"data\xff")
+    folder.mkdir()
+    (folder / "a.jpg").write_bytes(b"1234")
+    (folder / "b.jpg").write_bytes(b"1234")
+    examined = examining._examined(folder, None)
+    report = DoctorReport(tuple(storage.check(examined)), examined.name)
+    assert "data\\xff is on" in str(report) and "data\\\\xff" in report.json()
 
 
 def test_a_large_file_and_an_empty_folder(tmp_path: Path) -> None:
