@@ -28,8 +28,8 @@ def check_apart(folder: str, root: str) -> None:
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
             raise OptionError(
-                f"--quarantine {shown(folder)}: it and {shown(root)} are one inside the other, where the files would "
-                "still be in the way: name a folder elsewhere"
+                f"--quarantine {shown(folder)}: it and {shown(root)} are one inside the other, where the "
+                "files would still be in the way: name a folder elsewhere"
             )
 
 

@@ -80,7 +80,8 @@ def restore(folder: str, root: str | None, console: Console) -> int:
 def _check(args: argparse.Namespace, root: str) -> None:
     if "://" in root:
         raise OptionError(
-            f"{shown(root)} is a URL, and scan reads what is on this machine: bring it here with  fastpipe stage"
+            f"{shown(root)} is a URL, and scan reads what is on this machine: bring it here "
+            "with  fastpipe stage"
         )
     if not os.path.exists(root):
         raise FileNotFoundError(2, "No such file or folder", root)
