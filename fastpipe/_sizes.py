@@ -1,10 +1,19 @@
-"""Numbers of bytes, and short times, in words."""
+"""Numbers of bytes or things, and short times, in words."""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["in_bytes", "in_duration"]
+__all__ = ["counted", "in_bytes", "in_duration"]
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(2000, "file")
+    ('1 file', '2,000 files')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def in_bytes(nbytes: float) -> str:

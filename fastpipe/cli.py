@@ -14,9 +14,9 @@ from fastpipe.bench import cli as bench
 from fastpipe.bench.command import Command
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
-from fastpipe.files import inspect_cli, repack_cli, stage_cli
+from fastpipe.files import inspect_cli, repack_cli, scan_cli, stage_cli
 from fastpipe.generation import generate_cli
-from fastpipe.profiling import profile_cli
+from fastpipe.profiling import doctor_cli, profile_cli
 from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
@@ -31,7 +31,9 @@ COMMANDS = {
     "inspect": Command(inspect_cli.ABOUT, inspect_cli.add_arguments, inspect_cli.run),
     "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
     "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
+    "scan": Command(scan_cli.ABOUT, scan_cli.add_arguments, scan_cli.run),
     "generate": Command(generate_cli.ABOUT, generate_cli.add_arguments, generate_cli.run),
+    "doctor": Command(doctor_cli.ABOUT, doctor_cli.add_arguments, doctor_cli.run),
     "profile": Command(profile_cli.ABOUT, profile_cli.add_arguments, profile_cli.run),
 }
 
@@ -43,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; ``None`` takes the process's own.
 
     Returns:
-        Exit code: 0 done, 1 outputs differ from the replaced loader's, 2 bad input,
-        130 interrupted.
+        Exit code: 0 done, 1 what was looked for was found (outputs that differ, images that cannot be read, a
+        problem), 2 bad input, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:

@@ -46,7 +46,17 @@ print(json.dumps(sorted(tops & heavy)))
         None,
         *(
             [*command, "--help"]
-            for command in ([], ["verify"], ["bench"], ["inspect"], ["repack"], ["generate"], ["profile"])
+            for command in (
+                [],
+                ["verify"],
+                ["bench"],
+                ["inspect"],
+                ["repack"],
+                ["generate"],
+                ["profile"],
+                ["scan"],
+                ["doctor"],
+            )
         ),
     ],
     ids=str,

@@ -1,6 +1,7 @@
-"""``fastpipe inspect``, ``repack`` and ``stage``.
+"""``fastpipe inspect``, ``repack``, ``stage`` and ``scan``.
 
-How HDF5 files and volumes are laid out, and another layout; the images of a bucket on a local disk.
+How HDF5 files and volumes are laid out, and another layout; the images of a bucket on a local disk; which
+samples cannot be read.
 
 The names below are loaded when they are first used: reading needs compiled kernels, and the
 command's help does not.
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe.files.inspect_report import inspect
     from fastpipe.files.repacking import repack
+    from fastpipe.files.scanning.running import restore, scan
     from fastpipe.files.staging import clear_stage, fill_stage, stage_status
     from fastpipe.files.volumes.repacking import repack_volume
     from fastpipe.files.volumes.report import inspect_volume
 
 __all__ = [
-    "clear_stage", "fill_stage", "inspect", "inspect_volume", "repack", "repack_volume", "stage_status",
+    "clear_stage", "fill_stage", "inspect", "inspect_volume", "repack", "repack_volume", "restore", "scan",
+    "stage_status",
 ]  # fmt: skip
 
 _LAZY = {
@@ -27,6 +30,8 @@ _LAZY = {
     "inspect_volume": "fastpipe.files.volumes.report",
     "repack": "fastpipe.files.repacking",
     "repack_volume": "fastpipe.files.volumes.repacking",
+    "restore": "fastpipe.files.scanning.running",
+    "scan": "fastpipe.files.scanning.running",
     "clear_stage": "fastpipe.files.staging",
     "fill_stage": "fastpipe.files.staging",
     "stage_status": "fastpipe.files.staging",

@@ -1,7 +1,7 @@
 """Data for tests and benchmarks, shipped with fastpipe: photographs, log-mels and volumes made from a seed,
 odd files.
 
-Nothing else in fastpipe imports this package.
+Of fastpipe only ``bench`` and ``doctor`` import this package.
 """
 
 from __future__ import annotations

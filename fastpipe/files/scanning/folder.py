@@ -1,0 +1,119 @@
+"""Judges all images of a folder, as ``ImageFolder`` finds them, in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fastpipe._sizes import counted, in_bytes
+from fastpipe.bench.progress import Progress
+from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.files.pace import in_time
+from fastpipe.files.scanning.findings import Findings
+from fastpipe.files.scanning.judging import Judge
+from fastpipe.files.scanning.verdicts import shown
+from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+
+__all__ = ["Ticker", "in_threads", "scan_images", "without_images"]
+
+_TELL_EVERY_S = 0.2
+_NAMED_AT_MOST = 5
+
+
+def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
+    """Judge every image.
+
+    Args:
+        root: a folder that holds one folder for each class.
+        threads: how many decode.
+        progress: shows how far it is.
+        judge: decides.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no class folder in it.
+        OSError: files cannot be read for a reason that is the machine's.
+    """
+    judge = judge or Judge()
+    progress.now(f"listing {shown(root)}")
+    classes, numbers = find_classes(root)
+    table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
+    found = Findings(root, "images", total=len(table))
+    counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
+    found.classes = {name: counts[numbers[name]] for name in classes}
+    empty = [name for name, count in found.classes.items() if not count]
+    if empty:
+        found.notes.append(without_images("an image", empty))
+    ticker = Ticker(progress, found)
+
+    def judge_one(number: int) -> None:
+        path = table.path(number)
+        verdict = judge.judge(number, path, classes[table.target(number)])
+        found.add(verdict, verdict.nbytes or 0)
+        ticker.tell()
+
+    with judge.hearing_warnings():
+        in_threads(judge_one, len(table), threads)
+    found.seconds = ticker.seconds()
+    found.sort()
+    return found
+
+
+def without_images(text: str, classes: Sequence[str]) -> str:
+    """A note about classes that the replaced loader does not take.
+
+    Args:
+        text: what is said of them.
+        classes: their names.
+    """
+    some = ", ".join(map(repr, classes[:_NAMED_AT_MOST])) + (", …" if len(classes) > _NAMED_AT_MOST else "")
+    return f"{counted(len(classes), 'class folder')} without {text}, for which ImageFolder raises: {some}"
+
+
+class Ticker:
+    """The moving line of a scan.
+
+    Args:
+        progress: to show it.
+        found: what is counted.
+    """
+
+    def __init__(self, progress: Progress, found: Findings) -> None:
+        self._progress, self._found = progress, found
+        self._begun = self._told = time.monotonic()
+        self._lock = threading.Lock()
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._begun
+
+    def tell(self) -> None:
+        """Show how far it is, now and then; from any thread."""
+        now = time.monotonic()
+        if now - self._told < _TELL_EVERY_S or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._told = now
+            found, passed = self._found, max(now - self._begun, 1e-9)
+            left = in_time((found.total - found.count) * passed / max(found.count, 1))
+            self._progress.now(
+                f"{found.count:,} of {found.total:,} {found.what}, {in_bytes(found.nbytes / passed)}/s, "
+                f"{found.bad_count:,} bad, {left} left"
+            )
+        finally:
+            self._lock.release()
+
+
+def in_threads(task: Callable[[int], None], count: int, threads: int) -> None:
+    """Run numbered tasks in threads, of which none is left afterwards, whatever happens."""
+    pool = ThreadPool(max(1, min(threads, count)), name="fastpipe-judge")
+    job: Job | None = None
+    try:
+        job = pool.submit(task, count)
+        job.wait()
+    finally:
+        if job is not None and not job.done():
+            job.cancel()
+        pool.close()

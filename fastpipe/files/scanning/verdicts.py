@@ -1,0 +1,69 @@
+"""What is said of a file: good, corrupt, or not to be judged."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Identity", "Verdict", "group_of", "identity", "shown"]
+
+# Device, inode, length, and when it was written: another one means another content, perhaps.  Not when its
+# status changed, as it does for all its names when one of them goes.
+Identity = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found about one file.
+
+    Attributes:
+        path: the file, below the folder that was scanned.
+        nbytes: of it; None if nobody says.
+        state: ``"good"``: the replaced loader reads it.  ``"corrupt"``: it raises on the file's content.
+            ``"unreadable"``: it raises because the content is not to be had; the file may not be at fault.
+        reason: what it raises, without the path; empty where it is good.
+        message: as ``FastImageFolder`` would raise it; empty where it is good.
+        notes: what is odd about it, and no error.
+        kind: of image, by its content: ``"JPEG"`` and so on; empty where it is not known.
+        identity: of the file that was judged; None where it is not known, or nothing is to be done about it.
+    """
+
+    path: str
+    nbytes: int | None = None
+    state: Literal["good", "corrupt", "unreadable"] = "good"
+    reason: str = ""
+    message: str = ""
+    notes: tuple[str, ...] = ()
+    kind: str = ""
+    identity: Identity | None = None
+
+
+def identity(path: str) -> Identity:
+    """Of a file, links followed.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def shown(path: str) -> str:
+    """A path for people: what cannot be printed is escaped.
+
+    >>> shown("a/b.jpg"), shown("a/line\\nbreak.jpg"), shown("a/\\udcff.jpg")
+    ('a/b.jpg', 'a/line\\\\nbreak.jpg', 'a/\\\\xff.jpg')
+    """
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def group_of(reason: str) -> str:
+    """What reasons of a kind have in common: all but numbers.
+
+    >>> group_of("OSError: image file is truncated (12 bytes not processed)")
+    'OSError: image file is truncated (… bytes not processed)'
+    """
+    return re.sub(r"\d+", "…", reason)

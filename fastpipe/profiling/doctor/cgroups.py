@@ -1,0 +1,113 @@
+"""What the groups of processes that this one is in may use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["Groups"]
+
+_UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
+
+
+class Groups:
+    """This process's groups, of both versions of cgroups, from its own to the top that can be seen.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._own = _own_groups(root / "proc/self/cgroup")
+        self._mounts = _mounts(root / "proc/self/mountinfo")
+
+    def folders(self, controller: str) -> list[Path]:
+        """Folders of the groups that limit something, the process's own first.
+
+        Args:
+            controller: ``"cpu"``, ``"memory"`` or ``"pids"``.
+        """
+        found = []
+        for name in ("", controller):  # version 2 has one tree for everything
+            if name in self._mounts and name in self._own:
+                top, mount = self._mounts[name]
+                group = self._own[name]
+                inner = group[len(top) :] if top != "/" and group.startswith(top) else group
+                parts = [part for part in inner.split("/") if part not in ("", "..")]
+                base = self._root / mount.lstrip("/")
+                found += [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        return [folder for folder in found if folder.is_dir()]
+
+    def least(self, controller: str, *names: str) -> int | None:
+        """The lowest limit of all groups; None without one.
+
+        Args:
+            controller: which limits it.
+            names: of the file that has the limit, in version 2 and in version 1.
+        """
+        values = [_number(folder / name) for folder in self.folders(controller) for name in names]
+        return min((value for value in values if value is not None), default=None)
+
+    def cores(self) -> float | None:
+        """How many processors' time the groups grant; None without a limit."""
+        found = []
+        for folder in self.folders("cpu"):
+            try:
+                quota, period = map(int, (folder / "cpu.max").read_text().split()[:2])
+            except (OSError, ValueError):  # none, or "max"
+                quota = _number(folder / "cpu.cfs_quota_us") or 0
+                period = _number(folder / "cpu.cfs_period_us") or 0
+            if quota > 0 and period > 0:
+                found.append(quota / period)
+        return min(found, default=None)
+
+    def table(self, controller: str, name: str) -> dict[str, int]:
+        """A file of lines "name number", of the lowest group that has it."""
+        for folder in self.folders(controller):
+            try:
+                words = [line.split() for line in (folder / name).read_text().splitlines()]
+            except OSError:
+                continue
+            return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+        return {}
+
+
+def _own_groups(path: Path) -> dict[str, str]:
+    """By controller; of version 2 by an empty name."""
+    found = {}
+    for line in _lines(path):
+        parts = line.split(":", 2)  # number:controllers:group
+        if len(parts) == 3:
+            found.update(dict.fromkeys(parts[1].split(","), parts[2]))
+    return found
+
+
+def _mounts(path: Path) -> dict[str, tuple[str, str]]:
+    """By controller: which group is mounted, and where."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in _lines(path):
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")
+        if len(fields) < 5 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        names = [""] if kind[0] == "cgroup2" else re.split(",", kind[-1])
+        for name in names:
+            found.setdefault(name, (fields[3], fields[4]))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """A file's number; None without a file, or where it stands for no limit."""
+    try:
+        value = int(path.read_text())
+    except (OSError, ValueError):  # "max"
+        return None
+    return value if 0 <= value < _UNLIMITED else None

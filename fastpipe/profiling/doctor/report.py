@@ -1,0 +1,99 @@
+"""An examination's report, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastpipe.profiling.doctor.findings import Finding, State
+
+__all__ = ["DoctorReport"]
+
+_FORMAT = 1
+_WIDTH = 110
+_STYLES: dict[State, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+@dataclass(frozen=True, repr=False)
+class DoctorReport:
+    """What an examination has found; ``print`` it.
+
+    Attributes:
+        findings: in the order of their topics.
+        target: the folder or URL that was looked at; empty without one.
+        seconds: that it took.
+
+    >>> from fastpipe.profiling.doctor import Finding
+    >>> print(DoctorReport((Finding("memory", "warning", "1 GiB is free", "end other programs"),)))
+    memory
+      warning  1 GiB is free
+               → end other programs
+    <BLANKLINE>
+    0 problems, 1 warning
+    """
+
+    findings: tuple[Finding, ...]
+    target: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
+        self.show(console)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is a problem, else 0."""
+        return int(self.count("problem") > 0)
+
+    def count(self, state: State) -> int:
+        """How many findings are of this state."""
+        return sum(finding.state == state for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        problems, warnings = self.count("problem"), self.count("warning")
+        return f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+
+    def show(self, console: Console) -> None:
+        """Print it on a console, in its width and colours."""
+        for topic, findings in self._by_topic():
+            console.print(Text(topic, style="bold"))
+            table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+            table.add_column(width=9)
+            table.add_column(overflow="fold")
+            for finding in findings:
+                table.add_row(Text(f"  {finding.state}", style=_STYLES[finding.state]), Text(finding.text))
+                if finding.remedy:
+                    table.add_row("", Text(f"→ {finding.remedy}"))
+            console.print(table)
+        style = _STYLES["problem" if self.count("problem") else "warning" if self.count("warning") else "ok"]
+        console.print(Text(f"\n{self.verdict}", style=style))
+
+    def json(self) -> str:
+        """Everything as a JSON object."""
+        return json.dumps(
+            {
+                "format": _FORMAT, "target": self.target, "seconds": self.seconds, "verdict": self.verdict,
+                "problems": self.count("problem"), "warnings": self.count("warning"),
+                "findings": [asdict(finding) for finding in self.findings],
+            },
+            indent=1,
+        )  # fmt: skip
+
+    def _by_topic(self) -> Iterator[tuple[str, list[Finding]]]:
+        topics: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            topics.setdefault(finding.topic, []).append(finding)
+        yield from topics.items()

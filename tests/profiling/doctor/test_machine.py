@@ -1,0 +1,192 @@
+"""Cores, memory, limits and threads: as the system has them, and as it might."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastpipe.profiling.doctor import cores, limits, memory, threads
+from fastpipe.profiling.doctor.cgroups import Groups
+from fastpipe.profiling.doctor.findings import Examined, Finding
+
+GIB = 1 << 30
+
+
+def machine(root: Path, cgroup: str, mounts: str, files: dict[str, str]) -> Groups:
+    """A system's files below a folder."""
+    for name, text in {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mounts, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Groups(root)
+
+
+def test_limits_of_version_2_in_a_container(tmp_path: Path) -> None:
+    groups = machine(
+        tmp_path, "0::/\n", "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+        {
+            "sys/fs/cgroup/cpu.max": "250000 100000\n",
+            "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
+            "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 50\nthrottled_usec 3000000\n",
+        },
+    )  # fmt: skip
+    assert groups.cores() == 2.5
+    assert groups.least("memory", "memory.max", "memory.limit_in_bytes") == 4 * GIB
+    assert groups.table("cpu", "cpu.stat")["nr_throttled"] == 50
+
+
+def test_limits_of_a_job_that_lie_deep(tmp_path: Path) -> None:
+    deep = "sys/fs/cgroup/system.slice/job_7"
+    groups = machine(
+        tmp_path, "0::/system.slice/job_7/step\n", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        {
+            "sys/fs/cgroup/memory.max": "max\n", f"{deep}/memory.max": f"{2 * GIB}\n",
+            f"{deep}/step/memory.max": "max\n", f"{deep}/cpu.max": "400000 100000", f"{deep}/step/cpu.max": "max 100000",
+        },
+    )  # fmt: skip
+    assert groups.cores() == 4
+    assert groups.least("memory", "memory.max") == 2 * GIB
+
+
+def test_limits_of_version_1(tmp_path: Path) -> None:
+    groups = machine(
+        tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
+        "31 30 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+        "32 30 0:28 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n",
+        {
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        },
+    )  # fmt: skip
+    assert groups.cores() == 1.5
+    assert groups.least("memory", "memory.max", "memory.limit_in_bytes") == 3 * GIB
+
+
+def test_a_system_without_groups(tmp_path: Path) -> None:
+    groups = Groups(tmp_path)
+    assert (groups.cores(), groups.least("memory", "memory.max"), groups.table("cpu", "cpu.stat")) == (
+        None,
+        None,
+        {},
+    )
+
+
+def states(found: Any) -> list[str]:
+    return [one.state for one in found]
+
+
+def test_fewer_cores_than_there_are_installed() -> None:
+    assert states(cores._count(64, 64, None)) == ["ok"]
+    assert states(cores._count(64, 8, None)) == ["warning"]
+    first = next(iter(cores._count(64, 64, 2.5)))
+    assert first.state == "warning" and "cores to use: 2.5;" in first.text and "but as 2" in first.remedy
+
+
+def test_a_quota_that_fastpipe_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "available_cpus", lambda: 64)
+    found = list(cores._count(64, 64, 2.0))
+    assert states(found) == ["warning", "warning"] and "would use 64 threads" in found[1].text
+
+
+@pytest.mark.parametrize(
+    ("stat", "state"),
+    [
+        ({}, "ok"),
+        ({"nr_periods": 1000, "nr_throttled": 5}, "ok"),
+        ({"nr_periods": 1000, "nr_throttled": 500, "throttled_usec": 7_000_000}, "warning"),
+        ({"nr_periods": 1000, "nr_throttled": 500, "throttled_time": 7_000_000_000}, "warning"),
+    ],
+)
+def test_throttling(stat: dict[str, int], state: str) -> None:
+    (found,) = cores._throttling(stat)
+    assert found.state == state and ("7 s" in found.text) == (state == "warning")
+
+
+def test_load_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0, 0))
+    assert states(cores._load(4)) == ["warning"] and states(cores._load(16)) == ["ok"]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    found = [one for one in cores.check(Examined()) if "1000 ranks" in one.text]
+    assert states(found) == ["warning"]
+
+
+def space(size: int, free: int) -> Any:
+    return SimpleNamespace(f_frsize=1, f_blocks=size, f_bavail=free)
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(64 << 20, "warning"), (20 << 20, "problem"), (GIB, "ok"), (147 << 20, "warning")]
+)
+def test_shared_memory_against_the_arithmetic(free: int, state: str) -> None:
+    (found,) = memory.shared_memory(space(GIB, free), workers=4)
+    assert found.state == state
+    assert "(36.8 MiB) × prefetch_factor 2 × 4 workers" in found.text and "need 294 MiB" in found.text
+    assert state == "ok" or ("--shm-size" in found.remedy and "--ipc=host" in found.remedy)
+
+
+def test_without_shared_memory() -> None:
+    assert states(memory.shared_memory(None, 4)) == ["ok"]
+
+
+def test_little_memory_and_processes_that_were_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 28)
+    monkeypatch.setattr(Groups, "table", lambda *_: {"oom_kill": 3})
+    found = list(memory.check(Examined()))
+    assert states(found)[:2] == ["warning", "warning"] and "256 MiB are free" in found[0].text
+    assert "so far: 3" in found[1].text
+
+
+def test_open_files() -> None:
+    assert states(limits.open_files(256, 4096, 2)) == ["warning"]
+    assert states(limits.open_files(1024, 4096, 2)) == ["ok"]
+    (found,) = limits.open_files(1024, 1024, 128)
+    assert found.state == "warning" and "make 1,280" in found.text and "higher hard limit" in found.remedy
+    assert states(limits.open_files(-1, -1, 10_000)) == ["ok"]
+
+
+def test_processes() -> None:
+    assert states(limits.processes(None, 64)) == ["ok"]
+    assert states(limits.processes(100, 8)) == ["warning"]
+    assert states(limits.processes(1000, 8)) == ["ok"]
+
+
+def test_limits_of_this_process_are_found() -> None:
+    found = list(limits.check(Examined()))
+    assert any("ulimit -n" in one.text for one in found) and any("ulimit -c" in one.text for one in found)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ["ok"]),
+        ({"OMP_NUM_THREADS": "4"}, ["ok"]),
+        ({"OMP_NUM_THREADS": "64"}, ["warning"]),
+        ({"OMP_NUM_THREADS": "many"}, ["warning"]),
+        ({"MKL_NUM_THREADS": "4,2"}, ["ok"]),
+        ({"OMP_PROC_BIND": "true"}, ["ok", "warning"]),
+        ({"OMP_PROC_BIND": "false"}, ["ok"]),
+        ({"OMP_NUM_THREADS": "2", "KMP_AFFINITY": "compact"}, ["ok", "warning"]),
+    ],
+)
+def test_settings_of_threads(environment: dict[str, str], expected: list[str]) -> None:
+    assert states(threads.settings(environment, 8, 8)) == expected
+
+
+def test_threads_for_more_cores_than_a_rank_has() -> None:
+    (found,) = threads.settings({}, 2, 64)
+    assert found.state == "warning" and "libraries take 64 threads" in found.text
+
+
+def test_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "default_threads", lambda: 4)
+
+    def last(count: int) -> Finding:
+        return list(threads.check(Examined(torch={"threads": count})))[-1]
+
+    assert (last(4).state, last(64).state) == ("ok", "warning")
+    assert last(64).remedy == "export OMP_NUM_THREADS=4"
