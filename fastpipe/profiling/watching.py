@@ -145,6 +145,7 @@ class Watch:
             self._closers.pop()
 
     def _close_found(self) -> None:
+        self._make_loop = _no_loop  # what it refers to refers to this
         for one in self._found:
             # Now: when garbage is collected torch cannot tell workers any more that they are to end.
             one.view = None
@@ -244,6 +245,10 @@ class Watch:
             collate_fn=TimedCollate(loader.collate_fn, witness),
             worker_init_fn=TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
         )
+
+
+def _no_loop(loader: Any) -> Loop:
+    raise RuntimeError("nothing is watched any more")
 
 
 def is_fast(loader: Any) -> bool:

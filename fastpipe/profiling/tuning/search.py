@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -21,7 +22,7 @@ _ROUNDS = 3
 _SAME, _MOST_NOISE = 0.03, 0.1  # of a batch's time: no reason for more processes or memory
 _NO_STALL = 0.02
 _MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
-_SHARE = 1 / 24  # of all the time there is, for one measurement
+_SHARE = 1 / 60  # of all the time there is, for one measurement
 _LEAST_S, _MOST_S = 0.2, 2.0
 
 
@@ -102,7 +103,7 @@ class Search:
 
     def _ahead(self, best: Trial) -> Trial:
         now = best.settings
-        if not now.workers and not self._base.folders:
+        if not now.workers and not self._base.is_threaded:
             return best  # a batch is made when it is asked for
         return self._climb(best, lambda one, ahead: replace(one, ahead=ahead), [1, 4], _MOST_AHEAD)
 
@@ -208,8 +209,9 @@ class Search:
             trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
             return
         try:
-            with self._base.dataset_with(settings):
-                loader = self._base.made(settings)
+            with self._base.dataset_with(settings), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+                loader = self._base.made(settings, for_trial=True)
                 skipped = max(2, settings.workers)
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:

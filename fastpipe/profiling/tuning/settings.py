@@ -76,6 +76,7 @@ class Base:
         loader: itself.
         folders: fastpipe's datasets behind it.
         is_sequence: whether its dataset gives samples by index, so that any number of workers makes the same.
+        is_threaded: whether threads of fastpipe's make its batches where there are no workers.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -83,6 +84,12 @@ class Base:
         self.folders = folders_behind(loader.dataset)
         iterable = require("torch.utils.data", extra="torch").IterableDataset
         self.is_sequence = not isinstance(loader.dataset, iterable)
+        fast = fastpipe.accelerate(loader, num_workers=0)
+        self.is_threaded = hasattr(fast, "clock")
+        # What the cache of torchvision's folders is, of which fastpipe makes its own.
+        self._cache: dict[str, Any] = {}
+        if self.is_threaded and not self.folders and Cache.of(getattr(loader, "cache", "auto")) == Cache():
+            self._cache = {"cache": "off"}
 
     @property
     def settings(self) -> Settings:
@@ -101,10 +108,14 @@ class Base:
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """fastpipe's datasets have these settings meanwhile."""
+        """fastpipe's datasets have these settings meanwhile, and keep nothing that ``cache="auto"`` would:
+        what is tried later would else find what was decoded for others."""
         before = [(one, dict(vars(one))) for one in self.folders]
         try:
             self.set(settings)
+            for one in self.folders:
+                if getattr(one, "cache", None) == Cache():
+                    one.cache = Cache("off")
             yield
         finally:
             for one, attributes in before:
@@ -122,9 +133,14 @@ class Base:
             if settings.cache is not None and settings.cache != one.cache:
                 one.cache = settings.cache
 
-    def made(self, settings: Settings) -> Any:
-        """A ``FastLoader`` with these settings; those of the dataset are set apart from this."""
-        return fastpipe.accelerate(self.loader, **settings.of_loader)
+    def made(self, settings: Settings, *, for_trial: bool = False) -> Any:
+        """A ``FastLoader`` with these settings; those of the dataset are set apart from this.
+
+        Args:
+            settings: of the loader.
+            for_trial: keeps nothing that ``cache="auto"`` would.
+        """
+        return fastpipe.accelerate(self.loader, **settings.of_loader, **(self._cache if for_trial else {}))
 
 
 def folders_behind(dataset: Any) -> list[Any]:

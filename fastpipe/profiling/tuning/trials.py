@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import statistics
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from fastpipe.profiling.costs import TURNS
 from fastpipe.profiling.times import process_tree
 from fastpipe.profiling.tuning.settings import Settings
 
@@ -17,7 +19,6 @@ __all__ = ["Measured", "OverBudgetError", "Trial", "measure", "memory_of_process
 
 _PROC = Path("/proc")
 _CHECK_S = 0.25
-_LEAST_BATCHES = 3
 
 
 class OverBudgetError(Exception):
@@ -91,8 +92,9 @@ def measure(
     Args:
         loader: whose batches are taken, in as many epochs as it takes.
         step: called with each; None for nothing.
-        seconds: that are measured, or at least three batches.
-        skipped: batches of each epoch, as workers start and files are opened.
+        seconds: that are measured, or some batches of each worker.
+        skipped: batches of each epoch, as workers start and files are opened.  An epoch that is hardly longer
+            is measured as a whole.
         budget: bytes that may be taken.
 
     Returns:
@@ -104,43 +106,47 @@ def measure(
     before, most = memory_of_processes(), 0
     took = waited = 0.0
     count, deadline, checked = 0, perf_counter() + 6 * seconds, perf_counter()
-    while took < seconds or count < _LEAST_BATCHES:
-        iterator, number = iter(loader), 0
-        skips = min(skipped, _half_epoch(loader))
-        while True:
-            asked = perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                break
-            got = perf_counter()
+    while took < seconds and perf_counter() < deadline:
+        begin, is_whole = perf_counter(), True
+        moments = array("d")  # of each batch: when it was asked for, and when it was there
+        for batch in _Asked(loader, moments):
             if step is not None:
                 step(batch)
             del batch
-            now = perf_counter()
-            number += 1
-            if number > skips:
-                took, waited, count = took + now - asked, waited + got - asked, count + 1
-            is_over = (took >= seconds and count >= _LEAST_BATCHES) or now > deadline
-            if before is not None and (is_over or now - checked > _CHECK_S):
+            now, number = perf_counter(), len(moments) // 2
+            if before is not None and now - checked > _CHECK_S:
                 most, checked = max(most, _taken(before, budget)), perf_counter()
-            if is_over:
+            first = moments[2 * skipped] if number > skipped else now
+            if (number >= TURNS * skipped and took + now - first >= seconds) or now > deadline:
+                is_whole = False
                 break
-        del iterator
+        if before is not None:  # while its workers are there, if it was left
+            most = max(most, _taken(before, budget))
+        number, end = len(moments) // 2, perf_counter()
         if not number:
             return None
-        if perf_counter() > deadline:
-            break
-    if not count:
-        return None
+        left_out = 0 if (is_whole and number < TURNS * skipped) or number <= skipped else skipped
+        spent = end - (moments[2 * left_out] if left_out else begin)
+        took += spent
+        waited += spent - (sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2]))
+        count += number - left_out
     return Measured(took / count, waited / count, None if before is None else most)
 
 
-def _half_epoch(loader: Any) -> int:
-    try:
-        return len(loader) // 2
-    except TypeError:
-        return 1 << 30
+class _Asked:
+    """An iterator of a loader that notes when a batch was asked for, and when it was there."""
+
+    def __init__(self, loader: Any, moments: array[float]) -> None:
+        self._inner, self._note = iter(loader), moments.extend
+
+    def __iter__(self) -> _Asked:
+        return self
+
+    def __next__(self) -> Any:
+        asked = perf_counter()
+        batch = next(self._inner)
+        self._note((asked, perf_counter()))
+        return batch
 
 
 def _taken(before: int, budget: int | None) -> int:

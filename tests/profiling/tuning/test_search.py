@@ -48,8 +48,8 @@ def searched(
 ) -> tuple[Search, Trial]:
     """A search in which nothing is measured, but every cost is known."""
     base = Base(loader if loader is not None else DataLoader(range(100), batch_size=4))
-    base.folders = folders or []
-    patch.setattr(base, "made", lambda settings: settings)
+    base.folders, base.is_threaded = folders or [], bool(folders)
+    patch.setattr(base, "made", lambda settings, for_trial: settings)
 
     def measure(settings: Settings, *rest: Any) -> Measured:
         if budget is not None and memory(settings) > budget:
