@@ -37,6 +37,9 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Nothing is loaded, not even an icon.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "img-src data:; style-src 'unsafe-inline'\">"
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n'
         f"<style>{_STYLE}{style}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )

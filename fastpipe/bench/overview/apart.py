@@ -87,19 +87,26 @@ def _end_group(group: int) -> None:
     """End what a process that has ended has left behind, and wait for that."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _PATIENCE_S
-        while _send(group, number):
-            if time.monotonic() > deadline:
-                break
+        _send(group, number)
+        while _is_alive(group) and time.monotonic() < deadline:
             time.sleep(_GONE_S)
 
 
-def _send(group: int, number: int) -> bool:
-    """Send a signal to all processes of a group; whether there are any."""
-    try:
+def _is_alive(group: int) -> bool:
+    """Whether a process of a group runs; those that have ended stay in it until somebody waits for them."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of, *_ = file.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it is gone
+            continue
+        if int(of) == group and state not in "ZX":
+            return True
+    return False
+
+
+def _send(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _followed(

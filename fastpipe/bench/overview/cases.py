@@ -84,7 +84,7 @@ class Case(ABC):
     label: ClassVar[str]
     alone: ClassVar[str]
     unit: ClassVar[str]
-    batch_size: ClassVar[int] = 1
+    batch_size: int = 1
     seconds: ClassVar[float] = 1.5
     data = ""
 
@@ -119,13 +119,15 @@ class KerasMultimodal(Case):
     def rows(self, stack: ExitStack) -> Rows:
         """One row in another process, as the case ``tf`` has it."""
         tensorflow()
-        count = 64 if self.ground.quick else 384
+        if self.ground.quick:
+            self.batch_size = 8
+        count = 12 * self.batch_size
         photos = tf_data.Photos.of(_photos(self.ground), "made-up photographs", count)
         lengths = replace(tf_data.QUICK, modalities=count)
         scratch = self.ground.folder / self.key
         scratch.mkdir()
         setting = tf_data.Setting(photos, lengths, self.batch_size, scratch)
-        self.data = f"{count} samples of {photos.text}"
+        self.data, self.most_steps = f"{count} samples of {photos.text}", count // self.batch_size
         self._setting, self._own = setting, list[tf.EpochRow]()
         apart = Apart(setting)
         stack.callback(apart.close)
