@@ -30,6 +30,9 @@ svg.steps rect { stroke: var(--page); stroke-width: .6 }
 h3 { font-size: .95rem; margin: 1rem 0 0; font-weight: 600 }
 td { vertical-align: top; font-variant-numeric: tabular-nums }
 .facts td { text-align: left; padding-right: 1.2rem }
+.figures td { white-space: nowrap } .figures td:first-child, .figures td:last-child { white-space: normal }
+.figures td:first-child { min-width: 9rem } .figures td:last-child { min-width: 12rem }
+.figures td:last-child, .figures th:last-child { text-align: left }
 code { font-size: .93em }
 """
 _SHARE = 100.0  # of a picture's width
@@ -124,7 +127,8 @@ def _figures(result: Mapping[str, Any]) -> Iterator[str]:
         ])  # fmt: skip
     rows += [[miss["label"], "not measured", "", "", "", miss["why"]] for miss in result["missing"]]
     yield "<h2>All figures</h2>"
-    yield table([replaced_thing(result), "per second", "range", "ratio", "range", "note"], rows)
+    head = [replaced_thing(result), "per second", "range", "ratio", "range", "note"]
+    yield f'<div class="figures">{table(head, rows)}</div>'
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
