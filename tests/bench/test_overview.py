@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,7 +55,20 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_process_gets_its_job_and_tells_what_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_process_gets_its_job_and_tells_what_it_does(is_long: bool, tmp_path: Path) -> None:
+    usual = Path(tempfile.gettempdir())
+    given = (
+        tmp_path / "for_sockets_too_long_a_name_".ljust(80, "x") if is_long else usual / "fastpipe-bench-1"
+    )
+    given.mkdir()
+    try:
+        _check_job(given, usual if is_long else given)
+    finally:
+        shutil.rmtree(given)
+
+
+def _check_job(given: Path, folder: Path) -> None:
     code = (
         "import json, sys, tempfile, pathlib\n"
         "job = json.loads(sys.stdin.readline())\n"
@@ -62,11 +76,11 @@ def test_a_process_gets_its_job_and_tells_what_it_does(tmp_path: Path) -> None:
         "told = {'result': {'job': job, 'temporary': tempfile.gettempdir()}}\n"
         "pathlib.Path(job['out']).write_text(json.dumps(told))\n"
     )
-    found, said = told(code, tmp_path)
+    found, said = told(code, given)
     assert said == ["half", "done"]
-    assert found["result"]["temporary"] == str(tmp_path)
+    assert found["result"]["temporary"] == str(folder)
     job = found["result"]["job"]
-    assert (job["case"], job["folder"], job["quick"]) == ("hdf5_mel", str(tmp_path), False)
+    assert (job["case"], job["folder"], job["quick"]) == ("hdf5_mel", str(given), False)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ _COMMAND = (sys.executable, "-m", "fastpipe.bench.overview.child")
 _LOOK_S, _GONE_S = 0.5, 0.02
 # What a process gets to end when it is told to, before the next and less polite signal.
 _PATIENCE_S = 5.0
+# The sockets of multiprocessing lie in temporary folders, and no name of one may have more than 107 bytes.
+_LONGEST_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")
 _ENOUGH_OF_AN_ERROR = 4000  # bytes
 
 
@@ -62,8 +64,10 @@ def outcome_apart(
 @contextmanager
 def _running(command: tuple[str, ...], folder: Path, stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process and those that it starts, which have all ended afterwards, however this block is left."""
-    # What they leave in temporary folders, also when they are killed, is in the folder.
-    environment = {**os.environ, "TMPDIR": str(folder)}
+    environment = dict(os.environ)
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        # What they leave in temporary folders, also when they are killed, is in this one.
+        environment["TMPDIR"] = str(folder)
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
         start_new_session=True,  # Ctrl-C is ours, who pass it on; and a group can be ended as a whole

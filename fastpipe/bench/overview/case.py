@@ -165,17 +165,17 @@ def sentence(result: Mapping[str, Any]) -> str:
     Args:
         result: the file's content.
     """
-    told: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {"faster": [], "no clear difference": [], "slower": []}
     for section in result["best"]:
         ratio = main_of(result, section)["ratio"]
         kind = "faster" if ratio["low"] > 1 else "slower" if ratio["high"] < 1 else "no clear difference"
         times = f"{ratio['median']:.{times_digits(ratio['median'])}f}×"
-        told.setdefault(kind, []).append(f"{section} {times}")
-    if failed := [section for section in result["sections"] if section not in result["best"]]:
-        told["not measured"] = failed
+        told[kind].append(f"{section} {times}")
+    told["not measured"] = [section for section in result["sections"] if section not in result["best"]]
     words = [
         f"{len(names)} of {len(result['sections'])} {kind}: {', '.join(names)}"
         for kind, names in told.items()
+        if names
     ]
     return f"{'. '.join(words)}."
 
