@@ -104,5 +104,5 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         make = short_markdown if args.short else markdown
         sys.stdout.write(make(load(args.file)))
         return 0
-    check_files(args)
+    check_files(args, progress.done)
     return CASES[args.what].run(args, console, progress)

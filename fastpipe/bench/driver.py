@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -25,6 +25,7 @@ from fastpipe.bench.report import print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.bench.writing import check_target, whole
+from fastpipe.errors import MissingDependencyError
 
 __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]
 
@@ -60,6 +61,8 @@ def add_file_arguments(
         parser: where they go.
         page, picture: files that are written where no others are named; None for none.
     """
+    usual = {name: file for name, file in (("html", page), ("plot", picture)) if file}
+    parser.set_defaults(usual=usual)
     add = parser.add_argument
     add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
     add("--html", metavar="FILE", type=Path, default=page and Path(page),
@@ -71,11 +74,12 @@ def add_file_arguments(
         "is slower")  # fmt: skip
 
 
-def check_files(args: argparse.Namespace) -> None:
+def check_files(args: argparse.Namespace, say: Callable[[str], None]) -> None:
     """Refuse at the beginning what would fail at the end.
 
     Args:
-        args: of a case.
+        args: of a case; without the picture that nobody asked for, where it cannot be drawn.
+        say: told that.
 
     Raises:
         MissingDependencyError: a picture is asked for, and matplotlib is not installed.
@@ -85,7 +89,13 @@ def check_files(args: argparse.Namespace) -> None:
         if (path := getattr(args, name)) is not None:
             check_target(path, f"--{name}")
     if args.plot:
-        require("matplotlib", extra="bench")
+        try:
+            require("matplotlib", extra="bench")
+        except MissingDependencyError as missing:
+            if str(args.plot) != args.usual.get("plot"):
+                raise
+            say(f"no {args.plot}: {missing}")
+            args.plot = None
     if args.compare:
         old_result(args.compare, args.what)
 
@@ -107,11 +117,9 @@ class Driver(ABC):
         warnings: what a reader must know.
         quick_s: seconds of a measurement with ``--quick``.
         case: the case's name.
-        usual: files that are written where no others are named, by the option.
     """
 
     case: ClassVar[str]
-    usual: ClassVar[Mapping[str, str]] = {}
     quick_s: ClassVar[float] = 0.2
 
     args: argparse.Namespace
@@ -276,5 +284,5 @@ class Driver(ABC):
         line += [f"--seconds {args.seconds:g}"] if args.seconds else []
         line += ["--quick"] if args.quick else []
         given = {name: path.name for name in (*FILES, "compare") if (path := getattr(args, name))}
-        line += [f"--{name} {path}" for name, path in given.items() if path != self.usual.get(name)]
+        line += [f"--{name} {path}" for name, path in given.items() if path != args.usual.get(name)]
         return " ".join(line)

@@ -28,7 +28,6 @@ __all__ = ["add_arguments", "chosen", "run", "sentence"]
 
 # What a pipeline may take; on two cores, with compiled code in place, it takes a fifth of it.
 LIMIT_S = 180.0
-_USUAL = {"html": "report.html", "plot": "report.png"}
 # Lists that are taken over from each pipeline, and dictionaries.
 _LISTS, _BY_KEY = ("rows", "missing"), ("sections", "best", "timelines")
 
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="CASE,…", help=f"some of {', '.join(CASES)} (default: all of them)")
     add("--quick", action="store_true", help="little data and two short rounds: does it run? "
         "No figures to rely on")  # fmt: skip
-    add_file_arguments(parser, page=_USUAL["html"], picture=_USUAL["plot"])
+    add_file_arguments(parser, page="report.html", picture="report.png")
     parser.set_defaults(peers=False, rounds=None, seconds=None)
 
 
@@ -82,7 +81,6 @@ class _All(Driver):
     """One run of all."""
 
     case: ClassVar[str] = "all"
-    usual: ClassVar[Mapping[str, str]] = _USUAL
     keys: list[str] = field(kw_only=True)
     is_wrong: bool = False
 
@@ -105,11 +103,15 @@ class _All(Driver):
 
     def _part(self, key: str, name: str, folder: Path) -> dict[str, Any]:
         """The outcome of a pipeline."""
+        begun = time.monotonic()
         self.progress.step(f"{name}: starting")
         found = outcome_apart(
             key, folder, self.args.quick, LIMIT_S, lambda text: self.progress.step(f"{name}: {text}")
         )
         if "result" in found:
+            ratio = main_of(found["result"], key)["ratio"]["median"]
+            took = time.monotonic() - begun
+            self.progress.done(f"{name}: {ratio:.{times_digits(ratio)}f}× as fast; in {took:.0f} s")
             return found
         label = str(CASES[key].label)
         if "check" in found:
@@ -148,7 +150,7 @@ class _All(Driver):
         return merged | {
             "method": {**self.method(max((one["rounds"] for one in methods), default=0)),
                        "seconds": max((one["seconds"] for one in methods), default=0.0)},
-            "data": {"text": "made-up data", "name": "made up", "samples": 0, "sample_bytes": 0},
+            "data": {"text": "made-up data, new in each run", "name": "made up", "samples": 0, "sample_bytes": 0},
             "job": {"text": "Five training pipelines, before and after", "short": "before and after",
                     "batch_size": 0, "replaces": "pipeline"},
             "check": {"ok": not differing, "problems": differing, "text": told_of or "nothing was compared"},

@@ -231,7 +231,7 @@ class VolumePatches(Case):
         """Of the case ``volume`` the first epochs."""
         require("zarr", extra="bench")
         full = volume_data.FULL
-        sizes = volume_data.QUICK if self.ground.quick else replace(full, shape=(192, 512, 512))
+        sizes = volume_data.QUICK if self.ground.quick else replace(full, shape=(128, 512, 512))
         scroll = volume_data.made_scroll(sizes, self.ground.folder, self.ground.say)
         scroll.warm()
         room = f"fastpipe remembers {scroll.nbytes / volume.QUARTER / 1e6:,.0f} MB, a quarter of it"

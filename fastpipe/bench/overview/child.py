@@ -46,9 +46,8 @@ def outcome(case: str, folder: Path, quick: bool, progress: Progress) -> dict[st
         measured.
     """
     cores = machine.cores_allowed()
-    args = Namespace(
-        quick=quick, rounds=None, seconds=None, peers=False, **dict.fromkeys(FILES), compare=None
-    )
+    files = dict.fromkeys((*FILES, "compare"))
+    args = Namespace(quick=quick, rounds=None, seconds=None, peers=False, usual={}, **files)
     try:
         made = CASES[case](Ground(folder, cores, quick, progress.step))
         found = Pair(args, cores, progress, pipeline=made).result()
