@@ -150,7 +150,8 @@ class _All(Driver):
         return merged | {
             "method": {**self.method(max((one["rounds"] for one in methods), default=0)),
                        "seconds": max((one["seconds"] for one in methods), default=0.0)},
-            "data": {"text": "made-up data, new in each run", "name": "made up", "samples": 0, "sample_bytes": 0},
+            "data": {"text": "made-up data, new in each run", "name": "made up", "samples": 0,
+                     "sample_bytes": 0},
             "job": {"text": "Five training pipelines, before and after", "short": "before and after",
                     "batch_size": 0, "replaces": "pipeline"},
             "check": {"ok": not differing, "problems": differing, "text": told_of or "nothing was compared"},

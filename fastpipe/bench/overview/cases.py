@@ -199,7 +199,8 @@ class MotionGeneration(Case):
         require("h5py", extra="generation")
         section, scratch = generate.SECTIONS[0], self.ground.folder / self.key
         scratch.mkdir()
-        self.data, self.most_steps = section.label, 0
+        self.data = f"{section.label}; they are stored before training begins, so no step of it waits"
+        self.most_steps = 0
         return [
             (spec.info, make(spec, scratch))
             for spec, make in generate.specs(section, self.ground.cores)
