@@ -88,11 +88,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     minute as its measure.
     """
     rows = {entry["key"]: entry for entry in old["rows"]}
-    return [
-        Change(_name(entry), tuple(_ratios(old, rows[entry["key"]])), tuple(_ratios(new, entry)))
+    found = [
+        Change(_name(entry), _ratios(old, rows[entry["key"]]), _ratios(new, entry))
         for entry in new["rows"]
         if entry["group"] in _COMPARED and entry["key"] in rows
     ]
+    return [one for one in found if one.old and one.new]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -163,14 +164,14 @@ def _name(entry: Mapping[str, Any]) -> str:
     return str(entry["label"]) if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
 
 
-def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> Sequence[float]:
+def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, ...]:
     """A row's rate over the best replaced one's, of each round."""
     replaced: dict[int, float] = {}
     for other in result["rows"]:
         if other["group"] == "replaced" and other.get("section") == entry.get("section"):
             for number, rate in _rates(other).items():
                 replaced[number] = max(rate, replaced.get(number, 0.0))
-    return [rate / replaced[number] for number, rate in _rates(entry).items()]
+    return tuple(rate / replaced[number] for number, rate in _rates(entry).items() if number in replaced)
 
 
 def _rates(entry: Mapping[str, Any]) -> dict[int, float]:
