@@ -152,7 +152,7 @@ class _All(Driver):
                        "seconds": max((one["seconds"] for one in methods), default=0.0)},
             "data": {"text": "made-up data, new in each run", "name": "made up", "samples": 0,
                      "sample_bytes": 0},
-            "job": {"text": "Five training pipelines, before and after", "short": "before and after",
+            "job": {"text": "Five training pipelines, before and after", "short": "five pipelines, before and after",
                     "batch_size": 0, "replaces": "pipeline"},
             "check": {"ok": not differing, "problems": differing, "text": told_of or "nothing was compared"},
             "main": next((result["main"] for result in results.values()), ""),
