@@ -85,7 +85,7 @@ class Case(ABC):
     alone: ClassVar[str]
     unit: ClassVar[str]
     batch_size: int = 1
-    seconds: ClassVar[float] = 1.5
+    seconds: ClassVar[float] = 1.2
     data = ""
 
     def __init__(self, ground: Ground) -> None:
@@ -121,7 +121,7 @@ class KerasMultimodal(Case):
         tensorflow()
         if self.ground.quick:
             self.batch_size = 8
-        count = 16 * self.batch_size
+        count = 12 * self.batch_size
         photos = tf_data.Photos.of(_photos(self.ground), "made-up photographs", count)
         lengths = replace(tf_data.QUICK, modalities=count)
         scratch = self.ground.folder / self.key
@@ -192,7 +192,7 @@ class MotionGeneration(Case):
 
     key, alone, unit = "motion_generation", "generate", "rows"
     label = "motion_generation, rows of a function that takes 5 ms, stored"
-    seconds = 3.0  # as processes have to start
+    seconds = 2.5  # as processes have to start
 
     def rows(self, stack: ExitStack) -> Rows:
         """The first section of the case ``generate``."""
@@ -307,4 +307,4 @@ CASES: dict[str, type[Case]] = {
 
 def _photos(ground: Ground) -> Path:
     """Photographs, made by the first case that needs them."""
-    return generated_folder(ground.folder, say=ground.say, per_class=3 if ground.quick else 16)
+    return generated_folder(ground.folder, say=ground.say, per_class=3 if ground.quick else 8)

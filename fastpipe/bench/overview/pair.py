@@ -17,7 +17,7 @@ __all__ = ["Pair"]
 ROUNDS = 3
 # A step is busy for this part of the time that the replaced loader takes for its batch, so that the loader is
 # what bounds it; and there are so many steps that this loader needs so many seconds for them.
-BUSY_PART, STEPPED_S = 0.5, 3.0
+BUSY_PART, STEPPED_S = 0.5, 2.0
 _LEAST_STEPS = 4
 
 
