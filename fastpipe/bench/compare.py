@@ -45,9 +45,10 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """The part by which medians may differ without a reason: of both runs the larger of twice the median
-        distance of a round from the median, and never less than a twentieth."""
-        return max(LEAST, *(2 * _spread(figures) for figures in (self.old, self.new)))
+        """The part by which medians may differ without a reason, and never less than a twentieth: of each run
+        twice the median distance of a round from the median, or half of what its rounds span, as of three rounds
+        two may be near each other by chance."""
+        return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
 
     @property
     def outcome(self) -> Literal["improved", "same", "regressed"]:
@@ -180,6 +181,7 @@ def _rates(entry: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _spread(figures: Sequence[float]) -> float:
-    """The median distance from the median, as a part of that."""
+    """By how much figures differ, as a part of their median."""
     median = statistics.median(figures)
-    return statistics.median(abs(one - median) for one in figures) / median
+    distance = statistics.median(abs(one - median) for one in figures)
+    return max(2 * distance, (max(figures) - min(figures)) / 2) / median

@@ -39,6 +39,7 @@ def printed(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
         ((2.0, 2.4, 1.6), (2.6, 2.7, 2.3), "same"),  # rounds that reach into each other
         ((2.0, 2.4, 1.6), (2.5, 2.6, 2.45), "same"),  # apart, but by less than twice the distance
         ((2.0, 2.4, 1.6), (1.0, 1.1, 0.9), "regressed"),
+        ((3.16, 3.17, 3.92), (2.87, 2.99, 3.05), "same"),  # two rounds near each other by chance
     ],
 )
 def test_a_change_is_told_from_noise(old: tuple[float, ...], new: tuple[float, ...], outcome: str) -> None:
