@@ -45,9 +45,11 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """The part by which medians may differ without a reason, and never less than a twentieth: of each run
-        twice the median distance of a round from the median, or half of what its rounds span, as of three rounds
-        two may be near each other by chance."""
+        """The part by which medians may differ without a reason, and never less than a twentieth.
+
+        Of each run it is twice the median distance of a round from the median, or half of what its rounds span,
+        as of three rounds two may be near each other by chance.
+        """
         return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
 
     @property
