@@ -47,8 +47,8 @@ class Change:
     def noise(self) -> float:
         """The part by which medians may differ without a reason, and never less than a twentieth.
 
-        Of each run it is twice the median distance of a round from the median, or half of what its rounds span,
-        as of three rounds two may be near each other by chance.
+        Of each run it is twice the median distance of a round from the median, or half of what its rounds
+        span, as of three rounds two may be near each other by chance.
         """
         return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
 
