@@ -25,7 +25,8 @@ PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfi
 .PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve clean
 
 help:
-	@echo "make bench    make the environment if needed, then measure the main job on this machine"
+	@echo "make bench    make the environment if needed, then measure five pipelines before and after,"
+	@echo "              in about three minutes: a table, report.html and report.png"
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
 	@echo "make nightly  the slow tests: soaks and large property tests"

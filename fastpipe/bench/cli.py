@@ -11,8 +11,10 @@ from rich.console import Console
 from fastpipe.bench import images
 from fastpipe.bench.augment import case as augment
 from fastpipe.bench.command import Command
+from fastpipe.bench.driver import check_files
 from fastpipe.bench.generate import case as generate
 from fastpipe.bench.hdf5 import case as hdf5
+from fastpipe.bench.overview import case as overview
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
@@ -24,10 +26,15 @@ __all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
 
 ABOUT = "measure fastpipe against the loader it replaces, on this machine and on your data"
 
-DEFAULT_CASE = "images"
+DEFAULT_CASE = "all"
 
 
 CASES = {
+    "all": Command(
+        "five training pipelines before and after: tf.data, HDF5, generation, volumes, images",
+        overview.add_arguments,
+        overview.run,
+    ),
     "images": Command(
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
     ),
@@ -78,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def with_default_case(arguments: list[str]) -> list[str]:
     """The command's arguments with the case that they leave out.
 
-    >>> with_default_case(["--peers"])
-    ['images', '--peers']
+    >>> with_default_case(["--quick"])
+    ['all', '--quick']
     """
     if arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help")):
         return arguments
@@ -90,10 +97,12 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Run a case, or print a table.
 
     Returns:
-        0, or 1 when outputs differ from the replaced loader's.
+        0, or 1 when outputs differ from the replaced loader's, or figures are worse than
+        those to compare with.
     """
     if args.what == "table":
         make = short_markdown if args.short else markdown
         sys.stdout.write(make(load(args.file)))
         return 0
+    check_files(args, progress.done)
     return CASES[args.what].run(args, console, progress)

@@ -106,9 +106,19 @@ def generated_folder(
     say: Callable[[str], None] = lambda text: None,
     *,
     large: bool = False,
+    per_class: int | None = None,
 ) -> Path:
-    """Photograph-like JPEGs, made once into the user's cache folder."""
-    classes, per_class = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
+    """Photograph-like JPEGs, made once into the user's cache folder.
+
+    Args:
+        cache: where the folder goes, if not into the user's cache folder.
+        make: makes them.
+        say: told what takes long.
+        large: of 12 megapixels.
+        per_class: how many, if not as many as the case ``images`` reads.
+    """
+    classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
+    per_class = per_class or usual
     sizes: Any = LARGE_SIZE if large else "imagenet"
     name = f"photos-1-{'12mp-' if large else ''}{classes}x{per_class}"
 

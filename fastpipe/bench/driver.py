@@ -14,15 +14,23 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
+from fastpipe._extras import require
 from fastpipe.bench import machine
 from fastpipe.bench.command import positive
+from fastpipe.bench.compare import old_result, print_changes
+from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
+from fastpipe.bench.writing import check_target, whole
+from fastpipe.errors import MissingDependencyError
 
-__all__ = ["Driver", "add_run_arguments"]
+__all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]
+
+# Options that name what is written.
+FILES = ("json", "html", "plot")
 
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
@@ -35,8 +43,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         peers: whom ``--peers`` measures, in words.
     """
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
-    add("--plot", metavar="FILE.png", type=Path, help="draw the result into FILE.png")
+    add_file_arguments(parser)
     add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--rounds", type=positive(int), metavar="R", help="rounds to measure (default: 7)")
@@ -45,16 +52,56 @@ def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
     add("--quick", action="store_true", help="two short rounds: does it run? No figures to rely on")
 
 
-def _finish(result: dict[str, Any], args: argparse.Namespace, console: Console, progress: Progress) -> None:
-    """Print a result, and write what was asked for."""
-    progress.stop()
-    print_result(result, console)
-    if args.json:
-        save(result, args.json)
-        progress.done(f"wrote {args.json}")
+def add_file_arguments(
+    parser: argparse.ArgumentParser, page: str | None = None, picture: str | None = None
+) -> None:
+    """The options that name files.
+
+    Args:
+        parser: where they go.
+        page, picture: files that are written where no others are named; None for none.
+    """
+    usual = {name: file for name, file in (("html", page), ("plot", picture)) if file}
+    parser.set_defaults(usual=usual)
+    add = parser.add_argument
+    add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
+    add("--html", metavar="FILE", type=Path, default=page and Path(page),
+        help=f"write a page with pictures to FILE{_default(page)}")  # fmt: skip
+    add("--plot", metavar="FILE.png", type=Path, default=picture and Path(picture),
+        help=f"draw the result into FILE.png{_default(picture)}")  # fmt: skip
+    add("--compare", metavar="OLD.json", type=Path,
+        help="say what is faster or slower than in a file that --json wrote; exit code 1 if anything "
+        "is slower")  # fmt: skip
+
+
+def check_files(args: argparse.Namespace, say: Callable[[str], None]) -> None:
+    """Refuse at the beginning what would fail at the end.
+
+    Args:
+        args: of a case; without the picture that nobody asked for, where it cannot be drawn.
+        say: told that.
+
+    Raises:
+        MissingDependencyError: a picture is asked for, and matplotlib is not installed.
+        OptionError: a file cannot be written, or is not a result of the case to compare with.
+    """
+    for name in FILES:
+        if (path := getattr(args, name)) is not None:
+            check_target(path, f"--{name}")
     if args.plot:
-        draw(result, args.plot)
-        progress.done(f"drew {args.plot}")
+        try:
+            require("matplotlib", extra="bench")
+        except MissingDependencyError as missing:
+            if str(args.plot) != args.usual.get("plot"):
+                raise
+            say(f"no {args.plot}: {missing}")
+            args.plot = None
+    if args.compare:
+        old_result(args.compare, args.what)
+
+
+def _default(file: str | None) -> str:
+    return "" if file is None else f" (default: {file})"
 
 
 @dataclass
@@ -69,8 +116,10 @@ class Driver(ABC):
         missing: rows that are not measured, and why.
         warnings: what a reader must know.
         quick_s: seconds of a measurement with ``--quick``.
+        case: the case's name.
     """
 
+    case: ClassVar[str]
     quick_s: ClassVar[float] = 0.2
 
     args: argparse.Namespace
@@ -86,11 +135,30 @@ class Driver(ABC):
 
     def run(self, console: Console) -> int:
         """Measure, report, and write what was asked for; 0, or 1 if the check fails."""
+        args = self.args
+        old = old_result(args.compare, self.case) if args.compare else None
         result = self.result()
         if result is None:
             return 1
-        _finish(result, self.args, console, self.progress)
-        return 0
+        self.progress.stop()
+        print_result(result, console)
+        self._write(result)
+        is_worse = old is not None and print_changes(old, result, args.compare.name, console)
+        return int(is_worse)
+
+    def _write(self, result: dict[str, Any]) -> None:
+        """Write what was asked for."""
+        args, say = self.args, self.progress.done
+        if args.json:
+            save(result, args.json)
+            say(f"wrote {args.json.absolute()}")
+        if args.html:
+            with whole(args.html) as unfinished:
+                unfinished.write_text(page(result), encoding="utf-8")
+            say(f"wrote {args.html.absolute()}")
+        if args.plot and result["rows"]:
+            draw(result, args.plot)
+            say(f"drew {args.plot.absolute()}")
 
     def begin(self) -> float | None:
         """Note what makes figures doubtful; the load at the start."""
@@ -185,18 +253,17 @@ class Driver(ABC):
             "warnings": self.warnings,
         }
 
-    def facts(self, case: str, words: Sequence[str], busy: float | None) -> dict[str, Any]:
+    def facts(self, words: Sequence[str], busy: float | None) -> dict[str, Any]:
         """What was run, when, on what.
 
         Args:
-            case: its name.
             words: its own options, with names in place of paths.
             busy: the load at the start.
         """
         return {
             "schema": SCHEMA,
-            "case": case,
-            "command": self._command(case, words),
+            "case": self.case,
+            "command": self._command(words),
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "machine": {**machine.describe(), "load_at_start": busy},
             "versions": machine.versions(),
@@ -208,13 +275,14 @@ class Driver(ABC):
         self.missing.append({"key": key, "label": label, "why": why})
         self.progress.done(f"not measured: {label}: {why}")
 
-    def _command(self, case: str, words: Sequence[str]) -> str:
+    def _command(self, words: Sequence[str]) -> str:
         """The command line, with names in place of paths."""
         args = self.args
-        line = [f"python -m fastpipe.bench {case}", *words]
+        line = [f"python -m fastpipe.bench {self.case}", *words]
         line += ["--peers"] if args.peers else []
         line += [f"--rounds {args.rounds}"] if args.rounds else []
         line += [f"--seconds {args.seconds:g}"] if args.seconds else []
         line += ["--quick"] if args.quick else []
-        line += [f"--{name} {path.name}" for name in ("json", "plot") if (path := getattr(args, name))]
+        given = {name: path.name for name in (*FILES, "compare") if (path := getattr(args, name))}
+        line += [f"--{name} {path}" for name, path in given.items() if path != args.usual.get(name)]
         return " ".join(line)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
@@ -133,6 +133,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "images"
     photos: Photos = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
@@ -238,7 +239,7 @@ class _Bench(Driver):
         words = [f"--data {self.photos.name}"] if args.data else []
         words += ["--large"] if args.large else []
         words += [f"--batch-size {size}"] if size != 64 else []
-        return self.facts("images", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {
                 "name": self.photos.name,
                 "classes": self.photos.classes,

@@ -15,6 +15,7 @@ __all__ = [
     "peak_lines",
     "predicted_lines",
     "single_lines",
+    "timeline_lines",
 ]
 
 
@@ -28,6 +29,7 @@ def more_lines(result: Mapping[str, Any]) -> list[str]:
         *single_lines(result),
         *predicted_lines(result),
         *peak_lines(result),
+        *timeline_lines(result),
     ]
 
 
@@ -118,6 +120,19 @@ def peak_lines(result: Mapping[str, Any]) -> list[str]:
     rows = (result.get("peak") or {"rows": ()})["rows"]
     words = ", ".join(f"{statistics.median(one['mb']):,.1f} MB for {one['rows']:,} rows" for one in rows)
     return [f"most memory of the process that calls, rows of 8 bytes: {words}"] if rows else []
+
+
+def timeline_lines(result: Mapping[str, Any]) -> list[str]:
+    """What steps wait for, before and after."""
+    lines = []
+    for section, told in result.get("timelines", {}).items():
+        before, after = told["rows"]
+        lines.append(
+            f"{section}: {len(before['wait_s'])} steps that are busy for {1000 * told['busy_s']:g} ms each"
+            f" wait {before['share']:.0%} of {before['total_s']:.1f} s before, {after['share']:.0%} of"
+            f" {after['total_s']:.1f} s after"
+        )
+    return lines
 
 
 def _topology(entry: Mapping[str, Any]) -> str:

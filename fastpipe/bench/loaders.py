@@ -184,15 +184,19 @@ class LoaderRow:
         if self._to_fill:  # not before others have started their workers
             to_fill, self._to_fill = self._to_fill, 0
             self.measure(to_fill)
-        self._draws.length = images
-        seen = 0
+        batches, seen = self.batches(images), 0
         start = time.perf_counter()
-        for batch in self.loader:
+        for batch in batches:
             seen += touch(batch)
         seconds = time.perf_counter() - start
         if seen != images:
             raise RuntimeError(f"{self.spec.label} gave {seen} images of {images}")
         return seconds
+
+    def batches(self, images: int) -> Any:
+        """An epoch of so many images."""
+        self._draws.length = images
+        return self.loader
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage that the loader's clock has counted so far."""

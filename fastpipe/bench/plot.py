@@ -8,6 +8,7 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.bench.writing import whole
 
 __all__ = ["draw"]
 
@@ -61,8 +62,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         color=MUTED,
     )
     _make_room(figure, all_axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", facecolor="white")
+    with whole(path) as unfinished:
+        figure.savefig(unfinished, format="png", facecolor="white")
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -35,6 +35,7 @@ _PACKAGES = {
     "augment": ("fastpipe", "torch", "torchvision", "numba"),
     "tf": ("fastpipe", "tensorflow", "tensorflow-cpu", "keras", "pillow"),
     "generate": ("fastpipe", "numpy", "h5py", "cloudpickle"),
+    "all": ("fastpipe", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "h5py", "zarr", "pillow"),
 }
 
 # In a narrower terminal the notes would be columns of single words.
@@ -99,6 +100,11 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             table.add_row(Text(label, style="bold"))
         cells = _cells(result, entry)
         table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
+    for miss in result["missing"]:
+        if miss["key"] in sections:
+            table.add_section()
+            table.add_row(Text(miss["label"], style="bold"))
+            table.add_row(Text("not measured, for the reason below", style="red"))
     console.print(table)
     for number, line in enumerate(line for line in _lines(result) if line):
         console.print(Text(line, style="bold" if number == 0 else ""))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastpipe.bench.runner import Sample, Session, Summary, ratios, summarise
+from fastpipe.bench.writing import whole
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "entries",
     "floor_share",
     "load",
+    "main_of",
     "main_row",
     "rate_of",
     "reference_of",
@@ -71,6 +72,7 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "single": dict,
     "predicted": dict,
     "peak": dict,
+    "timelines": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,
@@ -82,6 +84,14 @@ ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "samples": list,
     "ratio": dict,
     "first_batch_s": (dict, type(None)),
+}
+TIMELINE_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "key": str,
+    "label": str,
+    "wait_s": list,
+    "busy_s": list,
+    "total_s": (int, float),
+    "share": (int, float),
 }
 UNIT = "images"
 # Fields that only some rows have: those of peers, and those of cases with sections.
@@ -180,6 +190,13 @@ def main_row(result: Mapping[str, Any]) -> dict[str, Any]:
     return row(result, result.get("main", MAIN_ROW))
 
 
+def main_of(result: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The first of fastpipe's rows in a section, which is what is replaced by."""
+    return next(
+        entry for entry in result["rows"] if entry.get("section") == section and entry["group"] == "fastpipe"
+    )
+
+
 def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """Key of the best replaced loader in the row's section."""
     return str(result["best"][entry.get("section", "replaced")])
@@ -252,8 +269,10 @@ def validate(result: Any) -> dict[str, Any]:
             _check_fields(
                 sample, {"round": int, unit: int, "seconds": (int, float)}, f"rows[{number}].samples"
             )
+    _check_timelines(result.get("timelines", {}))
     keys = [entry["key"] for entry in result["rows"]]
-    for wanted in (result.get("main", MAIN_ROW), *result["best"].values()):
+    is_empty = result["case"] == "all" and not keys  # where nothing could be measured, which it tells
+    for wanted in () if is_empty else (result.get("main", MAIN_ROW), *result["best"].values()):
         if wanted not in keys:
             raise OptionError(f"the result has no row {wanted!r}")
     return dict(result)
@@ -267,13 +286,8 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     """Write a JSON file, and its folder; an interrupted write leaves the old file as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -288,6 +302,15 @@ def load(path: Path) -> dict[str, Any]:
         raise OptionError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise OptionError(f"{str(path)!r} is not a result of fastpipe's benchmark: {error}") from None
+
+
+def _check_timelines(timelines: Mapping[str, Any]) -> None:
+    """Steps, and what they waited."""
+    for section, told in timelines.items():
+        where = f"timelines[{section!r}]"
+        _check_fields(told, {"busy_s": (int, float), "rows": list}, where)
+        for number, one in enumerate(told["rows"]):
+            _check_fields(one, TIMELINE_FIELDS, f"{where}.rows[{number}]")
 
 
 def _check_fields(found: Any, fields: Mapping[str, Any], where: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 
 from fastpipe._sizes import in_duration
+from fastpipe.bench.pages import document, rect, table
 from fastpipe.profiling.findings import Advice, Findings
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.stages import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER, TRANSFORM
@@ -18,15 +19,6 @@ _COLOURS = {
 }  # fmt: skip
 _WIDTH, _ROW = 860, 26
 _OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c1f23 }
-body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.05rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: right }
-td:first-child, th:first-child { text-align: left } th { font-weight: 600; border-bottom: 1px solid #bbb }
-svg { width: 100%; height: auto; display: block } .quiet { color: #5c6470 } li { margin-bottom: .7rem }
-.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; vertical-align: -.05rem }
-"""
 
 
 def page(report: Findings) -> str:
@@ -40,10 +32,7 @@ def page(report: Findings) -> str:
         *(f'<div class="quiet">{escape(line)}</div>' for line in report.lines()),
         *_cases(report), *_timeline(report), *_stages(report), *_advice(report),
     ]  # fmt: skip
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>fastpipe profile</title>\n'
-        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    return document("fastpipe profile", parts)
 
 
 def _cases(report: Findings) -> Iterator[str]:
@@ -65,7 +54,7 @@ def _cases(report: Findings) -> Iterator[str]:
             pieces = [("busy", seconds)]
         x = float(label)
         for stage, length in pieces:
-            yield _rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
+            yield rect(x, y + 3, length * scale, _ROW - 8, _colour(stage))
             x += length * scale
         yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
     yield "</svg>"
@@ -89,7 +78,7 @@ def _timeline(report: Findings) -> Iterator[str]:
     for _, asked, got, done in spans:
         for begin, end, colour in ((asked, got, _COLOURS["wait"]), (got, done, _COLOURS["busy"])):
             x, width = (begin - first) * scale, (end - begin) * scale
-            yield _rect(x, 3, width - 0.4, 22, colour)
+            yield rect(x, 3, width - 0.4, 22, colour)
     yield "</svg>"
 
 
@@ -104,11 +93,11 @@ def _stages(report: Findings) -> Iterator[str]:
         spent = report.costs.stages[stage]
         times = (in_duration(value / 1e9) for value in (spent.wall, spent.cpu, spent.delay, spent.idle))
         rows.append([stage, f"{shares[stage]:.0%}", *times])
-    yield _table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    yield table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
     lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
     if lines:
         yield "<h2>Lines of the script</h2>"
-        yield _table(["line", "stage", "share"], lines)
+        yield table(["line", "stage", "share"], lines)
 
 
 def _advice(report: Findings) -> Iterator[str]:
@@ -128,14 +117,3 @@ def _effect(report: Findings, advice: Advice) -> str:
 
 def _colour(stage: str) -> str:
     return _COLOURS.get(stage, _COLOURS["wait"])
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
-    size = f'width="{max(0.0, width):.2f}" height="{height}"'
-    return f'<rect x="{x:.2f}" y="{y}" {size} fill="{colour}"/>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{escape(one)}</th>" for one in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>" for row in rows)
-    return f"<table><tr>{cells}</tr>{body}</table>"

@@ -59,9 +59,30 @@ def test_wrong_options(arguments: list[str], capsys: pytest.CaptureFixture[str])
     assert "usage: fastpipe" in capsys.readouterr().err
 
 
-def test_without_a_case_it_is_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--data", str(tmp_path / "none")]) == 2
-    assert "is not a folder" in one_line(capsys)
+def test_without_a_case_it_is_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--only", "sounds"]) == 2
+    assert "--only: must be some of keras_multimodal, hdf5_mel," in one_line(capsys)
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--plot"])
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "new", "is no folder of yours")):
+        for case in ("images", "all"):
+            assert main(["bench", case, option, str(path)]) == 2
+            assert f"{option}: {str(path)!r}" in (line := one_line(capsys)) and words in line
+
+
+def test_what_is_compared_with_is_read_before_anything_is_measured(
+    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(result, tmp_path / "old.json")
+    assert main(["bench", "--compare", str(tmp_path / "old.json")]) == 2
+    assert "is of the case 'images', and this is 'all'" in one_line(capsys)
+    assert main(["bench", "images", "--compare", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in one_line(capsys)
 
 
 def test_table(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,15 +106,15 @@ def test_an_interrupt_ends_with_130(
     assert "interrupted" in one_line(capsys)
 
 
-@pytest.mark.parametrize("case", ["images", "hdf5"])
+@pytest.mark.parametrize("case", ["all", "images", "hdf5"])
 def test_help_loads_no_framework(case: str) -> None:
     code = (
         "import sys, contextlib\n"
         "from fastpipe.cli import main\n"
         "with contextlib.suppress(SystemExit):\n"
         f"    main(['bench', {case!r}, '--help'])\n"
-        "assert not {'torch', 'torchvision', 'h5py', 'matplotlib', 'numba'} & set(sys.modules), 'loaded too much'\n"
+        "assert not {'torch', 'torchvision', 'h5py', 'matplotlib', 'numba', 'tensorflow'} & set(sys.modules), 'loaded too much'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--peers" in done.stdout
+    assert "--compare" in done.stdout

@@ -62,7 +62,7 @@ def test_start_up_of_a_loader_that_fails_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow  # all loaders are warmed up before there is anything to interrupt
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group: run on Linux or macOS")
 def test_ctrl_c_leaves_no_process(tree: Path) -> None:
-    command = [sys.executable, "-m", "fastpipe.bench", "--quick", "--rounds", "1000"]
+    command = [sys.executable, "-m", "fastpipe.bench", "images", "--quick", "--rounds", "1000"]
     command += ["--data", str(tree), "--batch-size", "4"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True

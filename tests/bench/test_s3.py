@@ -14,6 +14,7 @@ from rich.console import Console
 from torchvision.datasets import ImageFolder
 
 from fastpipe.bench import peers as bench_peers
+from fastpipe.bench import stall
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.lines import bucket_lines
 from fastpipe.bench.peer_children import objects
@@ -22,7 +23,7 @@ from fastpipe.bench.peer_children.protocol import Job
 from fastpipe.bench.report import markdown, print_result, short_markdown, target_lines
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Contender, Sample
-from fastpipe.bench.s3 import case, peers, stall
+from fastpipe.bench.s3 import case, peers
 from fastpipe.bench.s3.bucket import Bucket
 from fastpipe.bench.s3.check import check_bucket
 from fastpipe.bench.s3.cpu import CpuMeter, Metered, cpu_of

@@ -213,7 +213,7 @@ class Balanced(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: Any) -> None:
         self.count += 1
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "link", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -21,8 +21,9 @@ import tensorflow as tf
 from PIL import Image
 from rich.console import Console
 
+from fastpipe.bench.overview.apart import outcome_apart
 from fastpipe.bench.report import markdown, print_result, short_markdown
-from fastpipe.bench.results import load
+from fastpipe.bench.results import load, validate
 from fastpipe.bench.runner import ContenderError, Sample, Session
 from fastpipe.bench.tf import apart, augmenting, case, own, scripts
 from fastpipe.bench.tf.check import SampleCheck, check_rows
@@ -465,3 +466,13 @@ def test_without_what_is_replaced_there_are_no_figures() -> None:
     gone = {key: some for key, some in samples.items() if key != "folder-replaced"}
     with pytest.raises(FastpipeError, match="its process ended"):
         case._check_measured(Session(gone, rounds=1, failures={"folder-replaced": "its process ended"}))
+
+
+def test_the_pipeline_of_the_case_all(tmp_path: Path) -> None:
+    # In a process of its own, as the case has it: here TensorFlow has been used.
+    found = outcome_apart("keras_multimodal", tmp_path, True, 170.0, lambda text: None)
+    result = validate(found["result"])
+    assert result["check"]["ok"] and "bit for bit" in result["check"]["text"]
+    assert [entry["key"] for entry in result["rows"]] == ["modalities-replaced", "modalities-threads"]
+    for row in result["timelines"]["keras_multimodal"]["rows"]:
+        assert len(row["wait_s"]) == len(row["busy_s"]) >= 4

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -75,6 +75,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "augment"
     batches: Batches = field(kw_only=True)
     photos: Photos = field(kw_only=True)
     devices: Sequence[str] = field(kw_only=True)
@@ -201,7 +202,7 @@ class _Bench(Driver):
         words += ["--no-single"] if args.no_single else []
         counts = sorted({self.batches.count(place.recipe.unit) for place in self.places})
         of = " or ".join(map(str, counts))
-        return self.facts("augment", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {"text": self.batches.text, "name": self.batches.name, "samples": size},
             "sections": {
                 **{place.key: {"label": place.label} for place in self.places},

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "generate"
     scratch: Path = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -181,7 +182,7 @@ class _Bench(Driver):
         words = [f"--folder {args.folder.resolve().name}"] if args.folder else []
         words += [f"--section {one}" for one in args.section or ()]
         about = f"row i is fn(i, np.random.default_rng([{SEED}, i]))"
-        return self.facts("generate", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {"text": about, "name": "functions of the benchmark", "samples": 0, "sample_bytes": 0},
             "sections": {one.key: {"label": one.label} for one in self.sections},
             "job": {

@@ -98,6 +98,7 @@ def _tables(args: argparse.Namespace, progress: Progress) -> tuple[list[Table], 
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "hdf5"
     quick_s: ClassVar[float] = 0.05
     tables: list[Table] = field(kw_only=True)
     judged: list[Table] = field(kw_only=True)
@@ -252,7 +253,7 @@ class _Bench(Driver):
             for table in self.judged
         }
         shape = "×".join(map(str, first.shape[1:])) or "1"
-        return self.facts("hdf5", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {"name": args.data.name if args.data else made, **described(first)},
             "sections": {**{table.key: described(table) for table in self.tables}, **files},
             "job": {

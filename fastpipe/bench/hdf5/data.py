@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,15 +168,18 @@ def made_tables(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
     wav: Path | None = None,
+    layouts: Collection[str] = tuple(LAYOUTS),
 ) -> list[Table]:
-    """Log-mel rows in the four layouts, made once.
+    """Log-mel rows in some layouts, made once.
 
     Args:
         sizes: how many.
         cache: where, if not in the user's cache folder.
         say: told what takes long.
         wav: take them from WAV files.
+        layouts: keys of ``LAYOUTS``.
     """
+    chosen = {key: LAYOUTS[key] for key in layouts}
     rows = mel_rows if wav is None else wav_rows(wav)
     shape = (sizes.rows, *SHAPE)
 
@@ -187,13 +190,15 @@ def made_tables(
 
     def fill(folder: Path) -> None:
         folder.mkdir()
-        for key, (_, compression, is_chunked) in LAYOUTS.items():
+        for key, (_, compression, is_chunked) in chosen.items():
             chunk = (ROWS_IN_CHUNK, *SHAPE) if is_chunked else None
             write_table(folder / f"{key}.h5", "mels", parts(), shape, chunk=chunk, compression=compression)
 
     name = f"mels-1-{sizes.rows}" + ("" if wav is None else f"-{wav.resolve().name}")
-    folder = made_once(name, fill, f"{sizes.rows:,} log-mels in four layouts", cache, say)
-    return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in LAYOUTS.items()]
+    name += "" if len(chosen) == len(LAYOUTS) else f"-{'-'.join(chosen)}"
+    what = "four layouts" if len(chosen) == len(LAYOUTS) else ", ".join(chosen)
+    folder = made_once(name, fill, f"{sizes.rows:,} log-mels in {what}", cache, say)
+    return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in chosen.items()]
 
 
 def made_cells(

@@ -180,19 +180,23 @@ class TableRow:
 
     def measure(self, count: int) -> float:
         """Consume so many samples; return the seconds it took."""
-        if self._draws is not None:
-            self._draws.length = count
-        seen = 0
+        batches, seen = self.batches(count), 0
         with quiet():
             start = time.perf_counter()
             while seen < count:
-                for batch in self.loader:
+                for batch in batches:
                     seen += touch(batch, any_number=True)
             seconds = time.perf_counter() - start
         self._let_go()
         if seen != count:
             raise RuntimeError(f"{self.spec.label} gave {seen} samples of {count}")
         return seconds
+
+    def batches(self, count: int) -> Any:
+        """An epoch: of so many samples, where they are drawn; else of all there are."""
+        if self._draws is not None:
+            self._draws.length = count
+        return self.loader
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage that the loader's clock has counted so far."""

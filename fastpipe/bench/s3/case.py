@@ -81,6 +81,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "s3"
     quick_s: ClassVar[float] = 0.01
     bucket: Bucket = field(kw_only=True)
     name: str = field(kw_only=True)
@@ -252,7 +253,7 @@ class _Bench(Driver):
             "on this machine, as are proxy and loaders" if bucket.s3.server else "at $FASTPIPE_S3_ENDPOINT"
         )
         server = f"an S3 server (Ceph's gateway) {where}"
-        return self.facts("s3", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {
                 "text": f"{count:,} objects of {bucket.nbytes / count / 1000:.0f} kB ({self.name}) in "
                 f"{server}; {args.delay:g} ± {jitter:g} ms until an answer begins",

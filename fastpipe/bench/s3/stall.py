@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from fastpipe.bench.loaders import touch
 from fastpipe.bench.s3.bucket import Bucket
 from fastpipe.bench.s3.rows import EmptyStages, MountRow, first_loader
+from fastpipe.bench.stall import timeline_of
 
 __all__ = ["Stalled", "fast_stall", "mount_stall", "stalls"]
 
@@ -87,13 +87,13 @@ def stalls(
 
 def stall_of(loader: Any, rate: float) -> tuple[int, float]:
     """Images of an epoch, and the share of its time in which the step waited."""
-    waited, images = 0.0, 0
-    start = asked = time.perf_counter()
-    for batch in loader:
-        waited += time.perf_counter() - asked
+    images = 0
+
+    def step(batch: Any) -> float:
+        nonlocal images
         count = touch(batch)
         images += count
-        time.sleep(count / rate)
-        asked = time.perf_counter()
-    now = time.perf_counter()
-    return images, (waited + now - asked) / (now - start)
+        return count / rate
+
+    share = timeline_of(loader, step).share
+    return images, share

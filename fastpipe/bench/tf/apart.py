@@ -12,6 +12,7 @@ import multiprocessing
 from typing import Any
 
 from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.stall import Timeline
 from fastpipe.bench.tf.data import Setting
 from fastpipe.bench.tf.rows import EpochRow, Spec, specs
 
@@ -41,14 +42,26 @@ class Apart:
         Raises:
             ContenderError: it cannot go on.
         """
+        return float(self._asked(key, count, None))
+
+    def timeline(self, key: str, steps: int, busy_s: float) -> Timeline:
+        """Steps that take so long each, with a row's batches.
+
+        Raises:
+            ContenderError: it cannot go on.
+        """
+        found: Timeline = self._asked(key, steps, busy_s)
+        return found
+
+    def _asked(self, *question: Any) -> Any:
         try:
-            self._connection.send((key, count))
+            self._connection.send(question)
             answer = self._connection.recv()
         except (EOFError, OSError):
             raise ContenderError("its process ended") from None
         if isinstance(answer, str):
             raise ContenderError(answer)
-        return float(answer)
+        return answer
 
     def close(self) -> None:
         """End the process.  May be called twice."""
@@ -78,6 +91,10 @@ class ApartRow:
         """Consume so many samples; return the seconds it took."""
         return self._apart.measure(self.key, count)
 
+    def timeline(self, steps: int, busy_s: float) -> Timeline:
+        """Steps that take so long each."""
+        return self._apart.timeline(self.key, steps, busy_s)
+
     def close(self) -> None:
         """Nothing: the process is that of all rows."""
 
@@ -87,13 +104,14 @@ def _serve(connection: Any, setting: Setting) -> None:
     by_key, rows = {spec.key: spec for spec in specs()}, dict[str, EpochRow]()
     try:
         while True:
-            key, count = connection.recv()
+            key, count, busy_s = connection.recv()
             try:
                 if key not in rows:
                     rows[key] = EpochRow(by_key[key], setting)
                     gc.collect()
                     gc.freeze()  # as where the other rows are
-                connection.send(rows[key].measure(count))
+                row = rows[key]
+                connection.send(row.measure(count) if busy_s is None else row.timeline(count, busy_s))
             except ContenderError as error:
                 connection.send(str(error))
     except (EOFError, KeyboardInterrupt):  # Ctrl-C comes here too

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "tf"
     quick_s: ClassVar[float] = 0.05
     photos: Photos = field(kw_only=True)
     lengths: Lengths = field(kw_only=True)
@@ -156,7 +157,7 @@ class _Bench(Driver):
             f"epochs of {lengths.crops:,} boxes, {lengths.folder:,} photos of a folder and"
             f" {lengths.modalities:,} times four boxes, of these photos again and again"
         )
-        return self.facts("tf", words, busy) | {
+        return self.facts(words, busy) | {
             "data": {
                 "text": f"{photos.text}; {epochs}",
                 "name": photos.name,

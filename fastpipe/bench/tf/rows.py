@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from fastpipe.bench.results import RowInfo
 from fastpipe.bench.runner import ContenderError
+from fastpipe.bench.stall import Timeline, timeline_of
 from fastpipe.bench.tf import arrays, augmenting, own, scripts
 from fastpipe.bench.tf.data import Lengths, Setting
 from fastpipe.bench.tf.framework import tensorflow
@@ -216,6 +217,10 @@ class EpochRow:
             if seen != self.chunk:
                 raise RuntimeError(f"{self.spec.label} gave {seen} samples of {self.chunk}")
         return seconds
+
+    def timeline(self, steps: int, busy_s: float) -> Timeline:
+        """Steps that take so long each."""
+        return timeline_of(self.dataset, lambda _: busy_s, steps)
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage that a dataset of fastpipe's has counted so far."""

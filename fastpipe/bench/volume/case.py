@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 class _Bench(Driver):
     """One run of the case."""
 
+    case: ClassVar[str] = "volume"
     quick_s: ClassVar[float] = 0.05
     scroll: Scroll = field(kw_only=True)
 
@@ -169,7 +170,7 @@ class _Bench(Driver):
         patch = "×".join(map(str, sizes.patch))
         quarter = self.scroll.nbytes / QUARTER / 1e6
         cold = f"cold, a first epoch with room for {quarter:,.0f} MB, a quarter of the volume"
-        return self.facts("volume", words, busy) | {
+        return self.facts(words, busy) | {
             "data": described(self.scroll),
             "sections": {COLD: {"label": cold}, WARM: {"label": "warm, room for the whole volume"}},
             "job": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -150,6 +151,10 @@ class WholeEpochs:
         """A dataset that has remembered nothing, and its loader."""
         dataset = patch_dataset(self._scroll, self.budget, seed)
         return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
+
+    def batches(self) -> Iterator[Any]:
+        """The first epoch of a new dataset, which is opened and planned when the first batch is asked for."""
+        yield from self.made(seed=len(self.made_s))[1]
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage that the loaders' clocks have counted so far."""

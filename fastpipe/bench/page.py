@@ -1,0 +1,166 @@
+"""A result as a page: bars, what steps waited for, all figures, and what they were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from fastpipe.bench.lines import more_lines
+from fastpipe.bench.pages import document, rect, table
+from fastpipe.bench.report import data_line, machine_line, target_lines
+from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+
+__all__ = ["page"]
+
+_STYLE = """
+:root { --replaced: #8b929b; --stock: #63b3a0; --fastpipe: #0b8a6f; --peer: #b9a8cc; --floor: #b9a8cc }
+:root { --wait: #d2403a; --busy: #0b8a6f; --track: #eef0f2 }
+@media (prefers-color-scheme: dark) {
+  :root { --replaced: #7d858f; --stock: #4d9484; --fastpipe: #1fae8f; --peer: #83729b; --floor: #83729b }
+  :root { --wait: #e0605a; --busy: #1fae8f; --track: #24282d }
+}
+h1 { line-height: 1.3 } section { margin-top: 2.2rem } section h2 { margin: 0 }
+.name { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; margin-top: .5rem }
+.name span:last-child { white-space: nowrap; font-variant-numeric: tabular-nums }
+.own { font-weight: 600 } .alarm { color: var(--wait); font-weight: 600 }
+svg.bar { height: 16px } svg.steps { height: 24px; background: var(--track); margin: .1rem 0 .4rem }
+svg.bar line { stroke: var(--ink); stroke-width: 1.5 }
+svg.steps rect { stroke: var(--page); stroke-width: .6 }
+h3 { font-size: .95rem; margin: 1rem 0 0; font-weight: 600 }
+td { vertical-align: top; font-variant-numeric: tabular-nums }
+.facts td { text-align: left; padding-right: 1.2rem }
+.figures td { white-space: nowrap } .figures td:first-child, .figures td:last-child { white-space: normal }
+.figures td:first-child { min-width: 9rem } .figures td:last-child { min-width: 12rem }
+.figures td:last-child, .figures th:last-child { text-align: left }
+code { font-size: .93em }
+"""
+_SHARE = 100.0  # of a picture's width
+_TALL, _LOW = 24, 10  # pixels of what is waited and what is done, which so are told apart without colours
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """A page of a result, for any case.
+
+    Args:
+        result: the content of a result file.
+    """
+    method = result["method"]
+    rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
+    about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
+    parts = [
+        f"<h1>{escape(result['verdict'])}</h1>",
+        *map(_quiet, about),
+        *(f'<div class="alarm">{escape(text)}</div>' for text in method["warnings"]),
+        *(part for key in result.get("sections") or [None] for part in _section(result, key)),
+        *_figures(result), *_lines(result), *_environment(result),
+    ]  # fmt: skip
+    return document(f"fastpipe bench {result['case']}", parts, _STYLE)
+
+
+def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
+    """Bars, and steps, of the rows of a section."""
+    about = {"label": result["job"]["short"]} if key is None else result["sections"][key]
+    rows = [entry for entry in shown(result) if entry.get("section") == key]
+    yield f"<section><h2>{escape(about['label'])}</h2>"
+    if "data" in about:
+        yield _quiet(about["data"])
+    for miss in result["missing"]:
+        if miss["key"] == key:
+            yield f'<div class="alarm">not measured: {escape(miss["why"])}</div>'
+    top = max((rate_of(entry)["high"] for entry in rows), default=1.0)
+    for entry in rows:
+        yield from _bar(result, entry, top)
+    if told := result.get("timelines", {}).get(key):
+        yield from _steps(told)
+    yield "</section>"
+
+
+def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Iterator[str]:
+    """A row's median, the range of its rounds, and how many times that of the reference it is."""
+    rate, scale = rate_of(entry), _SHARE / top
+    is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
+    figures = f"{rate['median']:,.0f} {entry.get('unit', UNIT)}/s · {'1×' if is_reference else _ratio(entry)}"
+    kind = ' class="own"' if entry["group"] == "fastpipe" else ""
+    yield f'<div class="name"><span{kind}>{escape(entry["label"])}</span>'
+    yield f"<span{kind}>{escape(figures)}</span></div>"
+    low, high = rate["low"] * scale, rate["high"] * scale
+    yield (
+        f'<svg class="bar" role="img" aria-label="{escape(figures, quote=True)}">'
+        + rect(0, 0, rate["median"] * scale, 16, f"var(--{entry['group']})", "%")
+        + f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="8" y2="8"/>'
+        + "".join(f'<line x1="{x:.2f}%" x2="{x:.2f}%" y1="4" y2="12"/>' for x in (low, high))
+        + "</svg>"
+    )
+
+
+def _steps(told: Mapping[str, Any]) -> Iterator[str]:
+    """Steps as they came, of what is replaced and of its replacement, over the same time."""
+    longest = max(one["total_s"] for one in told["rows"])
+    steps = len(told["rows"][0]["wait_s"])
+    yield f"<h3>{steps} steps that keep a device busy for {1000 * told['busy_s']:g} ms each</h3>"
+    keys = (("wait", "waiting for data"), ("busy", "busy"))
+    legend = (f'<span class="key" style="background:var(--{name})"></span>{text}' for name, text in keys)
+    yield f'<div class="quiet">from left to right in time:{"".join(legend)}</div>'
+    for name, one in zip(("before", "after"), told["rows"], strict=True):
+        figures = f"{one['total_s']:.2f} s, {one['share']:.0%} of it waiting"
+        yield f'<div class="name"><span>{name}: {escape(one["label"])}</span><span>{figures}</span></div>'
+        yield f'<svg class="steps" role="img" aria-label="{name}: {figures}">'
+        at, scale = 0.0, _SHARE / longest
+        for wait, busy in zip(one["wait_s"], one["busy_s"], strict=True):
+            yield rect(at * scale, 0, wait * scale, _TALL, "var(--wait)", "%")
+            yield rect((at + wait) * scale, _TALL - _LOW, busy * scale, _LOW, "var(--busy)", "%")
+            at += wait + busy
+        yield "</svg>"
+
+
+def _figures(result: Mapping[str, Any]) -> Iterator[str]:
+    """All rows, those that lose among them."""
+    rows = []
+    for entry in result["rows"]:
+        rate, ratio = rate_of(entry), entry["ratio"]
+        label = entry["label"] if entry.get("section") is None else f"{entry['section']}: {entry['label']}"
+        rows.append([
+            label, f"{rate['median']:,.0f} {entry.get('unit', UNIT)}",
+            f"{rate['low']:,.0f}–{rate['high']:,.0f}", f"{ratio['median']:.2f}×",
+            f"{ratio['low']:.2f}–{ratio['high']:.2f}", entry["note"],
+        ])  # fmt: skip
+    rows += [[miss["label"], "not measured", "", "", "", miss["why"]] for miss in result["missing"]]
+    yield "<h2>All figures</h2>"
+    head = [replaced_thing(result), "per second", "range", "ratio", "range", "note"]
+    yield f'<div class="figures">{table(head, rows)}</div>'
+
+
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """What else was measured, and whether outputs are the same."""
+    if lines := [*target_lines(result), *more_lines(result)]:
+        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    yield "<h2>Are the results the same?</h2>"
+    yield f"<p>{escape(result['check']['text'])}</p>"
+
+
+def _environment(result: Mapping[str, Any]) -> Iterator[str]:
+    """What it was measured on, and by which command."""
+    machine, revision = result["machine"], result["revision"] or {"commit": "", "modified": False}
+    facts = [
+        ["processor", f"{machine['cpu']}, {machine['cores']} cores"],
+        ["memory", "unknown" if machine["memory_gib"] is None else f"{machine['memory_gib']:g} GiB"],
+        ["system", f"{machine['os']}, {machine['python']}"],
+        ["load at the start", f"{machine.get('load_at_start')}"],
+        ["measured", result["date"]],
+        ["revision", revision["commit"] + (", with changes" if revision["modified"] else "")],
+        *([name, version] for name, version in result["versions"].items()),
+    ]  # fmt: skip
+    yield "<h2>Environment</h2>"
+    yield f'<div class="facts">{table(["", ""], facts)}</div>'
+    yield f"<p>Made by <code>{escape(result['command'])}</code>.</p>"
+
+
+def _quiet(line: str) -> str:
+    return f'<div class="quiet">{escape(line)}</div>'
+
+
+def _ratio(entry: Mapping[str, Any]) -> str:
+    ratio = entry["ratio"]
+    digits = times_digits(ratio["median"])
+    return f"{ratio['median']:.{digits}f}× ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"

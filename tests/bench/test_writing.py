@@ -1,0 +1,33 @@
+"""Files that are there whole, or as they were before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastpipe.bench.writing import check_target, whole
+from fastpipe.errors import OptionError
+
+
+def test_what_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), whole(path) as unfinished:
+        unfinished.write_text("ne")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with whole(path) as unfinished:
+        unfinished.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    check_target(tmp_path / "new" / "folder" / "file", "--json")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OptionError, match=r"--json: .* is a folder; give a file's name"):
+        check_target(tmp_path, "--json")
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"--html: .* cannot be written: .*file' is no folder of yours"):
+        check_target(tmp_path / "file" / "page", "--html")
