@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -193,8 +194,17 @@ def staged_images(dataset: Any) -> RemoteImages:
     return remote
 
 
+def _weakly(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # of a kind that cannot be referred to so
+        return lambda: value
+
+
 class RowsAhead:
     """The rows of one dataset in what a loader will ask for.
+
+    It goes to threads that end when the dataset is dropped, and so it does not keep that.
 
     Args:
         ahead: what that is.
@@ -206,7 +216,8 @@ class RowsAhead:
     def __init__(
         self, ahead: Ahead, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
     ) -> None:
-        self._ahead, self._dataset, self._base, self._rows = ahead, dataset, base, rows
+        self._ahead = ahead
+        self._dataset, self._base, self._rows = _weakly(dataset), weakref.ref(base), weakref.WeakMethod(rows)
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
@@ -241,8 +252,10 @@ class RowsAhead:
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """The places among indices that are of this dataset, and its rows there."""
-        for end, places, local in located(self._dataset, indices):
-            if end is self._base:
-                return places, self._rows(np.where(local < 0, local + len(end), local))
+        rows = self._rows()
+        if rows is not None:
+            for end, places, local in located(self._dataset(), indices):
+                if end is self._base():
+                    return places, rows(np.where(local < 0, local + len(end), local))
         none = np.zeros(0, np.int64)
         return none, none

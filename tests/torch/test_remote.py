@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,18 @@ def test_a_pickled_dataset_works_where_it_arrives(photo_tree: Path, near: Any) -
     assert _same(_batches(FastLoader(other, 5)), _batches(FastLoader(dataset, 5)))
     dataset.close()
     other.close()
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_dataset_that_is_dropped_is_freed_with_its_threads(
+    photo_tree: Path, tmp_path: Path, seed: int | None, is_staged: bool
+) -> None:
+    stage = tmp_path / "stage" if is_staged else None
+    dataset = FastImageFolder(f"file://{photo_tree}", seed=seed, stage=stage)
+    loader: Any = FastLoader(dataset, batch_size=8, shuffle=True, collate_fn=list)
+    assert sum(len(batch) for batch in loader) == len(dataset)
+    dropped = weakref.ref(dataset)
+    del dataset, loader
+    gc.collect()
+    assert dropped() is None  # and ``no_leaks`` sees to its threads
