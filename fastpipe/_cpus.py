@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
-from pathlib import Path
+
+from fastpipe._cgroups import Groups
 
 __all__ = ["available_cpus", "default_threads", "local_ranks"]
 
 
 def available_cpus() -> int:
-    """Cores that this process may use: its affinity, bounded by the cgroup's quota."""
+    """Cores that this process may use: its affinity, bounded by the quotas of the cgroups that it is in."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
-    return max(1, min(cores, quota) if quota else cores)
+    quota = Groups().cores()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def default_threads(workers: int = 1) -> int:
@@ -33,21 +35,3 @@ def local_ranks() -> int:
         return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:
         return 1
-
-
-def _cgroup_quota(root: Path) -> int | None:
-    """Whole cores that the cgroup grants (rounded up), or None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()[:2]  # version 2
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()  # version 1
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    try:
-        if int(quota) <= 0 or int(period) <= 0:
-            return None
-        return -(-int(quota) // int(period))
-    except ValueError:  # "max"
-        return None

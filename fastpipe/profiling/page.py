@@ -69,7 +69,7 @@ def _cases(report: Findings) -> Iterator[str]:
 def _timeline(report: Findings) -> Iterator[str]:
     """Steps as they came: waiting in red."""
     spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
-    if not spans:
+    if not spans or report.is_opaque:  # what a step waited is not known apart
         return
     first, last = spans[0][1], max(span[3] for span in spans)
     scale = _WIDTH / max(1, last - first)

@@ -217,7 +217,7 @@ class RowsAhead:
         self, ahead: Ahead, dataset: Any, base: Any, rows: Callable[[Int64Array], Int64Array]
     ) -> None:
         self._ahead = ahead
-        self._dataset, self._base, self._rows = _weakly(dataset), weakref.ref(base), weakref.WeakMethod(rows)
+        self._dataset, self._base, self._rows = _weakly(dataset), _weakly(base), weakref.WeakMethod(rows)
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
@@ -254,8 +254,9 @@ class RowsAhead:
         """The places among indices that are of this dataset, and its rows there."""
         rows = self._rows()
         if rows is not None:
+            base = self._base()
             for end, places, local in located(self._dataset(), indices):
-                if end is self._base():
-                    return places, rows(np.where(local < 0, local + len(end), local))
+                if end is base:
+                    return places, rows(np.where(local < 0, local + len(base), local))
         none = np.zeros(0, np.int64)
         return none, none

@@ -531,7 +531,12 @@ def changed(options: dict[str, Any], out: Path, n: int = N, **more: Any) -> Gene
     return made(fn, out, n, **{key: value for key, value in options.items() if key != "fn"}, **more)
 
 
-@pytest.mark.parametrize(("options", "words"), CHANGES, ids=lambda value: str(value)[:30])
+def in_words(value: Any) -> str:
+    """Of a test's parameters, the same in each process."""
+    return "-".join(value) if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(("options", "words"), CHANGES, ids=in_words)
 @pytest.mark.parametrize("n", [N, N + 20])
 def test_an_unfinished_job_of_other_arguments(
     tmp_path: Path, small_blocks: None, options: dict[str, Any], words: str, n: int
@@ -558,7 +563,7 @@ def test_an_unfinished_job_of_other_arguments(
     ]
 
 
-@pytest.mark.parametrize(("options", "words"), CHANGES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("options", "words"), CHANGES, ids=in_words)
 @pytest.mark.parametrize("n", [N, N + 20])
 def test_a_finished_file_of_other_arguments(
     tmp_path: Path, options: dict[str, Any], words: str, n: int
@@ -580,7 +585,7 @@ def test_a_finished_file_of_other_arguments(
 
 
 @pytest.mark.parametrize("left", ["folder", "lock", "journal", "first line", "half a line", "old blocks"])
-@pytest.mark.parametrize(("options", "words"), CHANGES[:2], ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("options", "words"), CHANGES[:2], ids=in_words)
 def test_a_finished_file_beside_what_was_left_of_a_job(
     tmp_path: Path, small_blocks: None, left: str, options: dict[str, Any], words: str
 ) -> None:

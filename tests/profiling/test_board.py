@@ -128,7 +128,7 @@ def test_a_report_is_written_as_code_so_that_its_columns_stay(
         ({"torch", "tensorboard", "tensorflow"}, ("tensorflow",), board._write_with_tensorflow),
         ({"torch", "tensorflow"}, (), board._write_with_tensorflow),
     ],
-    ids=str,
+    ids=["torch", "torch beside TensorFlow", "torch, TensorFlow is loaded", "TensorFlow"],
 )
 def test_it_is_written_with_what_is_there(
     installed: set[str], loaded: tuple[str, ...], expected: Any, monkeypatch: pytest.MonkeyPatch

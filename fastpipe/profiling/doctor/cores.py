@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._cpus import available_cpus, local_ranks
+from fastpipe._cgroups import Groups
+from fastpipe._cpus import local_ranks
 from fastpipe._sizes import counted, in_duration
-from fastpipe.profiling.doctor.cgroups import Groups
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
 __all__ = ["check"]
@@ -52,13 +52,6 @@ def _count(installed: int, affinity: int, quota: float | None) -> Iterator[Findi
         )
     else:
         yield ok(_TOPIC, text)
-    threads = available_cpus()
-    if quota is not None and threads > quota + 1:  # a limit of a group that lies deeper than a container's
-        yield warning(
-            _TOPIC,
-            f"fastpipe would use {threads} threads, as it does not see that quota",
-            f"taskset -c 0-{max(1, int(quota)) - 1} python …, or decode threads by num_workers",
-        )
 
 
 def _throttling(stat: dict[str, int]) -> Iterator[Finding]:

@@ -3,77 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fastpipe._cgroups import Groups
 from fastpipe.profiling.doctor import cores, limits, memory, threads
-from fastpipe.profiling.doctor.cgroups import Groups
 from fastpipe.profiling.doctor.findings import Examined, Finding
 
 GIB = 1 << 30
-
-
-def machine(root: Path, cgroup: str, mounts: str, files: dict[str, str]) -> Groups:
-    """A system's files below a folder."""
-    for name, text in {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mounts, **files}.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return Groups(root)
-
-
-def test_limits_of_version_2_in_a_container(tmp_path: Path) -> None:
-    groups = machine(
-        tmp_path, "0::/\n", "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-        {
-            "sys/fs/cgroup/cpu.max": "250000 100000\n",
-            "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
-            "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 50\nthrottled_usec 3000000\n",
-        },
-    )  # fmt: skip
-    assert groups.cores() == 2.5
-    assert groups.least("memory", "memory.max", "memory.limit_in_bytes") == 4 * GIB
-    assert groups.table("cpu", "cpu.stat")["nr_throttled"] == 50
-
-
-def test_limits_of_a_job_that_lie_deep(tmp_path: Path) -> None:
-    deep = "sys/fs/cgroup/system.slice/job_7"
-    groups = machine(
-        tmp_path, "0::/system.slice/job_7/step\n", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-        {
-            "sys/fs/cgroup/memory.max": "max\n", f"{deep}/memory.max": f"{2 * GIB}\n",
-            f"{deep}/step/memory.max": "max\n", f"{deep}/cpu.max": "400000 100000", f"{deep}/step/cpu.max": "max 100000",
-        },
-    )  # fmt: skip
-    assert groups.cores() == 4
-    assert groups.least("memory", "memory.max") == 2 * GIB
-
-
-def test_limits_of_version_1(tmp_path: Path) -> None:
-    groups = machine(
-        tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
-        "31 30 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
-        "32 30 0:28 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n",
-        {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        },
-    )  # fmt: skip
-    assert groups.cores() == 1.5
-    assert groups.least("memory", "memory.max", "memory.limit_in_bytes") == 3 * GIB
-
-
-def test_a_system_without_groups(tmp_path: Path) -> None:
-    groups = Groups(tmp_path)
-    assert (groups.cores(), groups.least("memory", "memory.max"), groups.table("cpu", "cpu.stat")) == (
-        None,
-        None,
-        {},
-    )
 
 
 def states(found: Any) -> list[str]:
@@ -85,12 +24,6 @@ def test_fewer_cores_than_there_are_installed() -> None:
     assert states(cores._count(64, 8, None)) == ["warning"]
     first = next(iter(cores._count(64, 64, 2.5)))
     assert first.state == "warning" and "cores to use: 2.5;" in first.text and "but as 2" in first.remedy
-
-
-def test_a_quota_that_fastpipe_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "available_cpus", lambda: 64)
-    found = list(cores._count(64, 64, 2.0))
-    assert states(found) == ["warning", "warning"] and "would use 64 threads" in found[1].text
 
 
 @pytest.mark.parametrize(
