@@ -146,7 +146,8 @@ class _All(Driver):
         merged["missing"] += self.missing
         methods = [result["method"] for result in results.values()]
         differing = [text for check in checks.values() for text in check["problems"]]
-        told_of = " ".join(f"{key}: {check['text']}." for key, check in checks.items())
+        told_of = ". ".join(f"{key}: {check['text'].rstrip('.')}" for key, check in checks.items())
+        compared = f"compared before: {told_of}" if told_of else "nothing was compared"
         return merged | {
             "method": {**self.method(max((one["rounds"] for one in methods), default=0)),
                        "seconds": max((one["seconds"] for one in methods), default=0.0)},
@@ -155,7 +156,7 @@ class _All(Driver):
             "job": {"text": "Five training pipelines, before and after",
                     "short": "five pipelines, before and after", "batch_size": 0,
                     "replaces": "pipeline"},
-            "check": {"ok": not differing, "problems": differing, "text": told_of or "nothing was compared"},
+            "check": {"ok": not differing, "problems": differing, "text": compared},
             "main": next((result["main"] for result in results.values()), ""),
             "stages": {"seconds": {}, "images": 0},
             "floor_share": None,
