@@ -124,6 +124,7 @@ def train(name: str, data: str) -> Any:
     return script.replicas().num_replicas_in_sync, accuracy, losses, said
 
 
+@pytest.mark.slow
 def test_losses_are_the_same(data: str) -> None:
     before, after = _beside((train, "before", data), (train, "after", data))
     assert before[0] == after[0] == 2

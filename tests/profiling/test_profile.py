@@ -143,7 +143,7 @@ def test_a_fast_loaders_stages_are_those_of_its_clock(photo_tree: Path) -> None:
 
 
 def test_a_script_with_its_own_loop_is_watched_and_gets_its_own_batches() -> None:
-    loader = DataLoader(Slow(2, 40), batch_size=4, num_workers=1)
+    loader = DataLoader(Slow(20, 40), batch_size=4, num_workers=1)
     wanted = [index for batch in DataLoader(range(40), batch_size=4) for index in batch.tolist()]
     got: list[float] = []
     with fastpipe.profile() as profiling:
