@@ -93,8 +93,8 @@ def measure(
         loader: whose batches are taken, in as many epochs as it takes.
         step: called with each; None for nothing.
         seconds: that are measured, or some batches of each worker.
-        skipped: batches of each epoch, as workers start and files are opened.  An epoch that is hardly longer
-            is measured as a whole.
+        skipped: batches of each epoch, as workers start and files are opened.  An epoch that is over before
+            enough was seen is measured as a whole.
         budget: bytes that may be taken.
 
     Returns:
@@ -125,7 +125,8 @@ def measure(
         number, end = len(moments) // 2, perf_counter()
         if not number:
             return None
-        left_out = 0 if (is_whole and number < TURNS * skipped) or number <= skipped else skipped
+        # At its end workers have nothing ahead: only with its start it is what an epoch takes.
+        left_out = 0 if is_whole or number <= skipped else skipped
         spent = end - (moments[2 * left_out] if left_out else begin)
         took += spent
         waited += spent - (sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2]))
