@@ -37,7 +37,7 @@ from fastpipe.profiling.tuning.trials import measure
 from fastpipe.sampling import Uniform
 from fastpipe.testing import mel_rows, photo_tree
 
-_EACH_S, _RUNS = 0.7, 3
+_EACH_S, _RUNS, _IMAGES = 0.7, 3, 3200
 _CROP = Compose([
     RandomResizedCrop(224), RandomHorizontalFlip(), ToTensor(),
     Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
@@ -65,7 +65,7 @@ def loaders(photos: Path, folder: Path) -> Iterator[tuple[str, Callable[[], Any]
     """Loaders to be tuned, by name."""
     rng, path = np.random.default_rng(0), str(folder / "speech.h5")
     with h5py.File(path, "w") as file:
-        rows = mel_rows(rng, 2048)
+        rows = np.concatenate([mel_rows(rng, 1024)] * 8)
         file.create_dataset("mels", data=rows, chunks=(16, *rows.shape[1:]), compression="gzip", shuffle=True)
     spec = {
         "driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder}/scan.zarr/"},
@@ -128,7 +128,8 @@ def main() -> None:
     args = parser.parse_args()
     cases = []
     with tempfile.TemporaryDirectory() as name:
-        photos = args.photos or photo_tree(Path(name) / "photos", classes=4, per_class=50)
+        given = args.photos or photo_tree(Path(name) / "made", classes=4, per_class=50)
+        photos = _repeated(given, Path(name) / "photos")
         for label, make in loaders(photos, Path(name)):
             cases.append(case := _case(label, make, args.rounds, args.seconds))
             print(_row(case), flush=True)
@@ -139,6 +140,17 @@ def main() -> None:
             "revision": machine.revision(),
         }
         args.json.write_text(json.dumps({**facts, "rounds": args.rounds, "cases": cases}, indent=1) + "\n")
+
+
+def _repeated(photos: Path, folder: Path) -> Path:
+    """As many as an epoch needs that is longer than a measurement."""
+    files = [file for file in sorted(photos.glob("*/*")) if file.is_file()]
+    for number in range(max(1, _IMAGES // len(files))):
+        for file in files:
+            link = folder / file.parent.name / f"{number}-{file.name}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    return folder
 
 
 def _case(label: str, make: Callable[[], Any], rounds: int, seconds: float) -> dict[str, Any]:
