@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from fastpipe.cache.budget import free_memory
 from fastpipe.profiling.costs import TURNS
 from fastpipe.profiling.times import process_tree
 from fastpipe.profiling.tuning.settings import Settings
@@ -103,34 +104,43 @@ def measure(
     Raises:
         OverBudgetError: more memory was taken than there may be.
     """
-    before, most = memory_of_processes(), 0
+    before, free, most = memory_of_processes(), free_memory(), 0
     took = waited = 0.0
     count, deadline, checked = 0, perf_counter() + 6 * seconds, perf_counter()
     while took < seconds and perf_counter() < deadline:
-        begin, is_whole = perf_counter(), True
+        begin, is_whole, looking = perf_counter(), True, 0.0
         moments = array("d")  # of each batch: when it was asked for, and when it was there
-        for batch in _Asked(loader, moments):
+        iterator = _Asked(loader, moments)  # whose workers end with it, which takes a while
+        for batch in iterator:
             if step is not None:
                 step(batch)
             del batch
             now, number = perf_counter(), len(moments) // 2
-            if before is not None and now - checked > _CHECK_S:
-                most, checked = max(most, _taken(before, budget)), perf_counter()
+            if number == skipped and before is not None and not most:  # before that which is measured
+                most = max(1, _taken(before, budget))
+                looking = perf_counter() - now
+            if now - checked > _CHECK_S:
+                checked = now
+                if before is not None and _is_short(free, budget):  # to be sure takes long, and so the cores
+                    most = max(most, _taken(before, budget))
             first = moments[2 * skipped] if number > skipped else now
             if (number >= TURNS * skipped and took + now - first >= seconds) or now > deadline:
                 is_whole = False
                 break
-        if before is not None:  # while its workers are there, if it was left
-            most = max(most, _taken(before, budget))
         number, end = len(moments) // 2, perf_counter()
         if not number:
             return None
         # At its end workers have nothing ahead: only with its start it is what an epoch takes.
         left_out = 0 if is_whole or number <= skipped else skipped
-        spent = end - (moments[2 * left_out] if left_out else begin)
+        spent = end - (moments[2 * left_out] if left_out else begin + looking)
         took += spent
         waited += spent - (sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2]))
+        if not left_out:
+            waited += looking  # which was between two batches, as a step is
         count += number - left_out
+        if before is not None and (took >= seconds or end > deadline or end - checked > _CHECK_S):
+            most, checked = max(most, _taken(before, budget)), perf_counter()  # while its workers are there
+        del iterator
     return Measured(took / count, waited / count, None if before is None else most)
 
 
@@ -148,6 +158,12 @@ class _Asked:
         batch = next(self._inner)
         self._note((asked, perf_counter()))
         return batch
+
+
+def _is_short(free: int | None, budget: int | None) -> bool:
+    """Whether the machine has so much less memory free than before that a budget may be exceeded."""
+    now = free_memory()
+    return budget is not None and free is not None and now is not None and free - now > budget
 
 
 def _taken(before: int, budget: int | None) -> int:
