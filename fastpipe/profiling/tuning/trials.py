@@ -108,7 +108,7 @@ def measure(
     took = waited = 0.0
     count, deadline, checked = 0, perf_counter() + 6 * seconds, perf_counter()
     while took < seconds and perf_counter() < deadline:
-        begin, is_whole, looking = perf_counter(), True, 0.0
+        begin, is_whole = perf_counter(), True
         moments = array("d")  # of each batch: when it was asked for, and when it was there
         iterator = _Asked(loader, moments)  # whose workers end with it, which takes a while
         for batch in iterator:
@@ -116,12 +116,10 @@ def measure(
                 step(batch)
             del batch
             now, number = perf_counter(), len(moments) // 2
-            if number == skipped and before is not None and not most:  # before that which is measured
-                most = max(1, _taken(before, budget))
-                looking = perf_counter() - now
-            if now - checked > _CHECK_S:
+            if number == skipped or now - checked > _CHECK_S:
                 checked = now
-                if before is not None and _is_short(free, budget):  # to be sure takes long, and so the cores
+                # To be sure takes long, in which workers would get ahead.
+                if before is not None and _is_short(free, budget):
                     most = max(most, _taken(before, budget))
             first = moments[2 * skipped] if number > skipped else now
             if (number >= TURNS * skipped and took + now - first >= seconds) or now > deadline:
@@ -132,11 +130,9 @@ def measure(
             return None
         # At its end workers have nothing ahead: only with its start it is what an epoch takes.
         left_out = 0 if is_whole or number <= skipped else skipped
-        spent = end - (moments[2 * left_out] if left_out else begin + looking)
+        spent = end - (moments[2 * left_out] if left_out else begin)
         took += spent
         waited += spent - (sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2]))
-        if not left_out:
-            waited += looking  # which was between two batches, as a step is
         count += number - left_out
         if before is not None and (took >= seconds or end > deadline or end - checked > _CHECK_S):
             most, checked = max(most, _taken(before, budget)), perf_counter()  # while its workers are there
