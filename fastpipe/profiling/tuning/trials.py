@@ -137,6 +137,8 @@ def measure(
         if before is not None and (took >= seconds or end > deadline or end - checked > _CHECK_S):
             most, checked = max(most, _taken(before, budget)), perf_counter()  # while its workers are there
         del iterator
+    if before is not None and is_whole and loader.num_workers:  # with the epoch its workers had ended
+        most = max(most, _taken_by_workers(loader, skipped, before, budget))
     return Measured(took / count, waited / count, None if before is None else most)
 
 
@@ -154,6 +156,14 @@ class _Asked:
         batch = next(self._inner)
         self._note((asked, perf_counter()))
         return batch
+
+
+def _taken_by_workers(loader: Any, count: int, before: int, budget: int | None) -> int:
+    """Bytes of memory beyond those of before, when each worker has made a batch."""
+    iterator = iter(loader)
+    for _ in zip(range(count), iterator, strict=False):
+        pass
+    return _taken(before, budget)
 
 
 def _is_short(free: int | None, budget: int | None) -> bool:
