@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +17,7 @@ from fastpipe.errors import OptionError
 from fastpipe.profiling.board import scalars_of, write_board
 from fastpipe.profiling.findings import Findings
 from fastpipe.profiling.page import page
+from fastpipe.profiling.shown import Shown
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import STAGES
 from fastpipe.profiling.times import Spent
@@ -26,24 +26,14 @@ from fastpipe.profiling.trace import trace_events
 __all__ = ["Report"]
 
 _FORMAT = 1
-_WIDTH = 110
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Findings):
+class Report(Shown, Findings):
     """What a profile has found; ``print`` it.
 
     Its attributes are those of :class:`Findings`.
     """
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
-        self.show(console)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def show(self, console: Console) -> None:
         """Print it on a console, in its width and colours."""

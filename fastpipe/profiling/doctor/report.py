@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fastpipe.profiling.doctor.findings import Finding, State
+from fastpipe.profiling.shown import Shown
 
 __all__ = ["DoctorReport"]
 
 _FORMAT = 1
-_WIDTH = 110
 _STYLES: dict[State, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 @dataclass(frozen=True, repr=False)
-class DoctorReport:
+class DoctorReport(Shown):
     """What an examination has found; ``print`` it.
 
     Attributes:
@@ -41,15 +40,6 @@ class DoctorReport:
     findings: tuple[Finding, ...]
     target: str = ""
     seconds: float = 0.0
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
-        self.show(console)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
 
     @property
     def exit_code(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import StringIO
 from time import perf_counter
 from typing import Any
 
@@ -19,13 +18,13 @@ from fastpipe.errors import OptionError
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.growing import learning_rate_rule
 from fastpipe.profiling.resizing import resized, size_of
+from fastpipe.profiling.shown import Shown
 
 __all__ = ["BatchSizes", "SizeTrial", "autotune_batch_size"]
 
 _ROUNDS, _ROUND_S = 3, 0.1
 _EQUAL = 0.05  # of the samples a second: no reason for larger batches
 _REFINED = 2  # sizes between the largest that fits and the smallest that does not
-_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class SizeTrial:
 
 
 @dataclass(frozen=True, repr=False)
-class BatchSizes:
+class BatchSizes(Shown):
     """What :func:`fastpipe.autotune_batch_size` has found; ``print`` it.
 
     Attributes:
@@ -77,15 +76,6 @@ class BatchSizes:
         make ``target``.  Of the sizes that do so and fit, the largest that is no larger than ``best``."""
         size = max(one for one in range(1, min(self.best, self.target) + 1) if self.target % one == 0)
         return size, self.target // size
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
-        self.show(console)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def show(self, console: Console) -> None:
         """Print it on a console."""

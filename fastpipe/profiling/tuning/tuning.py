@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from io import StringIO
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +21,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_duration
 from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError
+from fastpipe.profiling.shown import Shown
 from fastpipe.profiling.tuning.search import Search
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import Trial
@@ -29,11 +29,10 @@ from fastpipe.profiling.tuning.trials import Trial
 __all__ = ["Tuning", "autotune"]
 
 _PART = 0.5  # of the memory that is free
-_WIDTH = 110
 
 
 @dataclass(frozen=True, repr=False)
-class Tuning:
+class Tuning(Shown):
     """What :func:`fastpipe.autotune` has found; ``print`` it.
 
     Attributes:
@@ -57,15 +56,6 @@ class Tuning:
     def gain(self) -> float:
         """How many times as fast a batch, with its step if there is one, comes as before."""
         return self.before.batch_s / self.best.batch_s
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, force_terminal=False, color_system=None)
-        self.show(console)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def show(self, console: Console) -> None:
         """Print it on a console."""
