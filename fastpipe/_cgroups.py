@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "table"]
 
+# Of versions 2 and 1: the files of the limit and of what is used, and of that the part that is only cached.
+_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+_USUAL = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
 
 
@@ -30,13 +36,13 @@ class Groups:
         """
         found = []
         for name in ("", controller):  # version 2 has one tree for everything
-            if name in self._mounts and name in self._own:
-                top, mount = self._mounts[name]
-                group = self._own[name]
-                inner = group[len(top) :] if top != "/" and group.startswith(top) else group
-                parts = [part for part in inner.split("/") if part not in ("", "..")]
-                base = self._root / mount.lstrip("/")
-                found += [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+            # Where nobody says what is mounted, it is where it usually is.
+            top, mount = self._mounts.get(name, ("/", f"{_USUAL}/{name}"))
+            group = self._own.get(name, "")
+            inner = group[len(top) :] if top != "/" and group.startswith(top) else group
+            parts = [part for part in inner.split("/") if part not in ("", "..")]
+            base = self._root / mount.lstrip("/")
+            found += [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
         return [folder for folder in found if folder.is_dir()]
 
     def least(self, controller: str, *names: str) -> int | None:
@@ -62,15 +68,30 @@ class Groups:
                 found.append(quota / period)
         return min(found, default=None)
 
+    def free_memory(self) -> int | None:
+        """Bytes that the tightest of the groups leaves, pages of files too; None without a limit."""
+        least = None
+        for folder in self.folders("memory"):
+            for limit_name, used_name, cached_name in _MEMORY:
+                limit, used = _number(folder / limit_name), _number(folder / used_name)
+                if limit is not None and used is not None:
+                    left = max(0, limit - used + table(folder / "memory.stat").get(cached_name, 0))
+                    least = left if least is None else min(least, left)
+        return least
+
     def table(self, controller: str, name: str) -> dict[str, int]:
         """A file of lines "name number", of the lowest group that has it."""
-        for folder in self.folders(controller):
-            try:
-                words = [line.split() for line in (folder / name).read_text().splitlines()]
-            except OSError:
-                continue
-            return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
-        return {}
+        return next((found for folder in self.folders(controller) if (found := table(folder / name))), {})
+
+
+def table(path: Path) -> dict[str, int]:
+    """A file of lines "name number …"; empty if there is none."""
+    found = {}
+    for line in _lines(path):
+        words = line.split()
+        if len(words) >= 2 and words[1].isdigit():
+            found[words[0]] = int(words[1])
+    return found
 
 
 def _own_groups(path: Path) -> dict[str, str]:
