@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any
 
 from fastpipe.profiling.recorder import Tally
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import COLLATE, GRAPH, READ, TRANSFER
+from fastpipe.profiling.taking import epochs
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.times import NOTHING, Spent, processes_cpu_ns
 
-__all__ = ["TURNS", "Alone", "LoaderCosts", "alone", "costs_of", "costs_of_clock", "step_with"]
+__all__ = ["Alone", "LoaderCosts", "alone", "costs_of", "costs_of_clock", "step_with"]
 
-TURNS = (
-    4  # of all workers, of whose first batches are not counted: it matters little then how many come at once
-)
 _LINES, _LEAST_SHARE = 6, 0.02
 
 
@@ -162,43 +159,23 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
     Args:
         begin: makes an iterator of it.
-        skipped: batches before its pace is that of others: the first of each worker, which open files.
-            An epoch that is hardly longer is measured as a whole, with the start of workers.
-        seconds: that it is looked at.
+        skipped, seconds: as of `epochs`.
 
     Returns:
         What was seen; None where it has fewer than two batches.
     """
     took, batches, taken, cpu = 0.0, 0, 0, 0
     knows_cpu = True
-    deadline = perf_counter() + 4 * seconds
-    while took < seconds and perf_counter() < deadline:
-        first = last = perf_counter(), processes_cpu_ns(), 0
-        count, is_whole = 0, True
-        iterator = begin()
-        for _ in iterator:
-            count += 1
-            now = perf_counter()
-            if not taken and count == 1:  # workers that were slow to start are not slow
-                deadline = now + 4 * seconds
-            if count == skipped:
-                last = now, processes_cpu_ns(), skipped
-            # Batches of workers come some at a time.
-            if (count >= TURNS * skipped and took + now - last[0] > seconds) or now > deadline:
-                is_whole = False
-                break
-        del iterator
-        start, used, left_out = first if is_whole and count < TURNS * skipped else last
-        taken += count
-        if count - left_out < 2:
+    for epoch in epochs(begin, skipped, seconds, look=processes_cpu_ns):
+        used = processes_cpu_ns()
+        taken += epoch.taken
+        if epoch.batches < 2:
             break
-        took += perf_counter() - start
-        used_now = processes_cpu_ns()
-        if used_now is None or used is None:
+        took, batches = took + epoch.seconds, batches + epoch.batches
+        if used is None or epoch.began is None:
             knows_cpu = False
         else:
-            cpu += used_now - used
-        batches += count - left_out
+            cpu += used - epoch.began
     if not batches:
         return None
     return Alone(took / batches, cpu / batches / 1e9 if knows_cpu else None, batches, taken)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from fastpipe.cache.budget import free_memory
-from fastpipe.profiling.costs import TURNS
+from fastpipe.profiling.taking import epochs
 from fastpipe.profiling.times import process_tree
 from fastpipe.profiling.tuning.settings import Settings
 
@@ -94,8 +93,7 @@ def measure(
         loader: whose batches are taken, in as many epochs as it takes.
         step: called with each; None for nothing.
         seconds: that are measured, or some batches of each worker.
-        skipped: batches of each epoch, as workers start and files are opened.  An epoch that is over before
-            enough was seen is measured as a whole.
+        skipped: as of `epochs`.
         budget: bytes that may be taken.
 
     Returns:
@@ -104,80 +102,75 @@ def measure(
     Raises:
         OverBudgetError: more memory was taken than there may be.
     """
-    before, free, most = memory_of_processes(), free_memory(), 0
+    memory = _Memory(budget)
+
+    def stepped(batch: Any) -> None:
+        if step is not None:
+            step(batch)
+        memory.guard()
+
     took = waited = 0.0
-    count, deadline, checked = 0, perf_counter() + 6 * seconds, perf_counter()
-    while took < seconds and perf_counter() < deadline:
-        begin, is_whole = perf_counter(), True
-        moments = array("d")  # of each batch: when it was asked for, and when it was there
-        iterator = _Asked(loader, moments)  # whose workers end with it, which takes a while
-        for batch in iterator:
-            if step is not None:
-                step(batch)
-            del batch
-            now, number = perf_counter(), len(moments) // 2
-            if number == skipped or now - checked > _CHECK_S:
-                checked = now
-                # To be sure takes long, in which workers would get ahead.
-                if before is not None and _is_short(free, budget):
-                    most = max(most, _taken(before, budget))
-            first = moments[2 * skipped] if number > skipped else now
-            if (number >= TURNS * skipped and took + now - first >= seconds) or now > deadline:
-                is_whole = False
-                break
-        number, end = len(moments) // 2, perf_counter()
-        if not number:
+    count, is_over = 0, False
+    for epoch in epochs(
+        loader.__iter__, skipped, seconds, step=stepped, look=lambda: memory.guard(now=True), limit=6.0,
+        counts_start=True,
+    ):  # fmt: skip
+        if not epoch.taken:
             return None
-        # At its end workers have nothing ahead: only with its start it is what an epoch takes.
-        left_out = 0 if is_whole or number <= skipped else skipped
-        spent = end - (moments[2 * left_out] if left_out else begin)
-        took += spent
-        waited += spent - (sum([*moments[2 * left_out + 2 :: 2], end]) - sum(moments[2 * left_out + 1 :: 2]))
-        count += number - left_out
-        if before is not None and (took >= seconds or end > deadline or end - checked > _CHECK_S):
-            most, checked = max(most, _taken(before, budget)), perf_counter()  # while its workers are there
-        del iterator
-    if before is not None and is_whole and loader.num_workers:  # with the epoch its workers had ended
-        most = max(most, _taken_by_workers(loader, skipped, before, budget))
-    return Measured(took / count, waited / count, None if before is None else most)
+        took, waited, count = took + epoch.seconds, waited + epoch.waited, count + epoch.batches
+        is_over = epoch.is_over
+        if not is_over:
+            memory.look()  # while its workers are there
+    if is_over:
+        iterator = iter(loader)
+        for _ in zip(range(skipped), iterator, strict=False):  # until each worker has made a batch
+            pass
+        memory.look()
+    return Measured(took / count, waited / count, memory.most)
 
 
-class _Asked:
-    """An iterator of a loader that notes when a batch was asked for, and when it was there."""
+class _Memory:
+    """What this process and those below it take beyond what they had.
 
-    def __init__(self, loader: Any, moments: array[float]) -> None:
-        self._inner, self._note = iter(loader), moments.extend
+    Attributes:
+        most: bytes at the most, where it was looked; None where nobody knows.
 
-    def __iter__(self) -> _Asked:
-        return self
+    Args:
+        budget: bytes that may be taken.
+    """
 
-    def __next__(self) -> Any:
-        asked = perf_counter()
-        batch = next(self._inner)
-        self._note((asked, perf_counter()))
-        return batch
+    def __init__(self, budget: int | None) -> None:
+        self._budget, self._before, self._free = budget, memory_of_processes(), free_memory()
+        self._next = 0.0
+        self.most = None if self._before is None else 0
 
+    def look(self) -> None:
+        """Look, which takes a while for each process.
 
-def _taken_by_workers(loader: Any, count: int, before: int, budget: int | None) -> int:
-    """Bytes of memory beyond those of before, when each worker has made a batch."""
-    iterator = iter(loader)
-    for _ in zip(range(count), iterator, strict=False):
-        pass
-    return _taken(before, budget)
+        Raises:
+            OverBudgetError: it is more than may be taken.
+        """
+        if self._before is None or self.most is None:
+            return
+        taken = max(0, (memory_of_processes() or 0) - self._before)
+        self.most = max(self.most, taken)
+        if self._budget is not None and taken > self._budget:
+            raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}")
 
+    def guard(self, *, now: bool = False) -> None:
+        """Look if the machine has so much less memory free that it may be too much: meanwhile workers would
+        get ahead.
 
-def _is_short(free: int | None, budget: int | None) -> bool:
-    """Whether the machine has so much less memory free than before that a budget may be exceeded."""
-    now = free_memory()
-    return budget is not None and free is not None and now is not None and free - now > budget
-
-
-def _taken(before: int, budget: int | None) -> int:
-    """Bytes of memory beyond those of before."""
-    taken = max(0, (memory_of_processes() or 0) - before)
-    if budget is not None and taken > budget:
-        raise OverBudgetError(f"took {taken / 1e6:,.0f} MB, and may take {budget / 1e6:,.0f}")
-    return taken
+        Args:
+            now: whether to ask, however short ago that was.
+        """
+        at = perf_counter()
+        if self._budget is None or self._free is None or (at < self._next and not now):
+            return
+        self._next = at + _CHECK_S
+        free = free_memory()
+        if free is not None and self._free - free > self._budget:
+            self.look()
 
 
 def memory_of_processes() -> int | None:
