@@ -19,6 +19,7 @@ OUTSIDE = "outside"  # the kind of what is in no loop over a loader
 
 _INTERVAL_S = 0.005  # a look costs about 30 µs
 _TELL_S = 0.5
+_END_S = 1.0
 
 
 class Tally:
@@ -125,8 +126,12 @@ class Recorder:
     def stop(self) -> None:
         """End, after a last look; or the rest of it, where an earlier call was ended by an exception."""
         self._ending.put(None)
-        if self._thread.ident is not None and not self._is_over:
-            self._ended.get()
+        if self._thread.ident is not None:
+            if not self._is_over:
+                self._ended.get()
+            # A thread that is still there when the interpreter ends may abort it.  It is about to end, so the
+            # time matters only where a handler's exception has left the thread's own lock taken.
+            self._thread.join(_END_S)
         self._kind, self._tell = str, None  # which refer to whoever has this recorder
 
     def __enter__(self) -> Recorder:
