@@ -10,10 +10,10 @@ import contextlib
 import importlib
 import os
 import sys
-import threading
-from queue import Empty, SimpleQueue
 from statistics import fmean
 from typing import Any, NamedTuple
+
+from fastpipe.profiling.looking import LookingThread
 
 __all__ = ["GPUSampler", "GPUUse"]
 
@@ -46,9 +46,7 @@ class GPUSampler:
         self._nvml, self._handle = nvml, handle
         self._rates: list[tuple[float, float]] = []
         self._received: list[float] = []
-        self._ending: SimpleQueue[None] = SimpleQueue()
-        self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="fastpipe-gpu", daemon=True)
+        self._thread = LookingThread("fastpipe-gpu", _INTERVAL_S, self._look, self._close)
 
     @classmethod
     def begin(cls) -> GPUSampler | None:
@@ -73,35 +71,18 @@ class GPUSampler:
 
     def stop(self) -> GPUUse | None:
         """End, and tell what was seen; None if nothing was.  Further calls tell the same."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            self._ending.put(None)
-            if self._thread is not threading.current_thread():  # in which garbage may be collected
-                self._thread.join()
+        self._thread.stop()
         if not self._rates:
             return None
         gpu, memory = (fmean(values) for values in zip(*self._rates, strict=True))
         return GPUUse(gpu, memory, fmean(self._received) if self._received else None)
 
-    def _run(self) -> None:
-        try:
-            is_ending = False
-            while not is_ending:  # with a last look at the end: what NVML tells is of the moments before
-                is_ending = self._is_ending()
-                self._look()
-        finally:
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
+    def _close(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
 
-    def _is_ending(self) -> bool:
-        """Whether the end has been asked for, after a while in which it might be."""
-        try:
-            self._ending.get(timeout=_INTERVAL_S)
-        except Empty:
-            return False
-        return True
-
-    def _look(self) -> None:
+    def _look(self, is_last: bool) -> None:
+        # With a last one at the end: what NVML tells is of the moments before.
         nvml = self._nvml
         with contextlib.suppress(nvml.NVMLError):  # of what this device does not support
             rates = nvml.nvmlDeviceGetUtilizationRates(self._handle)

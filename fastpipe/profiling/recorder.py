@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any
 
+from fastpipe.profiling.looking import LookingThread
 from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
 
@@ -19,7 +19,6 @@ OUTSIDE = "outside"  # the kind of what is in no loop over a loader
 
 _INTERVAL_S = 0.005  # a look costs about 30 µs
 _TELL_S = 0.5
-_END_S = 1.0
 
 
 class Tally:
@@ -113,11 +112,8 @@ class Recorder:
         self._stacks = Stacks(boundaries)
         self._threads, self._tell, self._kind = threads, tell, kind
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
-        # What a signal's handler raises may end `stop` anywhere.  These stay usable then; an event does not.
-        self._ending: SimpleQueue[None] = SimpleQueue()
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="fastpipe-profile", daemon=True)
+        self._looks = 0
+        self._thread = LookingThread("fastpipe-profile", _INTERVAL_S, self._look_and_tell, self._close)
 
     def start(self) -> None:
         """Begin to look."""
@@ -125,13 +121,7 @@ class Recorder:
 
     def stop(self) -> None:
         """End, after a last look; or the rest of it, where an earlier call was ended by an exception."""
-        self._ending.put(None)
-        if self._thread.ident is not None:
-            if not self._is_over:
-                self._ended.get()
-            # A thread that is still there when the interpreter ends may abort it.  It is about to end, so the
-            # time matters only where a handler's exception has left the thread's own lock taken.
-            self._thread.join(_END_S)
+        self._thread.stop()
         self._kind, self._tell = str, None  # which refer to whoever has this recorder
 
     def __enter__(self) -> Recorder:
@@ -141,30 +131,16 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _run(self) -> None:
-        looks = 0
-        try:
-            ended = False
-            while not ended:
-                ended = self._is_ending()
-                self._look()
-                looks += 1
-                self.own_cpu_ns = time.thread_time_ns()
-                if self._tell is not None and (ended or looks % round(_TELL_S / _INTERVAL_S) == 0):
-                    self._tell()
-        finally:
-            for clock, _ in self._clocks.values():
-                clock.close()
-            self._is_over = True
-            self._ended.put(None)
+    def _look_and_tell(self, is_last: bool) -> None:
+        self._look()
+        self._looks += 1
+        self.own_cpu_ns = time.thread_time_ns()
+        if self._tell is not None and (is_last or self._looks % round(_TELL_S / _INTERVAL_S) == 0):
+            self._tell()
 
-    def _is_ending(self) -> bool:
-        """Whether the end has been asked for, after a while in which it might be."""
-        try:
-            self._ending.get(timeout=_INTERVAL_S)
-        except Empty:
-            return False
-        return True
+    def _close(self) -> None:
+        for clock, _ in self._clocks.values():
+            clock.close()
 
     def _look(self) -> None:
         frames = sys._current_frames()

@@ -35,6 +35,7 @@ from fastpipe.bench.s3.stall import fast_stall, stall_of, stalls
 from fastpipe.bench.s3.targets import targets
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
+from fastpipe.testing.clock import ManualClock
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'fastpipe[s3]'")
 
@@ -169,20 +170,8 @@ def test_processor_time_is_told_by_parts(bucket: Bucket) -> None:
 # ---- what is no rate ---------------------------------------------------------------------------
 
 
-class Clock:
-    """Time that passes only where something takes some."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_a_stall_is_the_share_of_the_epoch_that_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = ManualClock(0.0)
     monkeypatch.setattr(stall, "time", clock)
 
     def batches() -> Iterator[Any]:

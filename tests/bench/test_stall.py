@@ -8,35 +8,24 @@ import pytest
 
 from fastpipe.bench import stall
 from fastpipe.bench.stall import Timeline, timeline_of
-
-
-class Clock:
-    """Time that passes only where something takes some."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from fastpipe.testing.clock import ManualClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    made = ManualClock(0.0)
     monkeypatch.setattr(stall, "time", made)
     return made
 
 
-def batches(clock: Clock, *waits: float, end: float = 0.0) -> Iterator[int]:
+def batches(clock: ManualClock, *waits: float, end: float = 0.0) -> Iterator[int]:
     for number, wait in enumerate(waits):
         clock.now += wait
         yield number
     clock.now += end
 
 
-def test_all_of_an_epoch(clock: Clock) -> None:
+def test_all_of_an_epoch(clock: ManualClock) -> None:
     found = timeline_of(batches(clock, 3.0, 0.0, 1.0, end=2.0), lambda number: 1.0 + number)
     assert found == Timeline((3.0, 0.0, 1.0), (1.0, 2.0, 3.0), 2.0)
     assert (found.total_s, found.share) == (12.0, 0.5)
@@ -45,7 +34,7 @@ def test_all_of_an_epoch(clock: Clock) -> None:
     }  # fmt: skip
 
 
-def test_after_some_steps_no_further_batch_is_asked_for(clock: Clock) -> None:
+def test_after_some_steps_no_further_batch_is_asked_for(clock: ManualClock) -> None:
     source = batches(clock, 1.0, 1.0, 9.0)
     assert timeline_of(source, lambda number: 2.0, steps=2) == Timeline((1.0, 1.0), (2.0, 2.0))
     assert clock.now == 6.0

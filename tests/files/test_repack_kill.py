@@ -17,6 +17,7 @@ import pytest
 from fastpipe.cli import main
 from fastpipe.files import planning, repacking
 from fastpipe.files.checkpoints import CheckpointedFile
+from fastpipe.testing.dying import dying_at
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 
@@ -54,26 +55,15 @@ def is_right(source: Path) -> None:
 
 def count_calls(work: Callable[[], object], die_at: int = 0) -> int:
     """Calls to the system that change files; at one of them this process is killed, with half of it done."""
-    calls, real = 0, {name: getattr(os, name) for name in CALLS}
 
-    def instead(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == die_at:
-                if name == "pwrite":
-                    descriptor, data, offset = arguments
-                    real[name](descriptor, data[: len(data) // 2], offset)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real[name](*arguments, **options)
+    def half(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "pwrite":
+            descriptor, data, offset = arguments
+            real(descriptor, data[: len(data) // 2], offset)
 
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, instead(name))
+    with dying_at(die_at, [(os, name) for name in CALLS], half) as count:
         work()
-    return calls
+    return count.calls
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])

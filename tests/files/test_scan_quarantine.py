@@ -20,6 +20,7 @@ from fastpipe.cache.locks import try_to_lock
 from fastpipe.cli import main
 from fastpipe.files.scanning import moving, remedies
 from fastpipe.files.scanning.quarantine import LIST
+from fastpipe.testing.dying import dying_at
 
 CALLS = ("write", "fsync", "link", "symlink", "rename", "replace", "unlink", "rmdir", "makedirs")
 BAD = {"a/bad.jpg", "a/inner/cut.jpg", "b/empty.png", "b/link.jpg"}
@@ -297,26 +298,15 @@ def test_killed_at_any_call(
 
 def counted(work: Callable[[], object], die_at: int) -> None:
     """Do some work, and be killed at one of the calls that change files, half of what it writes done."""
-    calls, real = 0, {name: getattr(os, name) for name in CALLS}
 
-    def instead(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == die_at:
-                if name == "write":
-                    real[name](arguments[0], arguments[1][: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real[name](*arguments, **options)
+    def half(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "write":
+            real(arguments[0], arguments[1][: len(arguments[1]) // 2])
 
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, instead(name))
-        if moving._renameat2 is not None:
-            real["renameat2"] = moving._renameat2
-            patch.setattr(moving, "_renameat2", instead("renameat2"))
+    functions = [(os, name) for name in CALLS]
+    if moving._renameat2 is not None:
+        functions.append((moving, "_renameat2"))
+    with dying_at(die_at, functions, half):
         work()
 
 

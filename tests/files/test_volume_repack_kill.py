@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ import pytest
 from fastpipe.cli import main
 from fastpipe.files.volumes import repacking
 from fastpipe.files.volumes.bricks import Bricks
+from fastpipe.testing.dying import dying_at
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 
@@ -60,23 +60,14 @@ def remove(source: Path) -> None:
 def count_calls(work: Callable[[], int], die_at: int = 0, codes: tuple[int, ...] = (0,)) -> int:
     """Calls to the system that change names; at one of them this process is killed, with half of the file
     that was to get its name.  The exit code is one of ``codes``."""
-    numbers, real = itertools.count(1), {name: getattr(os, name) for name in CALLS}
 
-    def instead(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if next(numbers) == die_at:
-                if name == "replace":
-                    os.truncate(arguments[0], os.stat(arguments[0]).st_size // 2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real[name](*arguments, **options)
+    def half(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "replace":
+            os.truncate(arguments[0], os.stat(arguments[0]).st_size // 2)
 
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, instead(name))
+    with dying_at(die_at, [(os, name) for name in CALLS], half) as count:
         assert work() in codes
-    return next(numbers) - 1
+    return count.calls
 
 
 def killed(forked: Forked, source: Path, die_at: int) -> bool:

@@ -10,15 +10,9 @@ from pathlib import Path
 import pytest
 
 from fastpipe.index.progress import ScanProgress
+from fastpipe.testing.clock import ManualClock
 
 ROOT = "/data/train"
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Terminal:
@@ -42,7 +36,7 @@ class Terminal:
 
 def test_lines_of_the_log_after_two_seconds_and_each_ten(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fastpipe.index")
-    clock = Clock()
+    clock = ManualClock()
     with ScanProgress(Path(ROOT), clock=clock) as progress:
         for second in range(1, 25):
             clock.now = 100.0 + second
@@ -61,7 +55,7 @@ def test_a_short_scan_says_nothing(caplog: pytest.LogCaptureFixture, monkeypatch
     terminal = Terminal()
     for stream in (None, terminal):
         monkeypatch.setattr(sys, "stderr", stream)
-        clock = Clock()
+        clock = ManualClock()
         with ScanProgress(ROOT, clock=clock) as progress:
             clock.now += 1.99
             progress(1, 1)
@@ -73,7 +67,7 @@ def test_without_standard_error_the_log_has_it(
 ) -> None:
     caplog.set_level(logging.INFO, "fastpipe.index")
     monkeypatch.setattr(sys, "stderr", None)
-    clock = Clock()
+    clock = ManualClock()
     with ScanProgress(ROOT, clock=clock) as progress:
         clock.now += 3
         progress(1, 2)
@@ -86,7 +80,7 @@ def test_a_line_in_a_terminal_goes_when_the_scan_ends(
 ) -> None:
     caplog.set_level(logging.INFO, "fastpipe.index")
     monkeypatch.setenv("TERM", "xterm")
-    terminal, clock = Terminal(), Clock()
+    terminal, clock = Terminal(), ManualClock()
     monkeypatch.setattr(sys, "stderr", terminal)
     threads = set(threading.enumerate())
     try:

@@ -25,21 +25,12 @@ import fastpipe
 from fastpipe import FastLoader
 from fastpipe.errors import OptionError
 from fastpipe.profiling import WatchedLoader, bars, epochs
-
-
-class Clock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from fastpipe.testing.clock import ManualClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr(epochs, "perf_counter", clock)
     return clock
 
@@ -47,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Loader:
     """Batches of four samples, each of which takes a time that is given."""
 
-    def __init__(self, clock: Clock, waits: list[float], start: float = 0.0) -> None:
+    def __init__(self, clock: ManualClock, waits: list[float], start: float = 0.0) -> None:
         self.clock, self.waits, self.start = clock, waits, start
 
     def __len__(self) -> int:
@@ -63,12 +54,12 @@ class Loader:
             yield np.full((4, 2), number)
 
 
-def train(loader: Any, clock: Clock, step: float) -> None:
+def train(loader: Any, clock: ManualClock, step: float) -> None:
     for _ in loader:
         clock.now += step
 
 
-def test_what_an_epoch_took(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_epoch_took(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     loader = fastpipe.watch(Loader(clock, [0.5, 0.1, 0.1, 0.3], start=2.0))
     with caplog.at_level(logging.INFO, "fastpipe"):
         for _ in range(2):
@@ -121,7 +112,7 @@ def test_a_fast_loader_keeps_its_state(photo_tree: Path) -> None:
     assert len(list(loader)) == 2
 
 
-def test_a_loader_whose_length_nobody_knows(clock: Clock) -> None:
+def test_a_loader_whose_length_nobody_knows(clock: ManualClock) -> None:
     class Stream:
         def __iter__(self) -> Iterator[int]:
             return iter([1, 2, 3])
@@ -143,7 +134,7 @@ def test_an_empty_loader_has_an_epoch_without_steps() -> None:
 # ---- loops that do not go to their end -----------------------------------------------------------
 
 
-def test_a_loop_that_is_left_counts_the_steps_that_it_finished(clock: Clock, no_gc: None) -> None:
+def test_a_loop_that_is_left_counts_the_steps_that_it_finished(clock: ManualClock, no_gc: None) -> None:
     loader = fastpipe.watch(Loader(clock, [0.5, 0.5, 0.5, 0.5]))
     for number, _ in enumerate(loader):
         if number == 2:
@@ -164,7 +155,7 @@ def test_a_look_at_a_batch_is_no_epoch() -> None:
     assert loader.epochs == []
 
 
-def test_an_error_of_the_step_is_the_scripts_to_see(clock: Clock, no_gc: None) -> None:
+def test_an_error_of_the_step_is_the_scripts_to_see(clock: ManualClock, no_gc: None) -> None:
     loader = fastpipe.watch(Loader(clock, [0.5] * 4))
 
     def failing() -> None:
@@ -177,7 +168,7 @@ def test_an_error_of_the_step_is_the_scripts_to_see(clock: Clock, no_gc: None) -
     assert [times.steps for times in loader.epochs] == [2]
 
 
-def test_a_loader_that_fails_may_go_on(clock: Clock) -> None:
+def test_a_loader_that_fails_may_go_on(clock: ManualClock) -> None:
     class Failing(Iterator[int]):
         def __init__(self) -> None:
             self.number = 0
@@ -210,7 +201,7 @@ def test_a_loader_that_cannot_begin_leaves_nothing() -> None:
     assert loader.epochs == []
 
 
-def test_several_iterators_at_once_and_one_within_another(clock: Clock) -> None:
+def test_several_iterators_at_once_and_one_within_another(clock: ManualClock) -> None:
     loader = fastpipe.watch(Loader(clock, [0.5, 0.5]))
     for _ in zip(loader, loader, strict=True):
         clock.now += 1.0
@@ -248,7 +239,7 @@ def test_an_epoch_leaves_nothing(grown_in_epochs: Any) -> None:
     assert grown_in_epochs(loader) == {}
 
 
-def test_a_copy_has_the_epochs_so_far(clock: Clock) -> None:
+def test_a_copy_has_the_epochs_so_far(clock: ManualClock) -> None:
     loader = fastpipe.watch([[1], [2]], warn_after=1.0)
     list(loader)
     for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
@@ -285,7 +276,7 @@ def test_iterating_in_another_thread() -> None:
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def test_one_warning_an_epoch_with_the_count(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_an_epoch_with_the_count(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     loader = fastpipe.watch(Loader(clock, [5.0, 0.1, 1.5, 0.1, 2.5]), warn_after=1.0)
     train(loader, clock, 1.0)
     [record] = caplog.records
@@ -307,7 +298,7 @@ def test_a_warning_of_a_fast_loader_says_what_its_threads_were_at(
         assert "`fastpipe profile your_script.py`" in message
 
 
-def test_lines_within_an_epoch(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_within_an_epoch(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fastpipe")
     loader = fastpipe.watch(Loader(clock, [3.0, 1.0, 1.0, 1.0, 1.0]), log_every=2)
     train(loader, clock, 1.0)
@@ -318,7 +309,7 @@ def test_lines_within_an_epoch(clock: Clock, caplog: pytest.LogCaptureFixture) -
     assert len(caplog.messages) == 3
 
 
-def test_loaders_may_have_names(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_loaders_may_have_names(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fastpipe")
     loader = fastpipe.watch(Loader(clock, [1.0, 1.0]), name="validation", log_every=2, warn_waiting=0.1)
     train(loader, clock, 1.0)
@@ -326,7 +317,7 @@ def test_loaders_may_have_names(clock: Clock, caplog: pytest.LogCaptureFixture) 
     assert all(message.startswith("validation epoch 0") for message in caplog.messages)
 
 
-def test_how_many_samples_a_batch_has_may_be_told(clock: Clock) -> None:
+def test_how_many_samples_a_batch_has_may_be_told(clock: ManualClock) -> None:
     loader = fastpipe.watch(Loader(clock, [1.0, 1.0]), samples=lambda batch: 10 * len(batch))
     train(loader, clock, 1.0)
     assert loader.epochs[0].images_per_second == pytest.approx(80 / 4.0)
@@ -380,7 +371,7 @@ def file(monkeypatch: pytest.MonkeyPatch) -> Screen:
     return Screen(monkeypatch, False)
 
 
-def test_a_file_gets_a_line_every_ten_seconds(clock: Clock, file: Screen) -> None:
+def test_a_file_gets_a_line_every_ten_seconds(clock: ManualClock, file: Screen) -> None:
     loader = fastpipe.watch(Loader(clock, [2.0] * 8), progress=True)
     train(loader, clock, 2.0)
     assert file.text.splitlines() == [
@@ -390,7 +381,7 @@ def test_a_file_gets_a_line_every_ten_seconds(clock: Clock, file: Screen) -> Non
     ]
 
 
-def test_a_terminal_is_drawn_on_five_times_a_second_at_most(clock: Clock, terminal: Screen) -> None:
+def test_a_terminal_is_drawn_on_five_times_a_second_at_most(clock: ManualClock, terminal: Screen) -> None:
     loader = fastpipe.watch(Loader(clock, [0.01] * 100), progress=True)
     drawn = []
     for _ in loader:
@@ -402,7 +393,7 @@ def test_a_terminal_is_drawn_on_five_times_a_second_at_most(clock: Clock, termin
     assert terminal.text.count("\x1b[?25h") == terminal.text.count("\x1b[?25l")  # the cursor
 
 
-def test_loops_within_loops_have_a_bar_each(clock: Clock, terminal: Screen) -> None:
+def test_loops_within_loops_have_a_bar_each(clock: ManualClock, terminal: Screen) -> None:
     training = fastpipe.watch(Loader(clock, [1.0] * 3), progress=True)
     validation = fastpipe.watch(Loader(clock, [1.0] * 2), name="validation", progress=True)
     for _ in training:
@@ -415,7 +406,7 @@ def test_loops_within_loops_have_a_bar_each(clock: Clock, terminal: Screen) -> N
 
 @pytest.mark.parametrize("screen", ["terminal", "file"])
 def test_a_loop_that_is_left_takes_its_bar_away(
-    clock: Clock, screen: str, request: pytest.FixtureRequest
+    clock: ManualClock, screen: str, request: pytest.FixtureRequest
 ) -> None:
     shown: Screen = request.getfixturevalue(screen)
     loader = fastpipe.watch(Loader(clock, [1.0] * 5), progress=True)
@@ -426,7 +417,9 @@ def test_a_loop_that_is_left_takes_its_bar_away(
     assert shown.text.rstrip().endswith("left early")
 
 
-def test_a_loader_that_fails_takes_its_bar_away_until_it_goes_on(clock: Clock, terminal: Screen) -> None:
+def test_a_loader_that_fails_takes_its_bar_away_until_it_goes_on(
+    clock: ManualClock, terminal: Screen
+) -> None:
     def batches() -> Iterator[Any]:
         yield [1]
         raise OSError("the disk")
@@ -443,7 +436,7 @@ def test_a_loader_that_fails_takes_its_bar_away_until_it_goes_on(clock: Clock, t
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("is_gone_at", [0, 1, 5])
 def test_a_terminal_that_is_gone_ends_no_training(
-    clock: Clock, is_terminal: bool, is_gone_at: int, error: Any, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, is_terminal: bool, is_gone_at: int, error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(io.StringIO):
         writes = 0
@@ -467,7 +460,7 @@ def test_a_terminal_that_is_gone_ends_no_training(
     assert bool(sys.stderr.getvalue()) == (is_gone_at > 0)  # type: ignore[attr-defined]
 
 
-def test_without_standard_error_nothing_is_shown(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_standard_error_nothing_is_shown(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(epochs, "_BARS", bars.Bars())
     loader = fastpipe.watch(Loader(clock, [6.0] * 4), progress=True)
@@ -475,7 +468,9 @@ def test_without_standard_error_nothing_is_shown(clock: Clock, monkeypatch: pyte
     assert loader.epochs[0].steps == 4
 
 
-def test_bars_go_to_standard_error_as_it_is_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_go_to_standard_error_as_it_is_then(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(fastpipe.watch(Loader(clock, [6.0] * 4), progress=True), clock, 6.0)
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) == 4 and not shown.out

@@ -86,8 +86,8 @@ def test_an_epoch_has_the_means_of_what_was_sampled(nvml: Nvml) -> None:
 def test_means_are_of_all_looks(nvml: Nvml) -> None:
     sampler = GPUSampler(nvml, ("handle", 0))
     nvml.nvmlInit()
-    sampler._look()
-    sampler._look()
+    sampler._look(is_last=False)
+    sampler._look(is_last=False)
     nvml.nvmlInit()
     sampler._thread.start()
     assert sampler.stop() == GPUUse(pytest.approx((0.8 + 0.6 + 0.6) / 3), pytest.approx(0.8 / 3), 2000 * 1024)

@@ -17,22 +17,13 @@ import tensorflow as tf
 import fastpipe.tf
 from fastpipe import profiling
 from fastpipe.errors import OptionError
+from fastpipe.testing.clock import ManualClock
 from fastpipe.tf import EpochTimer, EpochTimes
 
 
-class Clock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr("fastpipe.tf.timer.time.perf_counter", clock)
     return clock
 
@@ -40,7 +31,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Fit:
     """Calls what ``model.fit`` calls, at times that are given."""
 
-    def __init__(self, timer: EpochTimer, clock: Clock, batches: Any, data_s: float, step_s: float) -> None:
+    def __init__(
+        self, timer: EpochTimer, clock: ManualClock, batches: Any, data_s: float, step_s: float
+    ) -> None:
         self.timer, self.clock, self.batches = timer, clock, batches
         self.data_s, self.step_s = data_s, step_s
 
@@ -64,7 +57,7 @@ class Fit:
             step += 1
 
 
-def test_what_is_waiting_and_what_is_not(clock: Clock) -> None:
+def test_what_is_waiting_and_what_is_not(clock: ManualClock) -> None:
     timer = EpochTimer()
     batches = timer.watch(tf.data.Dataset.range(10).batch(4))
     at_once = tf.data.Options()  # TensorFlow would ask ahead, and the clock of this test stands meanwhile
@@ -84,7 +77,7 @@ def test_what_is_waiting_and_what_is_not(clock: Clock) -> None:
     assert str(timer.epochs[0]) == "epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s"
 
 
-def test_warnings_are_those_of_every_framework(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_those_of_every_framework(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.5)
     batches = list(timer.watch(tf.data.Dataset.range(12).batch(4)))
     timer.on_train_begin()
@@ -109,7 +102,7 @@ def test_warnings_are_those_of_every_framework(clock: Clock, caplog: pytest.LogC
         EpochTimer(warn_after=0)
 
 
-def test_batches_that_were_there_before_are_not_waited_for(clock: Clock) -> None:
+def test_batches_that_were_there_before_are_not_waited_for(clock: ManualClock) -> None:
     timer = EpochTimer()
     batches = list(timer.watch(tf.data.Dataset.range(12).batch(4)))
     arrived = list(timer._arrivals)
@@ -120,7 +113,7 @@ def test_batches_that_were_there_before_are_not_waited_for(clock: Clock) -> None
     assert timer.epochs[0].images_per_second == pytest.approx(40)
 
 
-def test_several_steps_in_one_execution(clock: Clock) -> None:
+def test_several_steps_in_one_execution(clock: ManualClock) -> None:
     timer = EpochTimer()
     timer.on_train_begin()
     timer.on_epoch_begin(0)

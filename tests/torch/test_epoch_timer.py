@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastpipe.errors import OptionError
+from fastpipe.testing.clock import ManualClock
 from fastpipe.torch import EpochTimer, epoch_timer
 
 _WHY = "needs the trainer: pip install lightning (make venv installs it)"
@@ -33,19 +34,9 @@ pytestmark = [
 STEP, WAIT, CHECK, MOVE, SAVE = 0.5, 0.25, 100.0, 3.0, 7.0
 
 
-class Clock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr(epoch_timer, "perf_counter", clock)
     return clock
 
@@ -53,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Samples(torch.utils.data.Dataset[Any]):
     """Ten samples in batches of four, for each of which a loader takes WAIT."""
 
-    def __init__(self, clock: Clock | None, wait: float = WAIT, length: int = 10) -> None:
+    def __init__(self, clock: ManualClock | None, wait: float = WAIT, length: int = 10) -> None:
         self.clock, self.wait, self.length = clock, wait, length
 
     def __len__(self) -> int:
@@ -68,7 +59,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 class Stream(IterableDataset[Any]):
     """The same without a length: Lightning fetches a batch ahead."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
 
     def __iter__(self) -> Iterator[Any]:
@@ -81,7 +72,7 @@ class Stream(IterableDataset[Any]):
 class Module(pl.LightningModule):
     """Whatever it does takes a time that is known."""
 
-    def __init__(self, clock: Clock | None) -> None:
+    def __init__(self, clock: ManualClock | None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
         self.clock = clock
@@ -109,7 +100,7 @@ class Module(pl.LightningModule):
 class Saving(pl.Callback):
     """Another callback, which takes long after each step."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -125,7 +116,7 @@ def trainer_with(folder: Path, *callbacks: Any, **options: Any) -> Any:
 
 
 def test_waiting_is_the_time_for_which_the_loader_was_asked_and_nothing_else(
-    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timer = EpochTimer()
     # The sanity check before the first epoch, validation within epochs and after them: none of it counts.
@@ -145,7 +136,9 @@ def test_waiting_is_the_time_for_which_the_loader_was_asked_and_nothing_else(
     assert said == [str(times) for times in timer.epochs]
 
 
-def test_a_loader_without_a_length_of_which_lightning_fetches_ahead(clock: Clock, tmp_path: Path) -> None:
+def test_a_loader_without_a_length_of_which_lightning_fetches_ahead(
+    clock: ManualClock, tmp_path: Path
+) -> None:
     timer = EpochTimer()
     trainer_with(tmp_path, timer).fit(Module(clock), DataLoader(Stream(clock), 4))
     first, second = timer.epochs
@@ -156,7 +149,7 @@ def test_a_loader_without_a_length_of_which_lightning_fetches_ahead(clock: Clock
     assert second.images_per_second == pytest.approx(12 / second.seconds)
 
 
-def test_what_goes_to_loggers_and_the_progress_bar(clock: Clock, tmp_path: Path) -> None:
+def test_what_goes_to_loggers_and_the_progress_bar(clock: ManualClock, tmp_path: Path) -> None:
     timer = EpochTimer()
     logger = pl.loggers.CSVLogger(tmp_path)
     trainer = trainer_with(tmp_path, timer, logger=logger, log_every_n_steps=1)
@@ -202,7 +195,7 @@ if trainer.is_global_zero:
     assert [(row["epoch"], row["step"]) for row in rows] == [("0", "2"), ("1", "5")]
 
 
-def test_warnings(clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings(clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.01)
     trainer_with(tmp_path, timer, max_epochs=1).fit(Module(clock), DataLoader(Samples(clock), 4))
     [record] = [record for record in caplog.records if record.name == "fastpipe.torch"]
@@ -222,7 +215,7 @@ def test_batches_of_worker_processes(tmp_path: Path) -> None:
         assert times.images_per_second == pytest.approx(10 / times.seconds)
 
 
-def test_a_step_that_asks_for_its_batch_itself(clock: Clock, tmp_path: Path) -> None:
+def test_a_step_that_asks_for_its_batch_itself(clock: ManualClock, tmp_path: Path) -> None:
     class Asking(Module):
         def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
             batch, _, _ = next(dataloader_iter)
@@ -237,7 +230,7 @@ def test_a_step_that_asks_for_its_batch_itself(clock: Clock, tmp_path: Path) -> 
     assert times.waiting == pytest.approx(WAIT / (WAIT + STEP))
 
 
-def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: Clock, tmp_path: Path) -> None:
+def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: ManualClock, tmp_path: Path) -> None:
     timer, other = EpochTimer(), EpochTimer()
     for epochs in (2, 1):
         trainer = trainer_with(tmp_path, timer, other, max_epochs=epochs, profiler="simple")
@@ -250,7 +243,7 @@ def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: Clock, tmp_pat
     assert len(timer.epochs) == 1
 
 
-def test_a_training_that_fails_leaves_nothing(clock: Clock, tmp_path: Path) -> None:
+def test_a_training_that_fails_leaves_nothing(clock: ManualClock, tmp_path: Path) -> None:
     class Failing(Module):
         def training_step(self, batch: Any, number: int) -> Any:
             if number == 1:
@@ -265,7 +258,7 @@ def test_a_training_that_fails_leaves_nothing(clock: Clock, tmp_path: Path) -> N
     assert timer.epochs == [] and trainer.profiler.start == before
 
 
-def test_an_epoch_that_is_gone_on_with_after_a_restart(clock: Clock, tmp_path: Path) -> None:
+def test_an_epoch_that_is_gone_on_with_after_a_restart(clock: ManualClock, tmp_path: Path) -> None:
     class SaveAfterOne(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 1:
@@ -281,7 +274,7 @@ def test_an_epoch_that_is_gone_on_with_after_a_restart(clock: Clock, tmp_path: P
 
 
 def test_without_the_loops_word_waiting_is_not_known(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(epoch_timer, "_FETCH", ".another_name")
     caplog.set_level(logging.INFO, "fastpipe.torch")
@@ -293,14 +286,14 @@ def test_without_the_loops_word_waiting_is_not_known(
     assert len([text for text in caplog.messages if "what it waited for data is not known" in text]) == 1
 
 
-def test_a_barebones_trainer(clock: Clock, tmp_path: Path) -> None:
+def test_a_barebones_trainer(clock: ManualClock, tmp_path: Path) -> None:
     timer = EpochTimer()
     trainer = pl.Trainer(barebones=True, max_epochs=1, callbacks=timer, accelerator="cpu", devices=1)
     trainer.fit(Module(clock), DataLoader(Samples(clock), 4))
     assert [times.steps for times in timer.epochs] == [3]
 
 
-def test_copies_and_classes_of_ones_own(clock: Clock, tmp_path: Path) -> None:
+def test_copies_and_classes_of_ones_own(clock: ManualClock, tmp_path: Path) -> None:
     timer = EpochTimer(warn_after=3.0)
     trainer_with(tmp_path, timer, max_epochs=1).fit(Module(clock), DataLoader(Samples(clock), 4))
     for again in (copy.deepcopy(timer), pickle.loads(pickle.dumps(timer))):

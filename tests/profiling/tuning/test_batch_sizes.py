@@ -19,23 +19,14 @@ from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.resizing import resized, size_of
 from fastpipe.profiling.tuning import batch_sizes
 from fastpipe.profiling.tuning.batch_sizes import BatchSizes, SizeTrial
+from fastpipe.testing.clock import ManualClock
 
 BATCH = [torch.zeros(4, 3)]
 
 
-class Clock:
-    """Time that goes by where a step says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
     monkeypatch.setattr(batch_sizes, "perf_counter", clock)
     return clock
 
@@ -45,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),
      RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")],
 )  # fmt: skip
-def test_the_largest_that_fits_is_found_and_no_larger_one_kept(error: Exception, clock: Clock) -> None:
+def test_the_largest_that_fits_is_found_and_no_larger_one_kept(error: Exception, clock: ManualClock) -> None:
     seen: list[int] = []
 
     def step(batch: torch.Tensor) -> None:
@@ -87,7 +78,7 @@ def test_other_errors_are_the_steps() -> None:
         fastpipe.autotune_batch_size(step, BATCH)
 
 
-def test_the_best_is_the_smallest_that_is_about_as_fast(clock: Clock) -> None:
+def test_the_best_is_the_smallest_that_is_about_as_fast(clock: ManualClock) -> None:
     def step(batch: torch.Tensor) -> None:
         clock.now += max(0.04, 0.005 * len(batch))  # from 8 samples on, as long as they are many
 
@@ -102,7 +93,7 @@ def test_the_best_is_the_smallest_that_is_about_as_fast(clock: Clock) -> None:
     )
 
 
-def test_sizes_that_memory_will_not_do_for_are_not_tried(clock: Clock) -> None:
+def test_sizes_that_memory_will_not_do_for_are_not_tried(clock: ManualClock) -> None:
     if memory_for(BATCH, None).most() is None:
         pytest.skip("without /proc memory is unknown; run it on Linux")
     base, seen = memory_for(BATCH, None).most() or 0, []
@@ -119,7 +110,7 @@ def test_sizes_that_memory_will_not_do_for_are_not_tried(clock: Clock) -> None:
     assert max(seen) < 192  # one that was expected to take twice as much is not begun
 
 
-def test_the_time_is_kept(clock: Clock) -> None:
+def test_the_time_is_kept(clock: ManualClock) -> None:
     def step(batch: torch.Tensor) -> None:
         clock.now += 0.1
 
