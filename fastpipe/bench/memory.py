@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastpipe._extras import require
+from fastpipe._processes import memory_of_processes
 from fastpipe.bench.loaders import touch
 
 __all__ = ["Nothing", "memory_entry", "most_bytes"]
@@ -38,7 +38,7 @@ def most_bytes(loader: Any) -> int:
         for number, batch in enumerate(loader, 1):
             touch(batch, any_number=True)
             if number % between == 0:
-                most = max(most, _tree_bytes())
+                most = max(most, memory_of_processes(of_files=True) or 0)
     return most
 
 
@@ -58,10 +58,3 @@ def memory_entry(used: float, nothing: float, stock: float, budget: int) -> dict
         "stock_mb": round(stock, 1),
         "above_mb": round(used - nothing, 1),
     }
-
-
-def _tree_bytes() -> int:
-    """PSS of this process and those below it."""
-    psutil = require("psutil", extra="bench")
-    process = psutil.Process()
-    return sum(one.memory_full_info().pss for one in (process, *process.children(recursive=True)))

@@ -21,11 +21,11 @@ from fastpipe.cache.store import DamagedStoreError, EntryStore
 from fastpipe.errors import CacheError
 from fastpipe.options import Cache
 
-__all__ = ["open_store"]
+__all__ = ["AUTO_SHARE", "open_store"]
 
 _log = logging.getLogger("fastpipe.cache")
 
-_SHARE = 4  # "auto" takes one part in so many of what is free
+AUTO_SHARE = 4  # "auto" takes one part in so many of what is free
 _LEFT = 1 << 28  # bytes of memory or disk below which nothing more is kept
 _MARKS = 1 << 20
 _FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun anew
@@ -112,7 +112,7 @@ def _new_ram(option: Cache) -> EntryStore:
         free = free_memory()
         if free is None:
             raise CacheError("nobody says how much memory is free; give Cache(max_bytes=…)")
-        limit = free // _SHARE
+        limit = free // AUTO_SHARE
     data = anonymous_file()
     try:
         os.truncate(data, _marks(limit) + limit)  # takes no memory before something is written there
@@ -192,7 +192,7 @@ def _disk_store(folder: PrivateFolder, generation: int, option: Cache) -> EntryS
     try:
         limit = option.max_bytes
         if limit == "auto":
-            limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // _SHARE
+            limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // AUTO_SHARE
         # Last: closing it by hand would end the lock of another store of this process.
         log = folder.open(f"{generation:06d}.log", os.O_RDWR | os.O_CREAT)
     except BaseException:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Spent", "ThreadClock", "process_tree", "processes_cpu_ns"]
+from fastpipe._processes import process_tree
 
-_PROC = Path("/proc")
+__all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns"]
 
 
 class Spent(NamedTuple):
@@ -102,32 +101,3 @@ def processes_cpu_ns() -> int | None:
     if os.getpid() not in ticks:
         return None
     return sum(ticks[number] for number in tree) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-
-def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """A process and all below it.
-
-    Args:
-        root: its number.
-        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
-
-    >>> process_tree(os.getpid())[0] == os.getpid()
-    True
-    """
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.glob("[0-9]*"):
-        try:
-            # The name, in parentheses, may have blanks and parentheses in it.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        number = int(folder.name)
-        children.setdefault(int(fields[1]), []).append(number)
-        if ticks is not None:
-            ticks[number] = sum(map(int, fields[11:15]))
-    found, todo = [], [root]
-    while todo:
-        number = todo.pop()
-        found.append(number)
-        todo += children.get(number, ())
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe._processes import memory_of_processes
 from fastpipe.testing import photo_tree
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -89,10 +89,10 @@ def test_datasets_that_are_dropped_leave_no_threads(tree: Path) -> None:
         assert not thread.is_alive()
 
 
-def _own_bytes() -> int:
-    """Memory of this process's own.  Its share of mapped files would rise when others let go of them."""
-    found = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return sum(int(found[name]) * 1024 for name in ("Pss_Anon:", "Pss_Shmem:"))
+def _bytes() -> int:
+    taken = memory_of_processes()
+    assert taken is not None
+    return taken
 
 
 @pytest.mark.slow
@@ -109,25 +109,14 @@ def test_twenty_thousand_batches_take_no_more_memory_than_a_thousand(tree: Path,
             kept = batch[0]
             batches += 1
     gc.collect()
-    before = _own_bytes()
+    before = _bytes()
     while batches < 20_000:
         for batch in loader:
             kept = batch[0]
             batches += 1
     gc.collect()
     assert kept.shape == (4, 3, 16, 16)
-    assert _own_bytes() - before < 4 * 2**20
-
-
-def _family_bytes() -> int:
-    """Memory of this process and its children, each page counted once."""
-    total = 0
-    for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
-        found = dict(
-            line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-        )  # fmt: skip
-        total += sum(int(found[name]) * 1024 for name in ("Pss_Anon:", "Pss_Shmem:"))
-    return total
+    assert _bytes() - before < 4 * 2**20
 
 
 @pytest.mark.slow
@@ -153,7 +142,7 @@ def test_two_hundred_epochs_of_two_hundred_photos(photos: Path, workers: int) ->
         assert sum(len(labels) for _, labels in loader) == 200
         if epoch in (20, 200):
             gc.collect()
-            sizes[epoch] = _family_bytes()
+            sizes[epoch] = _bytes()
     print(f"{sizes[20] / 2**20:.1f} MiB after 20 epochs, {sizes[200] / 2**20:.1f} MiB after 200")
     assert sizes[200] == pytest.approx(sizes[20], rel=0.02)
     loader = None  # type: ignore[assignment]  # and with it the workers

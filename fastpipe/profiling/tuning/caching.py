@@ -12,6 +12,7 @@ import fastpipe
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
+from fastpipe.cache.places import AUTO_SHARE
 from fastpipe.options import Cache
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import Measured, measure
@@ -19,7 +20,6 @@ from fastpipe.profiling.tuning.trials import Measured, measure
 __all__ = ["cache_of_all", "decoded_bytes", "measure_kept"]
 
 _LOOKED_AT = 64  # images whose sizes stand for those of all
-_AUTO_PART = 4  # of the free memory, in which cache="auto" keeps what all fits
 
 
 def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
@@ -36,7 +36,7 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
     if nbytes is None or getattr(dataset, "cache", None) != Cache():
         return None, ""
     free = free_memory()
-    if free is not None and nbytes <= free // _AUTO_PART:
+    if free is not None and nbytes <= free // AUTO_SHARE:
         return None, f"cache='auto' keeps all that is decoded, {in_bytes(nbytes)}, from the second epoch on"
     if budget is not None and nbytes > budget:
         return None, f"no cache holds all that is decoded: {in_bytes(nbytes)} of {in_bytes(budget)}"
@@ -48,9 +48,8 @@ def decoded_bytes(dataset: Any) -> int | None:
 
     Of images that is estimated, from the sizes of some.
     """
-    kinds = getattr(dataset, "kinds", None)
-    if kinds is not None and type(dataset).__name__ == "FastHDF5Dataset":
-        return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in kinds))
+    if isinstance(dataset, fastpipe.FastHDF5Dataset):
+        return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in dataset.kinds))
     samples = getattr(dataset, "samples", None)
     if not samples or not os.path.isfile(samples[0][0]):  # those of a bucket would be fetched for this
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from fastpipe._sizes import in_duration
 from fastpipe.profiling.tuning.caching import cache_of_all, measure_kept
 from fastpipe.profiling.tuning.settings import Base, Settings
-from fastpipe.profiling.tuning.trials import OverBudgetError, Trial, measure
+from fastpipe.profiling.tuning.trials import OverBudgetError, Trial, measure, warm_up
 
 __all__ = ["Search"]
 
@@ -49,7 +49,7 @@ class Search:
         self._until = self._began + seconds
         self._each_s = min(_MOST_S, max(_LEAST_S, seconds * _SHARE))
         self._by_settings: dict[Settings, Trial] = {}
-        self._is_enough = False
+        self._is_enough = self._is_warm = False
         self.notes: list[str] = []
 
     @property
@@ -212,6 +212,9 @@ class Search:
             with self._base.dataset_with(settings), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
                 loader = self._base.made(settings, for_trial=True)
+                if not self._is_warm:  # what is imported and compiled once is no fault of the first settings
+                    warm_up(loader)
+                    self._is_warm = True
                 skipped = max(2, settings.workers)
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:

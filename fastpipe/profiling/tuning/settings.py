@@ -149,10 +149,10 @@ def folders_behind(dataset: Any) -> list[Any]:
     >>> folders_behind(range(3))
     []
     """
-    if type(dataset).__module__.partition(".")[0] == "fastpipe":
-        return [dataset]
-    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    if type(dataset).__module__ != "torch.utils.data.dataset" or parts == [None]:
-        return []
-    found = [folder for part in parts for folder in folders_behind(part)]
-    return list({id(folder): folder for folder in found}.values())
+    data = require("torch.utils.data", extra="torch")
+    if type(dataset) is data.Subset:
+        return folders_behind(dataset.dataset)
+    if type(dataset) is data.ConcatDataset:
+        found = [folder for part in dataset.datasets for folder in folders_behind(part)]
+        return list({id(folder): folder for folder in found}.values())
+    return [dataset] if type(dataset).__module__.partition(".")[0] == "fastpipe" else []

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from fastpipe._processes import memory_of_processes
 from fastpipe.cache.budget import free_memory
 from fastpipe.profiling.taking import epochs
-from fastpipe.profiling.times import process_tree
 from fastpipe.profiling.tuning.settings import Settings
 
-__all__ = ["Measured", "OverBudgetError", "Trial", "measure", "memory_of_processes"]
+__all__ = ["Measured", "OverBudgetError", "Trial", "measure", "warm_up"]
 
-_PROC = Path("/proc")
 _CHECK_S = 0.25
 
 
@@ -129,6 +126,11 @@ def measure(
     return Measured(took / count, waited / count, memory.most)
 
 
+def warm_up(loader: Any) -> None:
+    """Take a batch that nobody counts."""
+    next(iter(loader), None)
+
+
 class _Memory:
     """What this process and those below it take beyond what they had.
 
@@ -171,23 +173,3 @@ class _Memory:
         free = free_memory()
         if free is not None and self._free - free > self._budget:
             self.look()
-
-
-def memory_of_processes() -> int | None:
-    """Bytes of memory of this process and those below it, each shared page counted once: their PSS.
-
-    Returns:
-        Bytes; None where there is no ``/proc``.
-
-    >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
-    True
-    """
-    total, is_known = 0, False
-    for number in process_tree(os.getpid()):
-        try:
-            lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
-        except OSError:  # it has just ended
-            continue
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-        is_known = True
-    return total if is_known else None

@@ -17,12 +17,13 @@ from torchvision.transforms import CenterCrop, Compose, ToTensor
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Shard, Shuffle
+from fastpipe._processes import memory_of_processes
 from fastpipe.errors import OptionError
 from fastpipe.profiling.tuning import caching
 from fastpipe.profiling.tuning import search as searching
 from fastpipe.profiling.tuning.search import Search
 from fastpipe.profiling.tuning.settings import Base, Settings, folders_behind
-from fastpipe.profiling.tuning.trials import Measured, memory_of_processes
+from fastpipe.profiling.tuning.trials import Measured
 
 
 class Large(Dataset[int]):
@@ -156,16 +157,37 @@ def test_a_dataset_gets_a_loader_that_shuffles() -> None:
     assert tuning.config.startswith("FastLoader(dataset, batch_size=10, shuffle=True, num_workers=")
 
 
-def test_a_step_that_has_its_data_ends_the_search() -> None:
-    heavy = torch.rand(400, 400)
+def test_a_step_that_has_its_data_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(loader: Any, step: Any, *_: Any) -> Measured:
+        step(next(iter(loader)))
+        return Measured(0.1, 0.0015, 0)
 
-    def step(batch: Any) -> None:
-        for _ in range(20):
-            heavy @ heavy
-
-    tuning = fastpipe.autotune(DataLoader(range(640), batch_size=64), step=step, seconds=20)
+    monkeypatch.setattr(searching, "measure", busy)
+    tuning = fastpipe.autotune(DataLoader(range(640), batch_size=64), step=len, seconds=20)
     assert len(tuning.trials) == 1 and tuning.best is tuning.before and tuning.gain == 1.0
     assert tuning.notes[0].startswith("ended before worker processes: with a stall of")
+
+
+def test_what_is_done_with_the_first_sample_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Dataset[int]):
+        calls = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            Counting.calls += 1
+            return index
+
+    calls: list[int] = []
+
+    def measured(*_: Any) -> Measured:
+        calls.append(Counting.calls)
+        return Measured(0.1, 0.001, 0)
+
+    monkeypatch.setattr(searching, "measure", measured)
+    fastpipe.autotune(DataLoader(Counting(), batch_size=2), step=len, seconds=1)
+    assert calls == [2]  # the samples of one batch
 
 
 def test_workers_beyond_the_budget_are_not_chosen() -> None:

@@ -1,0 +1,64 @@
+"""This process and those below it, as the kernel tells of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["memory_of_processes", "process_tree"]
+
+_PROC = Path("/proc")
+
+
+def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
+    """A process and all below it.
+
+    Args:
+        root: its number.
+        ticks: gets for each process of the machine how long it has run, in the kernel's ticks.
+
+    >>> process_tree(os.getpid())[0] == os.getpid()
+    True
+    """
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.glob("[0-9]*"):
+        try:
+            # The name, in parentheses, may have blanks and parentheses in it.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        number = int(folder.name)
+        children.setdefault(int(fields[1]), []).append(number)
+        if ticks is not None:
+            ticks[number] = sum(map(int, fields[11:15]))
+    found, todo = [], [root]
+    while todo:
+        number = todo.pop()
+        found.append(number)
+        todo += children.get(number, ())
+    return found
+
+
+def memory_of_processes(*, of_files: bool = False) -> int | None:
+    """Bytes of memory of this process and those below it, each page that they share counted once: their PSS.
+
+    Args:
+        of_files: whether pages of mapped files count, which the kernel may drop at any time; those of
+            libraries count for more as soon as another process that has the same ones ends.
+
+    Returns:
+        Bytes; None where there is no ``/proc``.
+
+    >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
+    True
+    """
+    counted = ("Pss:",) if of_files else ("Pss_Anon:", "Pss_Shmem:")
+    total, is_known = 0, False
+    for number in process_tree(os.getpid()):
+        try:
+            lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(counted))
+        is_known = True
+    return total if is_known else None
