@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from fastpipe.profiling.observed import observe
 
 __all__ = ["ArrayRead", "ArrayReads"]
 
@@ -54,28 +57,18 @@ class ArrayReads:
     def __init__(self) -> None:
         self.found: list[ArrayRead] = []
         self._count = 0
-        self._kind: Any = None
-        self._getitem: Any = None
+        self._end: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Look, if h5py is loaded; or do so when this is called again."""
-        if self._kind is not None or self._count or "h5py" not in sys.modules:
-            return
-        self._kind = sys.modules["h5py"].Dataset
-        self._getitem = getitem = self._kind.__getitem__
-
-        def __getitem__(dataset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            value = getitem(dataset, *args, **kwargs)
-            self._see(dataset, value)
-            return value
-
-        self._kind.__getitem__ = __getitem__
+        if self._end is None and not self._count and "h5py" in sys.modules:
+            self._end = observe(sys.modules["h5py"].Dataset, "__getitem__", self._see)
 
     def end(self) -> None:
         """Look no more."""
-        if self._kind is not None:
-            self._kind.__getitem__ = self._getitem
-            self._kind = None
+        if self._end is not None:
+            self._end()
+            self._end = None
 
     def __enter__(self) -> ArrayReads:
         self.begin()
@@ -84,7 +77,7 @@ class ArrayReads:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _see(self, dataset: Any, value: Any) -> None:
+    def _see(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
         self._count += 1
         if self._count >= _MOST_READS:
             self.end()

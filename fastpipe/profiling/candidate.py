@@ -22,6 +22,7 @@ class Candidate:
         begin: makes an iterator.
         skipped: batches before its pace is that of others: the first of each worker, which opens files.
         rest: what else a batch needs that is done as before, in the same process; None for nothing.
+        close: called when it is of no more use.
         is_rest_beside: whether others do that beside it, so that it costs processors only.
     """
 
@@ -31,6 +32,7 @@ class Candidate:
     skipped: int = 2
     rest: Spent | None = None
     is_rest_beside: bool = False
+    close: Callable[[], object] = lambda: None
 
 
 def place_of(watched: Watched) -> str:

@@ -8,6 +8,7 @@ from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.near import of_staged
 from fastpipe.profiling.swaps import of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watched, is_fast
@@ -15,7 +16,7 @@ from fastpipe.profiling.watching import Watched, is_fast
 __all__ = ["candidates"]
 
 _WAITS = 0.3  # from this part of a batch's time on, waiting is worth doing something about
-_MOST_WORKERS = 32
+_MOST_WORKERS, _MOST_AHEAD = 32, 32
 
 
 def candidates(
@@ -24,6 +25,7 @@ def candidates(
     cores: int,
     accounts: Sequence[Account] = (),
     images: ImageReads | None = None,
+    uneven: str = "",
 ) -> list[Candidate]:
     """What may be faster than a loader of torch's, for what is known of its costs.
 
@@ -33,6 +35,7 @@ def candidates(
         cores: that this process may use.
         accounts: of the processes that made them.
         images: that were opened with Pillow; None where that was not looked at.
+        uneven: by which measurement workers are fast enough, but their batches not always there in time.
     """
     if images is not None and accounts:
         return list(of_tables(watched, costs, images, accounts[0].batches))
@@ -40,10 +43,23 @@ def candidates(
         return []
     arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
+    if uneven:
+        return list(_ahead(watched, uneven))
     return [
-        *of_folders(watched, costs), *of_rows(watched, costs, arrays), *of_volumes(watched, costs, volumes),
-        *_workers(watched, costs, cores),
+        *of_folders(watched, costs), *of_staged(watched, costs), *of_rows(watched, costs, arrays),
+        *of_volumes(watched, costs, volumes), *_workers(watched, costs, cores),
     ]  # fmt: skip
+
+
+def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
+    """More batches ahead, for such that take unequally long."""
+    loader = watched.loader
+    before = loader.prefetch_factor or 2
+    wanted = min(_MOST_AHEAD, 4 * before)
+    if loader.num_workers and wanted > before:
+        view = view_of(loader, prefetch_factor=wanted)
+        what = f"prefetch_factor={wanted} in the place of {before}{place_of(watched)}"
+        yield Candidate(what, why, view.__iter__, max(2, loader.num_workers))
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fastpipe.cache.budget import free_memory
+from fastpipe.profiling.resizing import leaves
 
-__all__ = ["DeviceMemory", "memory_for"]
+__all__ = ["DeviceMemory", "memory_for", "torch_of"]
 
 _PART = 0.9
 _SELF = Path("/proc/self")
@@ -105,21 +105,17 @@ def memory_for(batch: Any, budget: int | None) -> DeviceMemory:
         batch: one, of whatever framework.
         budget: bytes that may be taken; None for what is free.
     """
-    torch = _torch_of(batch)
+    torch = torch_of(batch)
     if torch is not None and torch.cuda.is_available():
         return _CudaMemory(torch.cuda, budget)
     return _ProcessMemory(budget)
 
 
-def _torch_of(value: Any) -> Any:
-    """torch, if a batch has tensors of it."""
+def torch_of(batch: Any) -> Any:
+    """torch, if a batch has tensors of it; else None."""
     torch = sys.modules.get("torch")  # what a batch is made of is loaded
-    if torch is None or isinstance(value, torch.Tensor):
-        return torch
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    parts = value if isinstance(value, (list, tuple)) else []
-    return next((torch for one in parts if _torch_of(one) is not None), None)
+    has_tensors = torch is not None and any(isinstance(one, torch.Tensor) for one in leaves(batch))
+    return torch if has_tensors else None
 
 
 def _is_shortage(error: Exception) -> bool:

@@ -10,10 +10,26 @@ import sys
 from collections import deque
 from typing import Any, NamedTuple
 
-__all__ = ["DeviceClock", "DeviceTimes"]
+__all__ = ["DeviceClock", "DeviceTimes", "synchronized"]
 
 _EVERY = 4  # steps of which one is measured
 _MOST_PENDING = 64  # measurements that the device has not come to: more than it lets Python be ahead
+
+
+def synchronized() -> bool:
+    """Wait until a CUDA device that is in use has done what it was asked for.
+
+    Returns:
+        Whether there is one.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return False
+    try:
+        cuda.synchronize()
+    except RuntimeError:  # while a graph is captured, or of a device that failed: the script's own to tell
+        return False
+    return True
 
 
 class DeviceTimes(NamedTuple):

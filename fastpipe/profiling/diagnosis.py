@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -12,9 +13,11 @@ from typing import Any
 
 from fastpipe._cpus import available_cpus
 from fastpipe._sizes import in_duration
+from fastpipe.errors import OptionError
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.candidates import candidates
+from fastpipe.profiling.copying import Copies, copies_of
 from fastpipe.profiling.costs import (
     Alone,
     LoaderCosts,
@@ -23,12 +26,14 @@ from fastpipe.profiling.costs import (
     costs_of_clock,
     step_with,
 )
+from fastpipe.profiling.device_memory import torch_of
 from fastpipe.profiling.findings import Advice, LoaderNote, Part
 from fastpipe.profiling.forms import same_form
 from fastpipe.profiling.growing import Growth
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
+from fastpipe.profiling.models import ModelChanges
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import DECODE, READ
@@ -39,6 +44,7 @@ __all__ = ["Diagnosis"]
 
 _log = logging.getLogger(__name__)
 _GAIN = 1.05  # less is not worth a change
+_FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
 _MOST_TRIED = 2
 _HALF = 0.5
 _START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
@@ -59,11 +65,14 @@ class Diagnosis:
         self._accounts: list[Account] = []
         self._costs = LoaderCosts()
         self._measured: list[tuple[Candidate, Alone]] = []
+        self._candidates: list[Candidate] = []
         self._tried: dict[int, float] = {}
         self._queue: list[int] | None = None
         self._now: int | None = None
         self._images: ImageReads | None = None
-        self._growth: Growth | None = None
+        self._copies: Copies | None = None
+        self._changes: list[ModelChanges | Growth] | None = None
+        self._changed: list[ModelChanges | Growth] = []
         self.cores = available_cpus()
 
     @property
@@ -94,10 +103,15 @@ class Diagnosis:
             self._alone = alone(one.__iter__, skipped, self._seconds)
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
+        if not watched.is_opaque:
+            self._copies = copies_of(watched.loop.batch)
         if not self._report().is_loader_bound:
             return
         known: dict[Any, Alone | None] = {}
-        for candidate in candidates(watched, self._costs, self.cores, self._accounts, self._images):
+        for candidate in candidates(
+            watched, self._costs, self.cores, self._accounts, self._images, self._uneven()
+        ):  # fmt: skip
+            self._candidates.append(candidate)
             if candidate.begin not in known:
                 known[candidate.begin] = self._measure(candidate)
             measured = known[candidate.begin]
@@ -106,10 +120,26 @@ class Diagnosis:
                     (candidate, measured.with_more(candidate.rest, candidate.is_rest_beside))
                 )
 
+    def _uneven(self) -> str:
+        """By which measurement batches take unequally long; empty if they do not, or that is no reason."""
+        report = self._report()
+        if report.loader is None or not report.loader.workers or self._alone is None:
+            return ""
+        together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
+        if self._alone.batch_s > _FAST * report.base_s or report.step_s < _GAIN * together:
+            return ""
+        return (
+            f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data at once "
+            f"takes {in_duration(report.base_s)}, and yet it waits {in_duration(report.wait_s)}: some "
+            "batches take longer than those ahead last"
+        )
+
     def _measure(self, candidate: Candidate) -> Alone | None:
         """A candidate alone; None where it cannot take the loader's place after all."""
         try:
-            return alone(candidate.begin, candidate.skipped, self._seconds)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+                return alone(candidate.begin, candidate.skipped, self._seconds)
         except Exception as error:  # whatever it is: the script's own loader works
             text = f"{type(error).__name__}: {error}"  # not the error: its traceback has the whole loader
             _log.warning("not measured: %s: %s", candidate.what, text)
@@ -143,8 +173,8 @@ class Diagnosis:
             if self._queue is None:
                 self.look(watched)
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
-            elif self._growth is not None:
-                self._growth.note(watched.loop.steps[Phase.TRIED].seconds)
+            elif self._changes:
+                self._changes[0].note(watched.loop.steps[Phase.TRIED].seconds)
             elif self._now is not None:
                 self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
             while self._queue:
@@ -153,23 +183,42 @@ class Diagnosis:
                 first = next(batches)
                 if same_form(watched.loop.batch, first):
                     return chain([first], batches)
-            return self._larger(watched)
+            if self._changes is None:
+                self._changes = list(self._step_changes(watched)) if self._tries else []
+            while self._changes:
+                changed = self._changes[0].next()
+                if changed is not None:
+                    return changed
+                self._changed.append(self._changes.pop(0))
+            return None
 
-    def _larger(self, watched: Watched) -> Iterator[Any] | None:
-        """A larger batch for the step, where that is what takes the time."""
-        if self._growth is None:
-            report = self._report()
-            instant = report.instant_s
-            if not self._tries or watched.is_opaque or instant is None or instant < _HALF * report.step_s:
-                return None
-            self._growth = Growth(watched.loop.batch, instant)
-        return self._growth.next()
+    def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
+        """What may make the step itself faster, where that is what takes the time."""
+        report, batch = self._report(), watched.loop.batch
+        instant = report.instant_s
+        if watched.is_opaque or instant is None or instant < _HALF * report.step_s:
+            return
+        if torch_of(batch) is not None:
+            yield ModelChanges(batch)
+        try:
+            growth = Growth(batch, instant)
+        except OptionError:  # nobody can say how many samples it has
+            return
+        yield growth  # last, as it may fail for want of memory
 
     def excuses(self, error: Exception) -> bool:
-        """Whether a step's error is no fault of the script's: its batch is larger than it was made for."""
-        if self._growth is not None:
-            _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
-        return self._growth is not None
+        """Whether a step's error is no fault of the script's: its batch or its model is not its own."""
+        if self._changes:
+            self._changes[0].failed(error)
+        return bool(self._changes)
+
+    def close(self) -> None:
+        """Leave models as they were, and nothing of what was measured."""
+        while self._candidates:
+            self._candidates[-1].close()
+            self._candidates.pop()
+        for change in (*self._changed, *(self._changes or ())):
+            change.close()
 
     def report(self) -> Report:
         """What was found."""
@@ -192,7 +241,7 @@ class Diagnosis:
             self._alone, self._costs, cores=self.cores,
             device_wait_s=None if device is None else device.wait_s,
             device_busy_s=None if device is None else device.busy_s,
-            is_opaque=self._watched.is_opaque,
+            copies=self._copies, is_tried=self._tries, is_opaque=self._watched.is_opaque,
             spans=tuple(loop.spans),
             worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),
         )  # fmt: skip
@@ -230,6 +279,15 @@ class Diagnosis:
             return report.base_s + loader.batch_s
         return step_with(report.base_s, report.step_cpu_s, loader, self.cores)
 
+    def _step_beside(self, instant_s: float) -> float:
+        """Seconds of a step that takes so long with data at once, with this loader."""
+        report = self._report()
+        if report.loader is not None and not report.loader.ahead:
+            return instant_s + report.wait_s
+        if self._alone is None:
+            return instant_s + report.lost_s
+        return step_with(instant_s, None, self._alone, self.cores)
+
     def _predictions(self) -> dict[int, float]:
         """Seconds of a step with each of what was measured that is worth a change, the best first."""
         report, found = self._report(), {}
@@ -245,11 +303,31 @@ class Diagnosis:
 
     def _advice(self) -> Iterator[Advice]:
         for at, seconds in self._predictions().items():
-            candidate = self._measured[at][0]
-            yield Advice(candidate.what, candidate.why, seconds, self._tried.get(at))
-        if self._growth is not None and self._watched is not None:
-            yield from self._growth.advice(place_of(self._watched))
+            candidate, tried = self._measured[at][0], self._tried.get(at)
+            if tried is None or self._report().step_s > _GAIN * tried:
+                yield Advice(candidate.what, candidate.why, seconds, tried)
+            else:
+                _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))
+        for change in (*self._changed, *(self._changes or ())):
+            assert self._watched is not None
+            yield from change.advice(self._watched, self._step_beside)
+        yield from self._pin_advice()
         yield from self._start_advice()
+
+    def _pin_advice(self) -> Iterator[Advice]:
+        """For batches that lie where a GPU cannot copy them from by itself."""
+        assert self._watched is not None
+        copies, step_s = self._copies, self._report().step_s
+        if copies is None or getattr(self._watched.loader, "pin_memory", True):
+            return
+        left = step_s - (copies.as_it_is_s - copies.pinned_s)
+        if step_s > _GAIN * left:
+            yield Advice(
+                f"pin_memory=True{place_of(self._watched)}, and .to(device, non_blocking=True)",
+                f"a batch is copied to the GPU in {in_duration(copies.as_it_is_s)}, from pinned memory in "
+                f"{in_duration(copies.pinned_s)}",
+                left,
+            )  # fmt: skip
 
     def _start_advice(self) -> Iterator[Advice]:
         """For workers that are started anew for each epoch, where that is a part of it that counts."""

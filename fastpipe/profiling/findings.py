@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fastpipe._sizes import in_duration
+from fastpipe._sizes import in_bytes, in_duration
+from fastpipe.profiling.copying import Copies
 from fastpipe.profiling.costs import Alone, LoaderCosts
 
 __all__ = ["Advice", "Findings", "LoaderNote", "Part"]
@@ -83,6 +84,8 @@ class Findings:
         cores: that this process may use.
         device_wait_s, device_busy_s: seconds that a GPU has nothing to do before a step, and takes for one;
             None where there is no GPU.
+        copies: of a batch to the GPU; None where there is none.
+        is_tried: whether advice was tried on the script's own step.
         is_opaque: whether what a step waits is not known apart from what it is busy.
         outside: lines of the script between its loops that took long: the line, and seconds.
         seconds: that the script ran.
@@ -106,6 +109,8 @@ class Findings:
     cores: int = 1
     device_wait_s: float | None = None
     device_busy_s: float | None = None
+    copies: Copies | None = None
+    is_tried: bool = False
     is_opaque: bool = False
     outside: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
@@ -196,6 +201,10 @@ class Findings:
         if self.device_wait_s is not None and self.device_busy_s is not None:
             busy, wait = in_duration(self.device_busy_s), in_duration(self.device_wait_s)
             yield f"the GPU takes {busy} for a step, and has nothing to do for {wait} before it"
+        if self.copies is not None:
+            took, pinned = in_duration(self.copies.as_it_is_s), in_duration(self.copies.pinned_s)
+            size = in_bytes(self.copies.nbytes)
+            yield f"a batch of {size} is copied to the GPU in {took}, from pinned memory in {pinned}"
         if self.cases:
             yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
         if self.alone is not None:
@@ -204,3 +213,8 @@ class Findings:
             yield f"the loader alone makes a batch in {alone}{cpu}; {self.cores} cores"
         if self.epoch_start_s is not None:
             yield f"an epoch's first batch comes after {in_duration(self.epoch_start_s)}"
+        if self.instant_s is not None and not (self.is_loader_bound or self.is_tried or self.is_opaque):
+            yield (
+                "--try (try_advice=True) measures what may make the step itself faster: larger batches, "
+                "channels-last, bfloat16, torch.compile"
+            )

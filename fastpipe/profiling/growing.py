@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastpipe._sizes import in_duration
 from fastpipe.errors import OptionError
+from fastpipe.profiling.candidate import place_of
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.resizing import resized, size_of
+from fastpipe.profiling.watching import Watched
 
 __all__ = ["Growth", "learning_rate_rule"]
 
+_log = logging.getLogger(__name__)
 _FACTORS = (2, 4)
 _GAIN = 1.25  # of samples a second with twice the batch: less is not worth other results
 
@@ -28,7 +32,7 @@ class Growth:
     """
 
     def __init__(self, batch: Any, instant_s: float) -> None:
-        self._batch, self._instant_s = batch, instant_s
+        self._batch, self._instant_s, self._size = batch, instant_s, size_of(batch)
         self._memory = memory_for(batch, None)
         self._left = list(_FACTORS)
         self._factor = 0
@@ -43,7 +47,7 @@ class Growth:
         if most is None or limit is None or self._factor * most > limit:
             return None
         try:
-            larger = resized(self._batch, self._factor * size_of(self._batch))
+            larger = resized(self._batch, self._factor * self._size)
         except (OptionError, IndexError, TypeError):  # a batch of a kind that nobody knows
             return None
         return itertools.repeat(larger)
@@ -52,23 +56,33 @@ class Growth:
         """A step with the last larger batch took so long."""
         self._seconds[self._factor] = seconds
 
-    def advice(self, place: str) -> Iterator[Advice]:
+    def failed(self, error: Exception) -> None:
+        """The step has raised with a larger batch."""
+        _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
+
+    def close(self) -> None:
+        """Let go of the batch."""
+        self._batch = None
+
+    def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
         """The largest that is worth it.
 
         Args:
-            place: where the batch size is said, in parentheses.
+            watched: the loop.
+            step_s: of a step that takes so long with data at once, how long one takes with the loader.
         """
         worth = [factor for factor, seconds in self._seconds.items() if self._gain(factor, seconds) > _GAIN]
         if not worth:
             return
         factor = max(worth, key=lambda one: self._gain(one, self._seconds[one]))
-        size, seconds = size_of(self._batch), self._seconds[factor]
+        size, seconds = self._size, self._seconds[factor]
         now, then = in_duration(self._instant_s), in_duration(seconds)
         yield Advice(
-            f"batch_size={factor * size} in the place of {size}{place}; {learning_rate_rule(factor)}",
+            f"batch_size={factor * size} in the place of {size}{place_of(watched)}; "
+            f"{learning_rate_rule(factor)}",
             f"for as many samples; a step with {factor}× as many takes {then} in the place of {now}, both "
             "with data at once, and memory did for it",
-            seconds / factor, seconds / factor,
+            step_s(seconds / factor), seconds / factor,
         )  # fmt: skip
 
     def _gain(self, factor: int, seconds: float) -> float:

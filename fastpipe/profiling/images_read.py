@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from fastpipe.profiling.observed import observe
 
 __all__ = ["ImageRead", "ImageReads"]
 
@@ -42,7 +45,7 @@ class ImageReads:
         self.count = 0
         self._reads: list[list[Any]] = []
         self._local = threading.local()
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo: list[Callable[[], None]] = []
 
     @property
     def found(self) -> list[ImageRead]:
@@ -54,14 +57,16 @@ class ImageReads:
         module = sys.modules.get("PIL.Image")
         if module is None or self._undo:
             return
-        self._replace(module, "open", self._opened)
-        self._replace(module.Image, "crop", self._cropped)
-        self._replace(module.Image, "resize", self._resized)
+        for owner, name, see in (
+            (module, "open", self._opened), (module.Image, "crop", self._cropped),
+            (module.Image, "resize", self._resized),
+        ):  # fmt: skip
+            self._undo.append(observe(owner, name, see))
 
     def end(self) -> None:
         """Look no more."""
         while self._undo:
-            setattr(*self._undo.pop())
+            self._undo.pop()()
 
     def __enter__(self) -> ImageReads:
         self.begin()
@@ -70,29 +75,19 @@ class ImageReads:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _replace(self, owner: Any, name: str, seen: Any) -> None:
-        function = getattr(owner, name)
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            seen(*args, **kwargs)
-            return function(*args, **kwargs)
-
-        self._undo.append((owner, name, function))
-        setattr(owner, name, watched)
-
-    def _opened(self, file: Any, *_: Any, **__: Any) -> None:
+    def _opened(self, _image: Any, file: Any, *_: Any, **__: Any) -> None:
         self.count += 1
         self._local.read = None
         if len(self._reads) < _MOST_READS and isinstance(file, (str, bytes, os.PathLike)):
             self._local.read = [os.path.abspath(os.fsdecode(file)), None, None]
             self._reads.append(self._local.read)
 
-    def _cropped(self, image: Any, box: Any = None, *_: Any, **__: Any) -> None:
+    def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:
         read = getattr(self._local, "read", None)
         if read is not None and read[1] is None and read[2] is None and box is not None:
             read[1] = tuple(box)
 
-    def _resized(self, image: Any, size: Any, *_: Any, **__: Any) -> None:
+    def _resized(self, _small: Any, _image: Any, size: Any, *_: Any, **__: Any) -> None:
         read = getattr(self._local, "read", None)
         if read is not None and read[2] is None:
             read[2] = tuple(size)

@@ -8,7 +8,7 @@ from enum import Enum
 from time import perf_counter_ns
 from typing import Any
 
-from fastpipe.profiling.device_time import DeviceClock
+from fastpipe.profiling.device_time import DeviceClock, synchronized
 from fastpipe.profiling.times import processes_cpu_ns
 
 __all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
@@ -24,12 +24,14 @@ class Enough(BaseException):
 
 
 class Phase(str, Enum):
-    """What a loop gets: its loader's batches, the same batch again, or those of another loader."""
+    """What a loop gets: its loader's batches, the same batch again, or those of another loader, of which the
+    first do not count."""
 
     WARMING = "warming"
     AS_IT_IS = "as it is"
     SETTLING = "settling"
     INSTANT = "instant data"
+    ADAPTING = "adapting"
     TRIED = "tried"
 
 
@@ -192,8 +194,17 @@ class Loop:
             if self._cpu is not None:
                 self.step_cpu_ns = ((processes_cpu_ns() or self._cpu) - self._cpu) // count
             self._finish()
+        elif self.phase is Phase.ADAPTING and count >= _WARM:
+            self._enter(Phase.TRIED)
         elif self.phase is Phase.TRIED and self._has_enough(count, seconds, self._seconds / 2):
             self._finish()
+
+    def _wait_for_device(self) -> None:
+        """What a GPU has still to do belongs to the steps that asked for it: once for all of them."""
+        began = perf_counter_ns()
+        steps = self.steps[self.phase]
+        if synchronized() and len(steps):
+            steps.busy[-1] += perf_counter_ns() - began
 
     def _has_enough(self, count: int, seconds: float, wanted: float) -> bool:
         if count >= _MOST_STEPS:
@@ -205,16 +216,19 @@ class Loop:
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def _finish(self) -> None:
+        self._wait_for_device()
         self._trial = None if self._next_phase is None else self._next_phase()
         if self._trial is None:
             self.is_over = True
             if self._next_phase is not None:
                 raise Enough
             return
-        self.steps[Phase.TRIED] = Steps()
-        self._enter(Phase.TRIED)
+        self.steps[Phase.ADAPTING], self.steps[Phase.TRIED] = Steps(), Steps()
+        self._enter(Phase.ADAPTING)
 
     def _enter(self, phase: Phase) -> None:
+        if self.phase is not Phase.WARMING:
+            self._wait_for_device()
         self.phase, self._phase_began = phase, perf_counter_ns()
         if phase is Phase.INSTANT:
             self._cpu = processes_cpu_ns()

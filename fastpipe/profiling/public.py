@@ -120,7 +120,7 @@ def profile(
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
     # Closed by both: what a signal's handler raises may end the inner one before it has begun.
-    with contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
+    with contextlib.closing(diagnosis), contextlib.closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         try:
             _run(watch, loader, step)
         except Exception as error:

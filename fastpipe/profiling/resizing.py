@@ -10,7 +10,7 @@ import numpy as np
 
 from fastpipe.errors import OptionError
 
-__all__ = ["resized", "size_of"]
+__all__ = ["leaves", "resized", "size_of"]
 
 
 def size_of(batch: Any) -> int:
@@ -22,7 +22,7 @@ def size_of(batch: Any) -> int:
     >>> size_of({"image": np.zeros((4, 3, 8, 8)), "label": np.zeros(4)})
     4
     """
-    for leaf in _leaves(batch):
+    for leaf in leaves(batch):
         shape = getattr(leaf, "shape", None)
         if shape:
             return int(shape[0])
@@ -65,12 +65,17 @@ def _resized(value: Any, count: int, indices: list[int]) -> Any:
 
 
 def _has_array(value: Any) -> bool:
-    return any(getattr(leaf, "shape", None) is not None for leaf in _leaves(value))
+    return any(getattr(leaf, "shape", None) is not None for leaf in leaves(value))
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
+    """The parts of a batch, in tuples, lists and dictionaries, that are none of these.
+
+    >>> leaves({"image": 1, "boxes": [2, (3,)]})
+    [1, 2, 3]
+    """
     if isinstance(value, Mapping):
-        return [leaf for one in value.values() for leaf in _leaves(one)]
+        return [leaf for one in value.values() for leaf in leaves(one)]
     if isinstance(value, (list, tuple)):
-        return [leaf for one in value for leaf in _leaves(one)]
+        return [leaf for one in value for leaf in leaves(one)]
     return [value]

@@ -61,7 +61,7 @@ def profile_script(
         lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
     )
     begin = perf_counter()
-    with closing(watch), watch, _as_main(file, arguments), _limited(limit_s):
+    with closing(diagnosis), closing(watch), watch, _as_main(file, arguments), _limited(limit_s):
         try:
             runpy.run_path(str(file), run_name="__main__")
         except Enough:

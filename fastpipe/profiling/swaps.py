@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,12 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
             {"augment": "split"},
         ),
     ]
+    if _uses_cuda():
+        ways.append((
+            'fastpipe.accelerate(loader, augment="auto", device="cuda")',
+            "; other draws of the same augmentation, made on the GPU",
+            {"augment": "split", "device": "cuda"},
+        ))  # fmt: skip
     for way, note, options in ways:
         try:
             fast = fastpipe.accelerate(watched.loader, **options)
@@ -144,6 +151,10 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
         f"{what}, with what else the dataset does done for whole batches, by FastLoader(augment=…)",
         f"{reading}, {share}; measured on your {source}, without that", fast.__iter__,
     )  # fmt: skip
+
+
+def _uses_cuda() -> bool:
+    return bool(sys.modules["torch"].cuda.is_initialized())  # the loader is one of torch's
 
 
 def _shuffles(loader: Any) -> bool:

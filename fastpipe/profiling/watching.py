@@ -187,7 +187,7 @@ class Watch:
         """
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
-        elif id(loader) in self._wrapped:
+        elif id(loader) in self._wrapped or any(one.view is loader for one in self._found):
             return begin(loader)
         if self._is_paused:
             return begin(loader)

@@ -12,7 +12,7 @@ import pytest
 from fastpipe.profiling import loops
 from fastpipe.profiling.device_time import DeviceClock, DeviceTimes
 from fastpipe.profiling.findings import LoaderNote
-from fastpipe.profiling.loops import Loop, Phase, WatchedIterator
+from fastpipe.profiling.loops import Enough, Loop, Phase, WatchedIterator
 from fastpipe.profiling.report import Report
 
 
@@ -34,6 +34,9 @@ class Device:
     def launch(self, milliseconds: float) -> None:
         """Ask for work, and go on."""
         self.free_at = max(self.free_at, self.now) + milliseconds
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free_at)
 
     def event(self, *, enable_timing: bool) -> Event:
         assert enable_timing
@@ -66,7 +69,9 @@ class Event:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    cuda = SimpleNamespace(is_initialized=lambda: device.is_initialized, Event=device.event)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: device.is_initialized, Event=device.event, synchronize=device.synchronize
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     monkeypatch.setattr(loops, "perf_counter_ns", lambda: int(device.now * 1e6))
     return device
@@ -103,6 +108,13 @@ def test_a_device_that_is_busy_although_python_waits(device: Device) -> None:
     assert times is not None
     assert times.wait_s == pytest.approx(0.0) and times.busy_s == pytest.approx(0.100)
     assert loop.steps[Phase.AS_IT_IS].wait_s == pytest.approx(0.030)
+
+
+def test_what_the_device_has_still_to_do_counts_for_the_steps_that_asked_for_it(device: Device) -> None:
+    loop = Loop(1.0, is_replayed=True, next_phase=lambda: None)
+    with pytest.raises(Enough):
+        train(device, loop, load=30.0, compute=100.0, steps=1000)  # Python is ahead of the device
+    assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.100, rel=0.01)
 
 
 def test_every_fourth_step_is_measured_by_three_events_that_are_let_go_of(device: Device) -> None:

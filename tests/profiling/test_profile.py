@@ -99,6 +99,25 @@ def folder(photo_tree: Path) -> ImageFolder:
     return ImageFolder(str(photo_tree), transform)
 
 
+class Uneven(Slow):
+    """One of twelve samples comes late."""
+
+    def __getitem__(self, index: int) -> Any:
+        select.select([], [], [], 0.08 if index % 12 == 11 else 0.0005)
+        return torch.tensor([float(index)]), 0
+
+
+def test_for_batches_that_take_unequally_long_more_are_made_ahead() -> None:
+    loader = DataLoader(Uneven(0), batch_size=1, num_workers=2)
+    report = fastpipe.profile(
+        loader, lambda batch: select.select([], [], [], 0.01 * len(batch[0])), seconds=1.5, try_advice=True
+    )
+    first = report.advice[0]
+    assert first.what.startswith("prefetch_factor=8 in the place of 2 (test_profile.py:")
+    assert "some batches take longer than those ahead last" in first.why
+    assert first.tried_s is not None and first.tried_s < report.step_s
+
+
 def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(folder: ImageFolder) -> None:
     loader = DataLoader(folder, batch_size=4, shuffle=True)
     report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)

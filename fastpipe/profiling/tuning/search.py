@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -17,9 +18,9 @@ from fastpipe.profiling.tuning.trials import OverBudgetError, Trial, measure, wa
 __all__ = ["Search"]
 
 _log = logging.getLogger("fastpipe")
-_HOPELESS = 1.25  # times the best's time: measured once, and no more
-_ROUNDS = 3
-_SAME, _MOST_NOISE = 0.03, 0.1  # of a batch's time: no reason for more processes or memory
+_HOPELESS, _CLOSE = 1.25, 1.12  # times the best's time: measured once, and no more; measured more often
+_ROUNDS, _MOST_ROUNDS = 3, 5
+_SAME, _MOST_NOISE = 0.03, 0.05  # of a batch's time: no reason for more processes or memory
 _NO_STALL = 0.02
 _MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
 _SHARE = 1 / 60  # of all the time there is, for one measurement
@@ -50,6 +51,7 @@ class Search:
         self._each_s = min(_MOST_S, max(_LEAST_S, seconds * _SHARE))
         self._by_settings: dict[Settings, Trial] = {}
         self._is_enough = self._is_warm = False
+        self._warned: set[tuple[str, int]] = set()
         self.notes: list[str] = []
 
     @property
@@ -172,13 +174,17 @@ class Search:
     def _best_of(self, best: Trial, others: Iterable[Settings]) -> Trial:
         """The better of what is best so far and of others, all of them measured in turns."""
         rivals = [best, *(self._trial(one) for one in others)]
-        for number in range(_ROUNDS):
+        for number in range(_MOST_ROUNDS):
             leader = min(rivals, key=lambda one: one.batch_s)
-            for one in rivals:
+            far = _HOPELESS if number < _ROUNDS else _CLOSE
+            left = [
+                one for one in rivals if not one.why and (not number or one.batch_s <= far * leader.batch_s)
+            ]
+            if number >= _ROUNDS and len(left) < 2:
+                break
+            for one in left:
                 if self._is_over:
                     break
-                if one.why or (number and one.batch_s > _HOPELESS * leader.batch_s):
-                    continue
                 if number or not one.measured:
                     self._measure(one)
         return self._chosen(best, rivals)
@@ -209,8 +215,7 @@ class Search:
             trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
             return
         try:
-            with self._base.dataset_with(settings), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            with self._base.dataset_with(settings), self._heard():
                 loader = self._base.made(settings, for_trial=True)
                 if not self._is_warm:  # what is imported and compiled once is no fault of the first settings
                     warm_up(loader)
@@ -233,6 +238,18 @@ class Search:
         _log.info("autotune: %s: a batch in %s", said, in_duration(found.batch_s))
         if self._step is not None and found.wait_s <= _NO_STALL * found.batch_s:
             self._is_enough = True
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Warnings, each of which many trials would give, are noted once."""
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            yield
+        for one in given:
+            if (one.filename, one.lineno) not in self._warned:
+                self._warned.add((one.filename, one.lineno))
+                self.notes.append(str(one.message))
 
     def _likely_memory(self, settings: Settings) -> int:
         """Bytes that a loader will take, by those of fewer workers and batches; 0 where none are known."""
