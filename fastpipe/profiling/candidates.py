@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import fastpipe
+from fastpipe.errors import FastpipeError
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
@@ -39,8 +42,10 @@ def candidates(
     """
     if images is not None and accounts:
         return list(of_tables(watched, costs, images, accounts[0].batches))
-    if not hasattr(watched.loader, "num_workers") or is_fast(watched.loader):
+    if not hasattr(watched.loader, "num_workers"):
         return []
+    if is_fast(watched.loader):
+        return list(_of_fast(watched, cores))
     arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     if uneven:
@@ -60,6 +65,29 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
         view = view_of(loader, prefetch_factor=wanted)
         what = f"prefetch_factor={wanted} in the place of {before}{place_of(watched)}"
         yield Candidate(what, why, view.__iter__, max(2, loader.num_workers))
+
+
+def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
+    """A loader of fastpipe's with its batches made in processes, or without any; and its transform split."""
+    loader = watched.loader
+    ways: list[tuple[str, str, int, dict[str, Any]]] = [
+        (f"num_workers={cores} in the place of {loader.num_workers}",
+         "so many processes make batches beside the training", cores, {"num_workers": cores}),
+        (f"num_workers=0 in the place of {loader.num_workers}",
+         "threads of this process make the batches", 0, {"num_workers": 0}),
+        ('augment="auto"', "other draws of the same augmentation, made for whole batches", loader.num_workers,
+         {"augment": "split"}),
+    ]  # fmt: skip
+    for what, why, workers, options in ways:
+        if options.get("num_workers") == loader.num_workers or hasattr(loader.dataset, "__iter__"):
+            continue
+        try:
+            other = fastpipe.accelerate(loader, **options)
+        except (FastpipeError, TypeError):
+            continue
+        yield Candidate(
+            f"{what}{place_of(watched)}", f"{why}; measured on your data", other.__iter__, max(2, workers)
+        )
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:

@@ -49,10 +49,6 @@ class Report(Shown, Findings):
             effect = self.effect(advice)
             console.print(Text(f"   {effect}{': ' if effect else ''}{advice.why}"), soft_wrap=True)
 
-    def json(self) -> str:
-        """Everything as a JSON object."""
-        return json.dumps(self.as_json(), indent=1)
-
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""
         plain: Any = _plain(self)

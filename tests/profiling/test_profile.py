@@ -19,6 +19,11 @@ import fastpipe
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import OptionError
 from fastpipe.profiling import Report
+from fastpipe.profiling.candidates import candidates
+from fastpipe.profiling.costs import LoaderCosts
+from fastpipe.profiling.loops import Loop
+from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.watching import Watched
 
 SECONDS = 0.6
 
@@ -159,6 +164,26 @@ def test_a_fast_loaders_stages_are_those_of_its_clock(photo_tree: Path) -> None:
     report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
     assert {"read", "decode", "transform"} <= set(report.costs.stages)
     assert report.loader is not None and report.loader.kind == "FastLoader over FastImageFolder"
+
+
+@pytest.mark.parametrize(("workers", "wanted"), [(0, [2]), (1, [2, 0]), (2, [0])])
+def test_processes_and_threads_in_the_place_of_a_fast_loaders_are_measured(
+    photo_tree: Path, workers: int, wanted: list[int]
+) -> None:
+    dataset = FastImageFolder(
+        photo_tree, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+    )
+    loader = FastLoader(dataset, 4, shuffle=True, seed=1, num_workers=workers)
+    line = Line("train.py", 3, "main")
+    found = candidates(Watched(loader, line, line, Loop(1.0, True)), LoaderCosts(), cores=2)
+    told = [f"num_workers={other} in the place of {workers} (train.py:3 main)" for other in wanted]
+    assert [one.what for one in found] == told
+    expected = list(loader)
+    for one in found:
+        pairs = list(zip(one.begin(), expected, strict=True))
+        assert len(pairs) == 6 and all(
+            torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
+        )
 
 
 def test_a_script_with_its_own_loop_is_watched_and_gets_its_own_batches() -> None:

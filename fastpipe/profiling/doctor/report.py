@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -71,16 +71,13 @@ class DoctorReport(Shown):
         style = _STYLES["problem" if self.count("problem") else "warning" if self.count("warning") else "ok"]
         console.print(Text(f"\n{self.verdict}", style=style))
 
-    def json(self) -> str:
-        """Everything as a JSON object."""
-        return json.dumps(
-            {
-                "format": _FORMAT, "target": self.target, "seconds": self.seconds, "verdict": self.verdict,
-                "problems": self.count("problem"), "warnings": self.count("warning"),
-                "findings": [asdict(finding) for finding in self.findings],
-            },
-            indent=1,
-        )  # fmt: skip
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+        return {
+            "format": _FORMAT, "target": self.target, "seconds": self.seconds, "verdict": self.verdict,
+            "problems": self.count("problem"), "warnings": self.count("warning"),
+            "findings": [asdict(finding) for finding in self.findings],
+        }  # fmt: skip
 
     def _by_topic(self) -> Iterator[tuple[str, list[Finding]]]:
         topics: dict[str, list[Finding]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -99,6 +99,10 @@ class BatchSizes(Shown):
             rate = f"{one.rate:,.1f}" if one.step_s else ""
             table.add_row(str(one.size), time, rate, memory, style="bold" if one.size == self.best else "")
         console.print(table)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain numbers, texts, lists and dictionaries."""
+        return {**asdict(self), "accumulation": list(self.accumulation)}
 
 
 def autotune_batch_size(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -100,10 +99,6 @@ class Tuning(Shown):
                 for one in self.trials
             ],
         }  # fmt: skip
-
-    def json(self) -> str:
-        """The same as a JSON object."""
-        return json.dumps(self.as_json(), indent=1)
 
 
 def autotune(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,9 @@ def test_the_largest_that_fits_is_found_and_no_larger_one_kept(error: Exception,
         4: False, 8: False, 16: False, 32: False, 40: False, 48: True, 64: True
     }  # fmt: skip
     assert seen.count(64) == seen.count(48) == 1
+    told = json.loads(found.json())
+    assert (told["best"], told["largest"], told["accumulation"]) == (found.best, 40, list(found.accumulation))
+    assert {one["size"]: one["why"] for one in told["trials"]} == {one.size: one.why for one in found.trials}
 
 
 def test_smaller_sizes_are_tried_where_the_loaders_does_not_fit() -> None:
