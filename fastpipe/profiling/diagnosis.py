@@ -126,7 +126,8 @@ class Diagnosis:
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
         together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
-        if self._alone.batch_s > _FAST * report.base_s or report.step_s < _GAIN * together:
+        waits_little = report.wait_s < (_GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
+        if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < _GAIN * together:
             return ""
         return (
             f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data at once "
@@ -286,7 +287,10 @@ class Diagnosis:
             return instant_s + report.wait_s
         if self._alone is None:
             return instant_s + report.lost_s
-        return step_with(instant_s, None, self._alone, self.cores)
+        cpu = report.step_cpu_s  # that of a step that takes less is less, too
+        if cpu is not None:
+            cpu *= instant_s / report.instant_s if report.instant_s else 0.0
+        return step_with(instant_s, cpu, self._alone, self.cores)
 
     def _predictions(self) -> dict[int, float]:
         """Seconds of a step with each of what was measured that is worth a change, the best first."""

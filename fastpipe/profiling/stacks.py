@@ -15,6 +15,7 @@ from fastpipe.profiling.stages import OTHER, stage_of
 
 __all__ = ["Boundary", "Line", "Stacks"]
 
+_IMPORTING = "<frozen importlib"
 _OWN = str(Path(__file__).resolve().parents[1])
 
 
@@ -87,9 +88,12 @@ class Stacks:
         return "", stage or OTHER, line
 
     def functions(self, frame: FrameType | None) -> list[tuple[str, str]]:
-        """File and name of the script's functions that are on a stack, once each, the innermost first."""
+        """File and name of the script's functions that are on a stack, once each, the innermost first.
+
+        What a module that is being imported does is no work of those that import it.
+        """
         found: dict[tuple[str, str], None] = {}
-        while frame is not None:
+        while frame is not None and not frame.f_code.co_filename.startswith(_IMPORTING):
             code = frame.f_code
             if self.is_users(code.co_filename):
                 found.setdefault((code.co_filename, _name(code)))

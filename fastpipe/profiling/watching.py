@@ -50,7 +50,8 @@ class Watched:
     """A loader that was iterated.
 
     Attributes:
-        loader: itself.
+        loader: itself; of those that a script makes anew, the last one.
+        first: of these, the first one.
         made_at, used_at: lines of the script in which it was made and is iterated.
         loop: its steps.
         witness: what its dataset did; None where that is not looked at.
@@ -60,6 +61,7 @@ class Watched:
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
+        self.first = loader
         self.witness: Seer | None = None
         self.view: Any = None
         self.is_opaque = False
@@ -168,7 +170,7 @@ class Watch:
 
     def of(self, loader: Any) -> Watched | None:
         """What is known of a loader; None before it was iterated."""
-        return next((one for one in self._found if one.loader is loader), None)
+        return next((one for one in self._found if loader is one.loader or loader is one.first), None)
 
     @staticmethod
     def sees(loader: Any) -> bool:

@@ -88,6 +88,37 @@ sample()
     assert "outside of loops over loaders: train.py sample" in report.html()
 
 
+def test_what_is_imported_is_no_work_of_the_script(script: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("total = 0\nfor number in range(20_000_000):\n    total += number\n")
+    report = profile_script(script("import helper\n"))
+    assert [name for name, _ in report.outside] == ["helper.py <module>"]
+
+
+def test_a_loader_that_is_made_for_each_epoch_is_tried_like_another(script: Callable[[str], str]) -> None:
+    path = script("""
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return sum(np.sin(np.arange(20_000.0)).sum() for _ in range(8))
+
+
+while True:
+    loader = DataLoader(Slow(), batch_size=4)
+    for batch in loader:
+        batch.sum()
+""")
+    report = profile_script(path, seconds=0.5, try_advice=True)
+    assert report.stall_share > 0.5 and report.instant_s is not None
+    assert report.alone is not None and report.loader is not None
+    assert report.loader.used_at == "train.py:16 <module>"
+
+
 def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> None:
     path = script("while True:\n    sum(range(1000))\n")
     report = profile_script(path, limit_s=1.0)
