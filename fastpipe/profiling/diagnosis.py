@@ -209,9 +209,7 @@ class Diagnosis:
 
     def excuses(self, error: Exception) -> bool:
         """Whether a step's error is no fault of the script's: its batch or its model is not its own."""
-        if self._changes:
-            self._changes[0].failed(error)
-        return bool(self._changes)
+        return self._changes[0].failed(error) if self._changes else False
 
     def close(self) -> None:
         """Leave models as they were, and nothing of what was measured."""

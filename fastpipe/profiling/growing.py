@@ -56,9 +56,11 @@ class Growth:
         """A step with the last larger batch took so long."""
         self._seconds[self._factor] = seconds
 
-    def failed(self, error: Exception) -> None:
-        """The step has raised with a larger batch."""
-        _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
+    def failed(self, error: Exception) -> bool:
+        """The step has raised; whether that may be for a larger batch."""
+        if self._factor:
+            _log.warning("not tried: a larger batch: %s: %s", type(error).__name__, error)
+        return bool(self._factor)
 
     def close(self) -> None:
         """Let go of the batch."""

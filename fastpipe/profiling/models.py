@@ -129,10 +129,11 @@ class ModelChanges:
         elif self._now is not None:
             self._seconds.append((self._now, seconds))
 
-    def failed(self, error: Exception) -> None:
-        """The step, or what was done to its models, has raised."""
+    def failed(self, error: Exception) -> bool:
+        """The step has raised; whether that may be for what was done to its models."""
         if self._now is not None:
             _log.warning("not tried to the end: %s: %s: %s", self._now.what, type(error).__name__, error)
+        return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
         """Those that are worth it.

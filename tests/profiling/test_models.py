@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,16 @@ from fastpipe.profiling import models
 from fastpipe.profiling.models import ModelChanges, SeenModels, bfloat16_is_fast
 from fastpipe.profiling.stacks import Line
 
+
+class Waiting(nn.Linear):
+    """A model that takes its time, whatever else the machine does."""
+
+    def forward(self, rows: Any) -> Any:
+        select.select([], [], [], 0.02)
+        return super().forward(rows)
+
+
+ROWS: Any = torch.rand(64, 3)
 LOOP: Any = SimpleNamespace(used_at=Line("train.py", 7, "main"))
 
 
@@ -184,7 +195,7 @@ def test_a_way_that_fails_is_left_out_and_told(
 def test_a_loop_whose_step_takes_the_time_is_tried_with_other_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = Net()
+    model = Waiting(3, 2)
 
     def compiled(self: Any) -> None:
         self._compiled_call_impl = len  # of a batch, and nothing else
@@ -192,13 +203,11 @@ def test_a_loop_whose_step_takes_the_time_is_tried_with_other_models(
     monkeypatch.setattr(nn.Module, "compile", compiled)
     monkeypatch.setattr(models.shutil, "which", lambda name: name)
 
-    def step(images: Any) -> None:
-        for _ in range(5):
-            model(images)
+    def step(rows: Any) -> None:
+        model(rows)
 
     before = state(model)
-    batches = DataLoader(torch.rand(64, 3, 96, 96), batch_size=8)  # type: ignore[arg-type]
-    report = fastpipe.profile(batches, step, seconds=0.6, try_advice=True)
+    report = fastpipe.profile(DataLoader(ROWS, batch_size=8), step, seconds=0.6, try_advice=True)
     assert not report.is_loader_bound
     found = next(one for one in report.advice if one.what.startswith("compile"))
     assert found.tried_s is not None and found.tried_s < report.step_s
@@ -207,6 +216,42 @@ def test_a_loop_whose_step_takes_the_time_is_tried_with_other_models(
         same(before, state(model))
         and not models.sys.modules["torch"].nn.modules.module._global_forward_pre_hooks
     )
+
+
+@pytest.mark.parametrize("fails", ["as it is", "compile"])
+def test_a_step_that_fails_is_excused_only_where_its_model_was_changed(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, is_compiled, phases = Waiting(3, 2), False, []
+
+    def compiled(self: Any) -> None:
+        nonlocal is_compiled
+        is_compiled = True
+
+    monkeypatch.setattr(nn.Module, "compile", compiled)
+    monkeypatch.setattr(models.shutil, "which", lambda name: name)
+    begin = ModelChanges.next
+
+    def noted(self: ModelChanges) -> Any:
+        phases.append("as it is" if not phases else "later")
+        return begin(self)
+
+    monkeypatch.setattr(ModelChanges, "next", noted)
+
+    def step(rows: Any) -> None:
+        model(rows)
+        if (fails == "as it is" and phases) or is_compiled:
+            raise ValueError("no more")
+
+    loader = DataLoader(ROWS, batch_size=8)
+    if fails == "as it is":
+        with pytest.raises(ValueError, match="no more"):
+            fastpipe.profile(loader, step, seconds=0.3, try_advice=True)
+    else:
+        with caplog.at_level(logging.WARNING, "fastpipe"):
+            report = fastpipe.profile(loader, step, seconds=0.3, try_advice=True)
+        assert report.instant_s is not None and "not tried to the end: compile" in caplog.text
+    assert "_compiled_call_impl" not in vars(model) and "forward" not in vars(model)
 
 
 def test_bfloat16_of_a_gpu_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

