@@ -98,6 +98,9 @@ class Loop:
         self.device = DeviceClock()
         self.batch: Any = None
         self.ahead = 0  # batches that the loader makes ahead
+        self.counts_starts = (
+            False  # whether the first steps of epochs are steps like others, but of the first one
+        )
         self.is_over = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = 0
@@ -169,8 +172,8 @@ class Loop:
         return batch
 
     def _step_ended(self, now: int) -> None:
-        # The first step of an epoch waits for workers to start: it is told apart.
-        if not self._is_first:
+        # The first step of an epoch often waits for workers to start: it is told apart.
+        if not self._is_first or (self.counts_starts and len(self.epoch_starts) > 1):
             self.steps[self.phase].add(self._got - self._asked, now - self._got)
         if len(self.spans) < 4 * _MOST_STEPS:
             self.spans.append((self.phase.value, self._asked, self._got, now))

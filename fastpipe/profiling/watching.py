@@ -62,6 +62,10 @@ class Watched:
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
         self.first = loader
+        # Of workers that stay an epoch's first batch is waited for as long as they take to make it.
+        loop.counts_starts = bool(
+            getattr(loader, "num_workers", 0) and getattr(loader, "persistent_workers", False)
+        )
         self.witness: Seer | None = None
         self.view: Any = None
         self.is_opaque = False

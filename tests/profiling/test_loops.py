@@ -53,6 +53,17 @@ def test_waiting_and_being_busy_are_told_apart_and_the_first_step_of_an_epoch_is
     assert loop.epoch_starts == pytest.approx([0.003, 0.003])
 
 
+def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Any) -> None:
+    loop = Loop(float("inf"), is_replayed=False)
+    loop.counts_starts = True
+    for first in (500, 40, 50):
+        for _ in WatchedIterator((clock.forward(first if not at else 1) for at in range(6)), loop):
+            clock.forward(7)
+    steps = loop.steps[Phase.AS_IT_IS]
+    assert len(loop.steps[Phase.WARMING]) == 2 and len(steps) == 15
+    assert steps.wait_s == pytest.approx((0.040 + 0.050 + 13 * 0.001) / 15)
+
+
 def test_what_a_loop_gets_when_it_is_replayed_and_tried(clock: Any) -> None:
     trials = [iter(["a"] * 1000), None]
     loop = Loop(0.1, is_replayed=True, next_phase=lambda: trials.pop(0))
