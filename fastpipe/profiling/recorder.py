@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 from fastpipe.profiling.looking import LookingThread
-from fastpipe.profiling.stacks import Boundary, Line, Stacks
+from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
 
 __all__ = ["OUTSIDE", "Recorder", "Tally"]
@@ -145,20 +145,19 @@ class Recorder:
     def _look(self) -> None:
         frames = sys._current_frames()
         wanted = self._threads if self._threads is not None else self._others(frames)
-        for ident in wanted:
-            frame = frames.get(ident)
-            if frame is None:
-                continue
+        # All of them first: reading clocks lets the threads go on.
+        stacks = [(ident, stack_of(frames[ident])) for ident in wanted if ident in frames]
+        del frames
+        for ident, stack in stacks:
             clock, before = self._clock(ident)
             now = clock.read()
             self._clocks[ident] = clock, now
-            below, stage, line = self._stacks.look(frame)
+            below, stage, line = self._stacks.look(stack)
             kind = below or self._kind()
             self.tally.add(kind, stage, line, now - before)
             if kind == OUTSIDE:
-                for function in self._stacks.functions(frame):
+                for function in self._stacks.functions(stack):
                     self.outside[function] = self.outside.get(function, 0) + (now - before).wall
-        del frames
 
     def _others(self, frames: dict[int, Any]) -> list[int]:
         own = threading.get_ident()

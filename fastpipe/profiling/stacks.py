@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from fastpipe.profiling.calls import Calls
 from fastpipe.profiling.stages import OTHER, stage_of
 
-__all__ = ["Boundary", "Line", "Stacks"]
+__all__ = ["Boundary", "Line", "Stacks", "stack_of"]
 
 _IMPORTING = "<frozen importlib"
 _OWN = str(Path(__file__).resolve().parents[1])
@@ -48,6 +49,19 @@ class Boundary(NamedTuple):
     stage: str | None = None
 
 
+def stack_of(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that have called it, the innermost first.
+
+    Of a thread that runs it has to be taken before anything lets that thread go on: from then on ``f_back``
+    may lead to memory that is used for something else; CPython 3.11 was seen to crash in it.
+    """
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
 class Stacks:
     """Looks at stacks of threads.
 
@@ -65,16 +79,16 @@ class Stacks:
         places += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(sys.executable)]
         self._libraries = tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
-    def look(self, frame: FrameType | None) -> tuple[str, str, Line]:
+    def look(self, stack: Sequence[FrameType]) -> tuple[str, str, Line]:
         """What a thread does whose innermost frame this is.
 
         Returns:
             The kind of the boundary that it is below (empty for none), the stage, and the script's innermost
             line.
         """
-        stage = None if frame is None else stage_of(self._calls.name(frame))
+        stage = stage_of(self._calls.name(stack[0])) if stack else None
         line = Line("", 0, "")
-        while frame is not None:
+        for frame in stack:
             code = frame.f_code
             boundary = self._boundaries.get(code)
             if boundary is not None:
@@ -84,20 +98,20 @@ class Stacks:
                     line = Line(code.co_filename, frame.f_lineno, _name(code))
             elif stage is None:
                 stage = self._stage(frame)
-            frame = frame.f_back
         return "", stage or OTHER, line
 
-    def functions(self, frame: FrameType | None) -> list[tuple[str, str]]:
+    def functions(self, stack: Sequence[FrameType]) -> list[tuple[str, str]]:
         """File and name of the script's functions that are on a stack, once each, the innermost first.
 
         What a module that is being imported does is no work of those that import it.
         """
         found: dict[tuple[str, str], None] = {}
-        while frame is not None and not frame.f_code.co_filename.startswith(_IMPORTING):
+        for frame in stack:
             code = frame.f_code
+            if code.co_filename.startswith(_IMPORTING):
+                break
             if self.is_users(code.co_filename):
                 found.setdefault((code.co_filename, _name(code)))
-            frame = frame.f_back
         return list(found)
 
     def is_users(self, file: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from fastpipe.profiling._torch_view import has_workers, view_of
 from fastpipe.profiling.loops import Loop, WatchedIterator
 from fastpipe.profiling.recorder import OUTSIDE, Recorder
-from fastpipe.profiling.stacks import Boundary, Line, Stacks
+from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.profiling.timed import (
     BOUNDARIES,
     Account,
@@ -230,7 +230,7 @@ class Watch:
 
     def _line(self) -> Line:
         """The script's innermost line."""
-        return self._stacks.look(sys._getframe(1))[2]
+        return self._stacks.look(stack_of(sys._getframe(1)))[2]
 
     def _instrument(self, known: Watched) -> None:
         """Have the loader's dataset witnessed, in a view of the loader."""

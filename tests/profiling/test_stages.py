@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fastpipe.profiling.calls import Calls
-from fastpipe.profiling.stacks import Boundary, Stacks
+from fastpipe.profiling.stacks import Boundary, Stacks, stack_of
 from fastpipe.profiling.stages import stage_of
 
 
@@ -117,7 +117,7 @@ def test_a_stack_has_the_scripts_line_and_the_stage_of_what_is_below_it(
     convert = Image.Image.convert
 
     def looked_at(self: Any, *args: Any) -> Any:
-        seen.append(stacks.look(sys._getframe()))
+        seen.append(stacks.look(stack_of(sys._getframe())))
         return convert(self, *args)
 
     looked_at.__code__ = looked_at.__code__.replace(co_filename=Image.__file__)
@@ -133,7 +133,7 @@ def test_the_scripts_own_code_is_other_and_outside_a_boundary_has_no_kind(script
 
     def look() -> int:
         frame = sys._getframe().f_back
-        seen.append(stacks.look(frame))
+        seen.append(stacks.look(stack_of(frame)))
         return 1
 
     script.dataset(script.own, look)
@@ -153,7 +153,7 @@ def test_a_function_in_c_is_known_by_the_call_that_is_under_way(
 
     class File:
         def readinto(self, buffer: Any) -> None:
-            seen.append(stacks.look(sys._getframe().f_back))
+            seen.append(stacks.look(stack_of(sys._getframe().f_back)))
 
     File.__module__ = "h5py.files"
     script.dataset(script.reads, Buffer(b"x"), File())
