@@ -93,7 +93,7 @@ class Recorder:
         kind: says of what kind it is where a thread is below no boundary.
 
     >>> with Recorder({}, [threading.get_ident()]) as recorder:
-    ...     _ = sum(number * number for number in range(500_000))
+    ...     _ = sum(number * number for number in range(3_000_000))
     >>> sum(spent.cpu for spent in recorder.tally.stages("").values()) > 0
     True
     """
