@@ -44,7 +44,8 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 
     Args:
         of_files: whether pages of mapped files count, which the kernel may drop at any time; those of
-            libraries count for more as soon as another process that has the same ones ends.
+            libraries count for more as soon as another process that has the same ones ends.  Before Linux
+            5.4 they always do.
 
     Returns:
         Bytes; None where there is no ``/proc``.
@@ -52,13 +53,14 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
     """
-    counted = ("Pss:",) if of_files else ("Pss_Anon:", "Pss_Shmem:")
     total, is_known = 0, False
     for number in process_tree(os.getpid()):
         try:
             lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
         except OSError:  # it has just ended
             continue
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(counted))
+        found = {name: int(value) << 10 for name, value, *_ in map(str.split, lines[1:])}
+        own = found.get("Pss_Anon:", found["Pss:"]) + found.get("Pss_Shmem:", 0)
+        total += found["Pss:"] if of_files else own
         is_known = True
     return total if is_known else None

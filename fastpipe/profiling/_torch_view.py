@@ -9,7 +9,10 @@ Used: ``DataLoader._iterator``, in which workers that persist are; and the loade
 
 from __future__ import annotations
 
+import atexit
 import copy
+import os
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["has_workers", "view_of"]
@@ -21,7 +24,7 @@ def has_workers(loader: Any) -> bool:
 
 
 def view_of(loader: Any, **attributes: Any) -> Any:
-    """A loader of torch's with other attributes, and without workers that run already.
+    """A loader of torch's with other attributes, and without workers that run already; its own end at once.
 
     >>> from torch.utils.data import DataLoader
     >>> loader = DataLoader(range(4), batch_size=2)
@@ -30,4 +33,21 @@ def view_of(loader: Any, **attributes: Any) -> Any:
     """
     view = copy.copy(loader)
     view.__dict__.update(attributes, _iterator=None)
+    view.worker_init_fn = _EndsAtOnce(view.worker_init_fn)
     return view
+
+
+class _EndsAtOnce:
+    """Runs first in each worker.
+
+    A spawned one that is told to end while its queue's thread is in torch's code aborts when the interpreter
+    is finalized, three in a hundred; forked ones end in this way anyhow.
+    """
+
+    def __init__(self, function: Callable[[int], object] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        atexit.register(os._exit, 0)
+        if self._function is not None:
+            self._function(worker_id)

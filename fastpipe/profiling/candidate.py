@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched
 
-__all__ = ["Candidate", "place_of"]
+__all__ = ["Candidate", "in_parentheses", "place_of"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Candidate:
 
 
 def place_of(watched: Watched) -> str:
-    """Where in the script a loader is made, or else iterated: in parentheses, for the end of a sentence."""
+    """Where in the script a loader is made, or else iterated."""
     line = watched.made_at if watched.made_at is not None and watched.made_at.file else watched.used_at
+    return in_parentheses(line)
+
+
+def in_parentheses(line: Line) -> str:
+    """A line of the script, for the end of a sentence; nothing where it is unknown."""
     return f" ({line})" if line.file else ""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import fastpipe
-from fastpipe.errors import FastpipeError
 from fastpipe.profiling._torch_view import view_of
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.keeping import of_kept
 from fastpipe.profiling.near import of_staged
-from fastpipe.profiling.swaps import of_folders, of_rows, of_tables, of_volumes
+from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
-from fastpipe.profiling.watching import Watched, is_fast
+from fastpipe.profiling.watching import Watched, is_fast, is_map_style
 
 __all__ = ["candidates"]
 
@@ -45,7 +44,7 @@ def candidates(
     if not hasattr(watched.loader, "num_workers"):
         return []
     if is_fast(watched.loader):
-        return list(_of_fast(watched, cores))
+        return [*_of_fast(watched, cores), *of_kept(watched)]
     arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     if uneven:
@@ -61,7 +60,7 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
     loader = watched.loader
     before = loader.prefetch_factor or 2
     wanted = min(_MOST_AHEAD, 4 * before)
-    if loader.num_workers and wanted > before:
+    if wanted > before:
         view = view_of(loader, prefetch_factor=wanted)
         what = f"prefetch_factor={wanted} in the place of {before}{place_of(watched)}"
         yield Candidate(what, why, view.__iter__, max(2, loader.num_workers))
@@ -70,29 +69,30 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
     """A loader of fastpipe's with its batches made in processes, or without any; and its transform split."""
     loader = watched.loader
+    now = loader.num_workers
     ways: list[tuple[str, str, int, dict[str, Any]]] = [
-        (f"num_workers={cores} in the place of {loader.num_workers}",
-         "so many processes make batches beside the training", cores, {"num_workers": cores}),
-        (f"num_workers=0 in the place of {loader.num_workers}",
-         "threads of this process make the batches", 0, {"num_workers": 0}),
-        ('augment="auto"', "other draws of the same augmentation, made for whole batches", loader.num_workers,
+        ('augment="auto"', "other draws of the same augmentation, made for whole batches", now,
          {"augment": "split"}),
     ]  # fmt: skip
+    for workers in dict.fromkeys((cores, 0)):
+        if workers != now and is_map_style(loader.dataset):
+            who = "so many processes make batches" if workers else "threads of this process make the batches"
+            ways.append(
+                (f"num_workers={workers} in the place of {now}", who, workers, {"num_workers": workers})
+            )
     for what, why, workers, options in ways:
-        if options.get("num_workers") == loader.num_workers or hasattr(loader.dataset, "__iter__"):
-            continue
-        try:
-            other = fastpipe.accelerate(loader, **options)
-        except (FastpipeError, TypeError):
-            continue
-        yield Candidate(
-            f"{what}{place_of(watched)}", f"{why}; measured on your data", other.__iter__, max(2, workers)
-        )
+        other = accelerated(loader, options)
+        if other is not None:
+            yield Candidate(
+                f"{what}{place_of(watched)}", f"{why}; measured on your data", other.__iter__, max(2, workers)
+            )  # fmt: skip
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:
     """More worker processes, or fewer."""
     loader = watched.loader
+    if not is_map_style(loader.dataset):
+        return  # what it gives may depend on their number
     workers, idle = loader.num_workers, costs.read_idle_s / max(costs.wall_s, 1e-9)
     if costs.delay_share > _WAITS and workers > cores:
         wanted = cores

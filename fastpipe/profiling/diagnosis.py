@@ -71,8 +71,8 @@ class Diagnosis:
         self._now: int | None = None
         self._images: ImageReads | None = None
         self._copies: Copies | None = None
-        self._changes: list[ModelChanges | Growth] | None = None
-        self._changed: list[ModelChanges | Growth] = []
+        self._changes: list[ModelChanges | Growth] = []
+        self._change: ModelChanges | Growth | None = None  # that is being tried
         self.cores = available_cpus()
 
     @property
@@ -174,8 +174,8 @@ class Diagnosis:
             if self._queue is None:
                 self.look(watched)
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
-            elif self._changes:
-                self._changes[0].note(watched.loop.steps[Phase.TRIED].seconds)
+            elif self._change is not None:
+                self._change.note(watched.loop.steps[Phase.TRIED].seconds)
             elif self._now is not None:
                 self._tried[self._now] = watched.loop.steps[Phase.TRIED].seconds
             while self._queue:
@@ -184,14 +184,18 @@ class Diagnosis:
                 first = next(batches)
                 if same_form(watched.loop.batch, first):
                     return chain([first], batches)
-            if self._changes is None:
-                self._changes = list(self._step_changes(watched)) if self._tries else []
-            while self._changes:
-                changed = self._changes[0].next()
-                if changed is not None:
-                    return changed
-                self._changed.append(self._changes.pop(0))
-            return None
+            if self._change is None and self._tries:
+                self._changes = list(self._step_changes(watched))
+            return self._changed_step()
+
+    def _changed_step(self) -> Iterator[Any] | None:
+        """A batch for the step, again and again, in the next of the ways in which it may be faster."""
+        left = self._changes if self._change is None else self._changes[self._changes.index(self._change) :]
+        for self._change in left:
+            batches = self._change.next()
+            if batches is not None:
+                return batches
+        return None
 
     def _step_changes(self, watched: Watched) -> Iterator[ModelChanges | Growth]:
         """What may make the step itself faster, where that is what takes the time."""
@@ -209,14 +213,14 @@ class Diagnosis:
 
     def excuses(self, error: Exception) -> bool:
         """Whether a step's error is no fault of the script's: its batch or its model is not its own."""
-        return self._changes[0].failed(error) if self._changes else False
+        return self._change is not None and self._change.failed(error)
 
     def close(self) -> None:
         """Leave models as they were, and nothing of what was measured."""
         while self._candidates:
             self._candidates[-1].close()
             self._candidates.pop()
-        for change in (*self._changed, *(self._changes or ())):
+        for change in self._changes:
             change.close()
 
     def report(self) -> Report:
@@ -310,7 +314,7 @@ class Diagnosis:
                 yield Advice(candidate.what, candidate.why, seconds, tried)
             else:
                 _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))
-        for change in (*self._changed, *(self._changes or ())):
+        for change in self._changes:
             assert self._watched is not None
             yield from change.advice(self._watched, self._step_beside)
         yield from self._pin_advice()

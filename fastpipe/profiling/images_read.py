@@ -75,11 +75,11 @@ class ImageReads:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _opened(self, _image: Any, file: Any, *_: Any, **__: Any) -> None:
+    def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
         self.count += 1
         self._local.read = None
-        if len(self._reads) < _MOST_READS and isinstance(file, (str, bytes, os.PathLike)):
-            self._local.read = [os.path.abspath(os.fsdecode(file)), None, None]
+        if len(self._reads) < _MOST_READS and isinstance(fp, (str, bytes, os.PathLike)):
+            self._local.read = [os.path.abspath(os.fsdecode(fp)), None, None]
             self._reads.append(self._local.read)
 
     def _cropped(self, _part: Any, _image: Any, box: Any = None, *_: Any, **__: Any) -> None:

@@ -76,6 +76,8 @@ class Loop:
 
     Attributes:
         device: how long its steps, as they are, take on the GPU.
+        ahead: batches that the loader makes ahead.
+        counts_starts: whether first steps of epochs, but of the first one, are steps like others.
 
     Args:
         seconds: that are measured as it is; half as many with the same batch again.
@@ -97,10 +99,8 @@ class Loop:
         self.step_cpu_ns: int | None = None
         self.device = DeviceClock()
         self.batch: Any = None
-        self.ahead = 0  # batches that the loader makes ahead
-        self.counts_starts = (
-            False  # whether the first steps of epochs are steps like others, but of the first one
-        )
+        self.ahead = 0
+        self.counts_starts = False
         self.is_over = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = 0
@@ -227,6 +227,7 @@ class Loop:
                 raise Enough
             return
         self.steps[Phase.ADAPTING], self.steps[Phase.TRIED] = Steps(), Steps()
+        self.phase = Phase.ADAPTING  # what was done meanwhile belongs to no step
         self._enter(Phase.ADAPTING)
 
     def _enter(self, phase: Phase) -> None:

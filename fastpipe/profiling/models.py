@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastpipe._sizes import in_duration
+from fastpipe.profiling.candidate import in_parentheses
 from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.watching import Watched
 
@@ -45,10 +46,10 @@ class SeenModels:
         if not self._seen:
             self.is_mixed = bool(sys.modules["torch"].is_autocast_enabled(_device_of(module)))
         elif module is next(iter(self._seen.values())):
-            self.close()
+            self.end()
         self._seen[id(module)] = module
 
-    def close(self) -> None:
+    def end(self) -> None:
         """See no more."""
         self._hook.remove()
 
@@ -74,7 +75,7 @@ class _Change(NamedTuple):
     what: str
     note: str
     begin: Callable[[Sequence[Any]], AbstractContextManager[None]]
-    may: Callable[[Sequence[Any]], bool]
+    may: Callable[[SeenModels], bool]
 
 
 class ModelChanges:
@@ -86,33 +87,29 @@ class ModelChanges:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._seen: SeenModels | None = SeenModels()
+        self._seen = SeenModels()
         self._left = list(_CHANGES)
-        self._now: _Change | None = None
+        self._now: _Change | None = None  # None while the step is as it is
         self._undo = ExitStack()
-        self._base_s: float | None = None
+        self._base_s = 0.0
         self._seconds: list[tuple[_Change, float]] = []
-        self._models: list[Any] = []
-        self._is_mixed = False
 
     def close(self) -> None:
         """Leave models as they were."""
-        if self._seen is not None:
-            self._seen.close()
-        self._models = []
+        self._seen.end()
         self._undo.close()
 
     def next(self) -> Iterator[Any] | None:
         """The batch, for a step whose models are changed in the next way; None when there is no more."""
         self._undo.close()
-        if self._seen is not None and self._base_s is None:
+        if not self._base_s:
             return itertools.repeat(self._batch)  # as it is, once more: what is tried is compared with now
         while self._left:
             self._now = self._left.pop(0)
-            if (self._now.begin is _mixed and self._is_mixed) or not self._now.may(self._models):
+            if not self._now.may(self._seen):
                 continue
             try:
-                self._undo.enter_context(self._now.begin(self._models))
+                self._undo.enter_context(self._now.begin(self._seen.outermost()))
             except Exception as error:  # whatever it is: the script's own model works
                 _log.warning("not tried: %s: %s: %s", self._now.what, type(error).__name__, error)
                 continue
@@ -121,12 +118,10 @@ class ModelChanges:
 
     def note(self, seconds: float) -> None:
         """A step took so long."""
-        if self._seen is not None:
-            self._base_s, self._models = seconds, self._seen.outermost()
-            self._is_mixed = self._seen.is_mixed
-            self._seen.close()
-            self._seen = None
-        elif self._now is not None:
+        if self._now is None:
+            self._base_s = seconds
+            self._seen.end()
+        else:
             self._seconds.append((self._now, seconds))
 
     def failed(self, error: Exception) -> bool:
@@ -143,11 +138,11 @@ class ModelChanges:
             step_s: of a step that takes so long with data at once, how long one takes with the loader.
         """
         for change, seconds in self._seconds:
-            if self._base_s is None or self._base_s < _GAIN * seconds:
+            if self._base_s < _GAIN * seconds:
                 continue
             before, after = in_duration(self._base_s), in_duration(seconds)
             yield Advice(
-                f"{change.what} ({watched.used_at})",
+                f"{change.what}{in_parentheses(watched.used_at)}",
                 f"a step with data at once takes {before} as it is, and {after} so; {change.note}",
                 step_s(seconds), seconds,
             )  # fmt: skip
@@ -193,11 +188,11 @@ def _formats() -> dict[int, Any]:
     return {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _may_be_channels_last(models: Sequence[Any]) -> bool:
+def _may_be_channels_last(seen: SeenModels) -> bool:
     """Whether there are convolutions of images or volumes, all of them with their channels first."""
     convolution = sys.modules["torch"].nn.modules.conv._ConvNd
     weights = [
-        part.weight for model in models for part in model.modules()
+        part.weight for model in seen.outermost() for part in model.modules()
         if isinstance(part, convolution) and part.weight.dim() in _formats()
         and part.weight.shape[1] > 1 and max(part.weight.shape[2:]) > 1  # others are alike in both
     ]  # fmt: skip
@@ -229,8 +224,8 @@ def _mixed(models: Sequence[Any]) -> Iterator[None]:
                 model.forward = own
 
 
-def _may_be_mixed(models: Sequence[Any]) -> bool:
-    return bool(models) and bfloat16_is_fast(_device_of(models[0]))
+def _may_be_mixed(seen: SeenModels) -> bool:
+    return not seen.is_mixed and any(bfloat16_is_fast(_device_of(model)) for model in seen.outermost())
 
 
 def bfloat16_is_fast(device: str, flags: Iterable[str] | None = None) -> bool:
@@ -271,17 +266,15 @@ def _compiled(models: Sequence[Any]) -> Iterator[None]:
                 vars(model).pop("_compiled_call_impl", None)
 
 
-def _may_be_compiled(models: Sequence[Any]) -> bool:
+def _may_be_compiled(seen: SeenModels) -> bool:
     """Whether there is what compiles them, and they are not compiled yet."""
-    torch = sys.modules["torch"]
-    optimized = getattr(getattr(torch, "_dynamo", None), "OptimizedModule", ())
-    if any(
-        getattr(part, "_compiled_call_impl", None) is not None or isinstance(part, optimized)
-        for model in models for part in model.modules()
-    ):  # fmt: skip
+    models = seen.outermost()
+    optimized = getattr(getattr(sys.modules["torch"], "_dynamo", None), "OptimizedModule", ())
+    parts = [part for model in models for part in model.modules()]
+    if any(getattr(part, "_compiled_call_impl", None) or isinstance(part, optimized) for part in parts):
         return False
     if any(_device_of(model) == "cuda" for model in models):
-        return bool(models) and find_spec("triton") is not None
+        return find_spec("triton") is not None
     return bool(models) and any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import shutil
@@ -12,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-import fastpipe
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
-from fastpipe.errors import FastpipeError
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
-from fastpipe.profiling.doctor.mounts import file_system
+from fastpipe.profiling.mounts import file_system
+from fastpipe.profiling.swaps import accelerated
 from fastpipe.profiling.watching import Watched
 
 __all__ = ["of_staged"]
@@ -81,10 +79,10 @@ class _Copies:
 
         Raises:
             OSError: there is no room, or a file cannot be read.
-            OptionError: fastpipe does not make such batches.
         """
-        if self._near is None:
+        if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="fastpipe-profile-")
+        if self._near is None:
             self._near = self._loader_of(self._folder.name)
         return iter(self._near)
 
@@ -103,15 +101,11 @@ class _Copies:
             raise OSError(f"there is no room for {self._loader.batch_size} files in {folder}: "
                           f"{in_bytes(shutil.disk_usage(folder).free)} are free")  # fmt: skip
         dataset = copy.copy(self._loader.dataset)
-        dataset.samples = copied
-        for name in ("imgs", "targets"):
-            with contextlib.suppress(AttributeError):
-                setattr(dataset, name, copied if name == "imgs" else [label for _, label in copied])
+        vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
         stock = require("torch.utils.data", extra="torch").DataLoader(
             dataset, self._loader.batch_size, shuffle=True, drop_last=True,
             collate_fn=self._loader.collate_fn, num_workers=self._loader.num_workers,
             worker_init_fn=self._loader.worker_init_fn,
         )  # fmt: skip
-        with contextlib.suppress(FastpipeError):
-            return fastpipe.accelerate(stock, cache="off")
-        return stock
+        # Where it makes the images itself it would keep them, of which there are few.
+        return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

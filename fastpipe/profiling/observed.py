@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["observe"]
 
+_log = logging.getLogger(__name__)
 _OBSERVERS = "_fastpipe_observers"
 
 
@@ -19,7 +21,7 @@ def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], N
     Args:
         owner: a module or a class.
         name: of its function.
-        see: called with the value, and then the arguments.
+        see: called with the value, and then the arguments.  An error of its own ends its looking.
 
     Returns:
         What ends that; called again it does nothing.
@@ -53,8 +55,13 @@ def _observed(function: Any) -> Any:
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)
-        for see in tuple(getattr(watched, _OBSERVERS)):
-            see(value, *args, **kwargs)
+        observers = getattr(watched, _OBSERVERS)
+        for see in tuple(observers):
+            try:
+                see(value, *args, **kwargs)
+            except Exception:  # whatever it is: the caller's own work goes on
+                _log.warning("no more is seen of %s", function, exc_info=True)
+                observers.remove(see)
         return value
 
     return watched

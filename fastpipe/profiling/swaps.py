@@ -20,7 +20,7 @@ from fastpipe.profiling.times import NOTHING, Spent
 from fastpipe.profiling.volumes_open import OpenVolume
 from fastpipe.profiling.watching import Watched
 
-__all__ = ["of_folders", "of_rows", "of_tables", "of_volumes"]
+__all__ = ["accelerated", "of_folders", "of_rows", "of_tables", "of_volumes"]
 
 _MUCH = 0.1  # of a batch's time
 
@@ -44,16 +44,22 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
             {"augment": "split", "device": "cuda"},
         ))  # fmt: skip
     for way, note, options in ways:
-        try:
-            fast = fastpipe.accelerate(watched.loader, **options)
-            fast.clock  # there is one where fastpipe makes the batches  # noqa: B018
-        except (FastpipeError, AttributeError, TypeError):
+        fast = accelerated(watched.loader, options)
+        if fast is None or not hasattr(fast, "clock"):  # which it has where fastpipe makes the batches
             return
         yield Candidate(
             f"let fastpipe make the batches of {dataset}: {way}{place}",
             f"measured on batches of yours, of whose time goes now: {shares}{note}",
             fast.__iter__,
         )
+
+
+def accelerated(loader: Any, options: dict[str, Any]) -> Any:
+    """fastpipe's loader in a loader's place; None where there can be none with such options."""
+    try:
+        return fastpipe.accelerate(loader, **options)
+    except (FastpipeError, TypeError):
+        return None
 
 
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:

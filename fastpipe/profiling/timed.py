@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -239,10 +238,6 @@ class TimedInit:
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, (TimedDataset, TimedIterable)):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)
-        if worker is not None:
-            # A spawned worker that is told to end while its queue's thread is in torch's code aborts when the
-            # interpreter is finalized, one in thirty; forked ones end in this way anyhow.
-            atexit.register(os._exit, 0)
         self._witness.account  # looking begins  # noqa: B018
         if self._function is not None:
             self._function(worker_id)

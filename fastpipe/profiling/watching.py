@@ -30,7 +30,7 @@ from fastpipe.profiling.timed import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched", "is_fast"]
+__all__ = ["Watch", "Watched", "is_fast", "is_map_style"]
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -243,7 +243,7 @@ class Watch:
             os.mkdir(folder, 0o700)
             witness = known.witness = Witness(folder)
         kind: Any = TimedBatches if getattr(loader.dataset, "__getitems__", None) else TimedDataset
-        if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
+        if not is_map_style(loader.dataset):
             kind = TimedIterable
         known.view = view_of(
             loader,
@@ -260,6 +260,12 @@ def _no_loop(loader: Any) -> Loop:
 def is_fast(loader: Any) -> bool:
     """Whether a loader is one of fastpipe's own."""
     return type(loader).__module__.partition(".")[0] == "fastpipe"
+
+
+def is_map_style(dataset: Any) -> bool:
+    """Whether a dataset gives samples by index, so that any number of workers makes the same, as torch's
+    documents call it."""
+    return not isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
 
 
 def _watch_loaders(module: Any, watch: Watch) -> Callable[[], None]:

@@ -117,6 +117,18 @@ def test_what_the_device_has_still_to_do_counts_for_the_steps_that_asked_for_it(
     assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.100, rel=0.01)
 
 
+def test_what_is_measured_between_two_phases_counts_for_none_of_them(device: Device) -> None:
+    def other() -> Any:
+        device.launch(5_000.0)  # another loader's augmentation
+        return None if loop.steps[Phase.TRIED] else iter([0] * 1000)
+
+    loop = Loop(1.0, is_replayed=True, next_phase=other)
+    with pytest.raises(Enough):
+        train(device, loop, load=30.0, compute=100.0, steps=1000)
+    for phase in (Phase.INSTANT, Phase.TRIED):
+        assert loop.steps[phase].seconds == pytest.approx(0.100, rel=0.02)
+
+
 def test_every_fourth_step_is_measured_by_three_events_that_are_let_go_of(device: Device) -> None:
     loop = Loop(float("inf"), is_replayed=False)
     train(device, loop, load=30.0, compute=10.0, steps=403)

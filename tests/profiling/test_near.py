@@ -17,8 +17,8 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 import fastpipe
 from fastpipe.profiling import near
 from fastpipe.profiling.costs import LoaderCosts
-from fastpipe.profiling.doctor.mounts import FileSystem
 from fastpipe.profiling.loops import Loop
+from fastpipe.profiling.mounts import FileSystem
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -23,6 +23,7 @@ from fastpipe.profiling.candidates import candidates
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.loops import Loop
 from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched
 
 SECONDS = 0.6
@@ -184,6 +185,17 @@ def test_processes_and_threads_in_the_place_of_a_fast_loaders_are_measured(
         assert len(pairs) == 6 and all(
             torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
         )
+
+
+def test_of_what_is_only_iterated_the_number_of_workers_stays() -> None:
+    class Numbers(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+    line, costs = Line("train.py", 3, "main"), LoaderCosts({"transform": Spent(9, 9, 0)}, batches=1)
+    for kind in (DataLoader, FastLoader):
+        watched = Watched(kind(Numbers(), batch_size=2), line, line, Loop(1.0, True))
+        assert not [one for one in candidates(watched, costs, cores=4) if "num_workers" in one.what]
 
 
 def test_a_script_with_its_own_loop_is_watched_and_gets_its_own_batches() -> None:

@@ -16,7 +16,7 @@ from fastpipe.cli import main
 from fastpipe.errors import OptionError
 from fastpipe.profiling.script import profile_script
 
-SLOW = """
+DATASET = """
 import sys
 from pathlib import Path
 
@@ -25,12 +25,15 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Slow(Dataset):
+    length = 4000
+
     def __len__(self):
-        return 4000
+        return self.length
 
     def __getitem__(self, index):
         return sum(np.sin(np.arange(20_000.0)).sum() for _ in range(8))
-
+"""
+SLOW = f"""{DATASET}
 
 def train(workers, context):
     loader = DataLoader(Slow(), batch_size=4, num_workers=workers, multiprocessing_context=context)
@@ -64,7 +67,7 @@ def test_a_script_runs_until_enough_is_known_of_its_loop(
     assert not (tmp_path / "finished").exists()
     assert report.stall_share > 0.5 and report.stall[0].name == "transform"
     assert report.loader is not None and report.loader.workers == int(arguments[0])
-    assert (report.loader.made_at, report.loader.used_at) == ("train.py:18 train", "train.py:19 train")
+    assert (report.loader.made_at, report.loader.used_at) == ("train.py:20 train", "train.py:21 train")
     assert report.instant_s is not None and report.seconds > 0
     line = report.costs.lines[0][0]
     assert os.path.basename(line.file) == "train.py" and "Slow.__getitem__" in line.function
@@ -95,19 +98,8 @@ def test_what_is_imported_is_no_work_of_the_script(script: Callable[[str], str],
 
 
 def test_a_loader_that_is_made_for_each_epoch_is_tried_like_another(script: Callable[[str], str]) -> None:
-    path = script("""
-import numpy as np
-from torch.utils.data import DataLoader, Dataset
-
-
-class Slow(Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return sum(np.sin(np.arange(20_000.0)).sum() for _ in range(8))
-
-
+    path = script(f"""{DATASET}
+Slow.length = 40
 while True:
     loader = DataLoader(Slow(), batch_size=4)
     for batch in loader:
@@ -116,7 +108,7 @@ while True:
     report = profile_script(path, seconds=0.5, try_advice=True)
     assert report.stall_share > 0.5 and report.instant_s is not None
     assert report.alone is not None and report.loader is not None
-    assert report.loader.used_at == "train.py:16 <module>"
+    assert report.loader.used_at == "train.py:21 <module>"
 
 
 def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from fastpipe._private_folder import user_cache_folder
 from fastpipe._sizes import in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
-from fastpipe.profiling.doctor.mounts import file_system
 from fastpipe.profiling.doctor.storage import disk_against_decoders
+from fastpipe.profiling.mounts import file_system
 
 __all__ = ["check"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fastpipe._cpus import available_cpus
 from fastpipe._sizes import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
-from fastpipe.profiling.doctor.mounts import FileSystem, file_system
 from fastpipe.profiling.doctor.reading import Rate, Sample, read_many, sample
+from fastpipe.profiling.mounts import FileSystem, file_system
 
 __all__ = ["check", "disk_against_decoders", "of_kind"]
 

@@ -17,7 +17,7 @@ from fastpipe.options import Cache
 from fastpipe.profiling.tuning.settings import Base, Settings
 from fastpipe.profiling.tuning.trials import Measured, measure
 
-__all__ = ["cache_of_all", "decoded_bytes", "measure_kept"]
+__all__ = ["cache_of_all", "decoded_bytes", "is_all_kept", "measure_kept", "part_of"]
 
 _LOOKED_AT = 64  # images whose sizes stand for those of all
 
@@ -35,12 +35,26 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
     nbytes = decoded_bytes(dataset)
     if nbytes is None or getattr(dataset, "cache", None) != Cache():
         return None, ""
-    free = free_memory()
-    if free is not None and nbytes <= free // AUTO_SHARE:
+    if is_all_kept(Cache(), nbytes):
         return None, f"cache='auto' keeps all that is decoded, {in_bytes(nbytes)}, from the second epoch on"
     if budget is not None and nbytes > budget:
         return None, f"no cache holds all that is decoded: {in_bytes(nbytes)} of {in_bytes(budget)}"
     return Cache("ram", max_bytes=nbytes), ""
+
+
+def is_all_kept(cache: Cache, nbytes: int) -> bool:
+    """Whether so many bytes fit into a cache, as far as is known without making it."""
+    if cache.where in ("off", "disk") or cache.max_bytes != "auto":
+        return cache.where == "disk" or (cache.max_bytes != "auto" and nbytes <= cache.max_bytes)
+    free = free_memory()
+    return free is not None and nbytes <= free // AUTO_SHARE
+
+
+def part_of(loader: Any, dataset: Any, count: int) -> Any:
+    """A ``DataLoader`` of the first samples of a dataset, shuffled, in batches like a loader's."""
+    data = require("torch.utils.data", extra="torch")
+    first = data.Subset(dataset, range(min(len(dataset), count)))
+    return data.DataLoader(first, loader.batch_size or 1, shuffle=True, collate_fn=loader.collate_fn)
 
 
 def decoded_bytes(dataset: Any) -> int | None:
@@ -79,12 +93,8 @@ def measure_kept(
         batch_s: seconds of a batch without a cache.
     """
     loader = base.loader
-    data = require("torch.utils.data", extra="torch")
-    size = loader.batch_size or 1
-    count = min(len(loader.dataset), size * max(4, int(seconds / batch_s)))
-    part = data.DataLoader(
-        data.Subset(loader.dataset, range(count)), size, shuffle=True, collate_fn=loader.collate_fn
-    )
+    count = (loader.batch_size or 1) * max(4, int(seconds / batch_s))
+    part = part_of(loader, loader.dataset, count)
     with base.dataset_with(settings):
         kept = fastpipe.accelerate(part, **settings.of_loader)
         for _ in kept:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import fastpipe
 from fastpipe._extras import require
 from fastpipe.options import Cache, Decode
+from fastpipe.profiling.watching import is_map_style
 
 __all__ = ["Base", "Settings", "folders_behind"]
 
@@ -82,8 +83,7 @@ class Base:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.folders = folders_behind(loader.dataset)
-        iterable = require("torch.utils.data", extra="torch").IterableDataset
-        self.is_sequence = not isinstance(loader.dataset, iterable)
+        self.is_sequence = is_map_style(loader.dataset)
         fast = fastpipe.accelerate(loader, num_workers=0)
         self.is_threaded = hasattr(fast, "clock")
         # What the cache of torchvision's folders is, of which fastpipe makes its own.

@@ -14,8 +14,8 @@ import pytest
 from fastpipe.profiling.doctor import DoctorReport, caching, examining, reading, storage, stores
 from fastpipe.profiling.doctor.asking import Answer
 from fastpipe.profiling.doctor.findings import Examined
-from fastpipe.profiling.doctor.mounts import FileSystem, file_system
 from fastpipe.profiling.doctor.reading import Rate, read_many, sample
+from fastpipe.profiling.mounts import FileSystem, file_system
 from fastpipe.testing import write_fifo
 from fastpipe.testing.delay_proxy import Faults
 
