@@ -5,8 +5,8 @@
     python benchmarks/predictions.py --mri FOLDER --rounds 3 --json predictions.json
 
 Of four examples the data are made, and in each round ``before.py`` is profiled, and then the script in which
-its first advice is followed: ``after.py``, or one of the two with a line changed, where that does more than the
-advice says.  A gain is the time of a step as it is over that with the change.
+its first advice is followed: ``after.py``, or one of the two with a line changed, where that does more than
+the advice says.  A gain is the time of a step as it is over that with the change.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def row(case: dict[str, Any]) -> str:
     ratios = [one["after_s"] / one["predicted_s"] for one in rounds]
     first = sum(one["is_first"] for one in case["rounds"])
     return (
-        f"| {case['example']} | {before * 1e3:,.1f} ms | {predicted * 1e3:,.1f} ms, {before / predicted:.2f}× | "
+        f"| {case['example']} | {before * 1e3:,.1f} ms "
+        f"| {predicted * 1e3:,.1f} ms, {before / predicted:.2f}× | "
         f"{after * 1e3:,.1f} ms, {before / after:.2f}× | {statistics.median(ratios) - 1:+.0%} "
         f"({min(ratios) - 1:+.0%} to {max(ratios) - 1:+.0%}) | first in {first} of {len(case['rounds'])} |"
     )
