@@ -56,6 +56,10 @@ class Diagnosis:
     Args:
         seconds: for each measurement.
         tries: whether advice is tried on the script's own step.
+
+    Attributes:
+        cores: that this process may use.
+        is_looking: whether loaders are being measured beside a loop of which enough is known.
     """
 
     def __init__(self, seconds: float, tries: bool) -> None:
@@ -73,7 +77,7 @@ class Diagnosis:
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # that is being tried
-        self.cores = available_cpus()
+        self.cores, self.is_looking = available_cpus(), False
 
     @property
     def is_known(self) -> bool:
@@ -172,7 +176,9 @@ class Diagnosis:
         assert watched is not None  # it is its loop that asks
         with watch.paused():
             if self._queue is None:
+                self.is_looking = True
                 self.look(watched)
+                self.is_looking = False
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
             elif self._change is not None:
                 self._change.note(watched.loop.steps[Phase.TRIED].seconds)

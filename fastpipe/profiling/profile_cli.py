@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=positive(float), default=6.0, metavar="S",
         help="how long the loop is measured as it is (default: 6)")  # fmt: skip
     add("--limit", type=positive(float), default=50.0, metavar="S",
-        help="when the script is ended in any case (default: 50)")  # fmt: skip
+        help="when the script is ended, or after what is being measured then (default: 50)")  # fmt: skip
     add("--try", dest="try_advice", action="store_true",
         help="try the best advice: the script's loop gets batches of the loader that it names")  # fmt: skip
     add("--json", type=Path, default=None, metavar="FILE", help="write everything there, as JSON")

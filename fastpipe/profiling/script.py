@@ -25,6 +25,7 @@ from fastpipe.profiling.watching import Watch
 __all__ = ["profile_script"]
 
 _LEAST_OUTSIDE_S = 0.5
+_GRACE_S = 8.0
 _CALLS = 0.9  # of a function's time, in one that it calls
 
 
@@ -46,7 +47,8 @@ def profile_script(
         path: of the script.
         arguments: its own.
         seconds: that the loop is measured as it is.
-        limit_s: seconds after which the script is ended in any case.
+        limit_s: seconds after which the script is ended in any case; what is measured beside it just then
+            may take eight more.
         try_advice: whether the best advice is tried in the script's loop.
 
     Raises:
@@ -61,7 +63,7 @@ def profile_script(
         lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
     )
     begin = perf_counter()
-    with closing(diagnosis), closing(watch), watch, _as_main(file, arguments), _limited(limit_s):
+    with closing(diagnosis), closing(watch), watch, _as_main(file, arguments), _limited(limit_s, diagnosis):
         try:
             runpy.run_path(str(file), run_name="__main__")
         except Enough:
@@ -120,14 +122,19 @@ def _as_main(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _limited(seconds: float, diagnosis: Diagnosis) -> Iterator[None]:
     """End what runs in the main thread after so many seconds."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
+    is_late = False
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Enough
+        nonlocal is_late
+        if is_late or not diagnosis.is_looking:
+            raise Enough
+        is_late = True  # a loop that has been measured is worth a few seconds more
+        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -115,6 +116,25 @@ def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> No
     path = script("while True:\n    sum(range(1000))\n")
     report = profile_script(path, limit_s=1.0)
     assert report.loader is None and report.outside[0][0].startswith("train.py <module>")
+
+
+@pytest.mark.parametrize(("grace_s", "reached"), [(1000.0, ["later", "done"]), (0.05, ["later"])])
+def test_what_is_measured_when_the_time_is_over_may_take_a_little_more(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, grace_s: float, reached: list[str]
+) -> None:
+    found: list[str] = []
+
+    def measured(*_: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)  # the time is over
+        found.append("later")
+        while grace_s < 1:  # until that is over, too
+            pass
+        found.append("done")
+
+    monkeypatch.setattr("fastpipe.profiling.script._GRACE_S", grace_s)
+    monkeypatch.setattr("fastpipe.profiling.diagnosis.alone", measured)
+    report = profile_script(script(SLOW), ["0"], seconds=0.3, limit_s=1000.0)
+    assert found == reached and report.instant_s is not None and report.steps > 2
 
 
 def test_a_loader_that_gives_nothing_is_not_acquitted(script: Callable[[str], str]) -> None:
