@@ -3,8 +3,9 @@
 A *view* is a shallow copy of a loader, with other attributes and workers of its own; the loader stays as it
 is.
 
-Used: ``DataLoader._iterator``, in which workers that persist are; and the loader's ``__dict__``, as
-``DataLoader.__setattr__`` lets nobody change a dataset or the number of workers.
+Used: ``DataLoader._iterator``, in which workers that persist are; the loader's ``__dict__``, as
+``DataLoader.__setattr__`` lets nobody change a dataset or the number of workers; and an iterator's
+``_timeout``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["has_workers", "view_of"]
+__all__ = ["has_workers", "limit_waiting", "view_of"]
 
 
 def has_workers(loader: Any) -> bool:
@@ -35,6 +36,15 @@ def view_of(loader: Any, **attributes: Any) -> Any:
     view.__dict__.update(attributes, _iterator=None)
     view.worker_init_fn = _EndsAtOnce(view.worker_init_fn)
     return view
+
+
+def limit_waiting(iterator: Any, seconds: float) -> None:
+    """Have an iterator of torch's raise where its workers make no batch for so long, and no limit was set.
+
+    A dataset that has threads or locks of its own may never answer in a process that was forked.
+    """
+    if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
+        iterator._timeout = seconds
 
 
 class _EndsAtOnce:

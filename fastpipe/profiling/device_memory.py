@@ -15,7 +15,10 @@ __all__ = ["DeviceMemory", "memory_for", "torch_of"]
 
 _PART = 0.9
 _SELF = Path("/proc/self")
-_SHORTAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
+_SHORTAGES = (
+    "out of memory", "can't allocate memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed",
+)  # fmt: skip
+_SHORTAGE_OF_TENSORFLOW = "ResourceExhaustedError"
 
 
 class DeviceMemory(Protocol):
@@ -120,9 +123,9 @@ def torch_of(batch: Any) -> Any:
 
 def _is_shortage(error: Exception) -> bool:
     text = str(error).lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in text for words in _SHORTAGES)
-    )
+    if isinstance(error, MemoryError) or type(error).__name__ == _SHORTAGE_OF_TENSORFLOW:
+        return True
+    return isinstance(error, RuntimeError) and any(words in text for words in _SHORTAGES)
 
 
 def _status(name: str) -> int | None:

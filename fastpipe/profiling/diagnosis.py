@@ -104,7 +104,10 @@ class Diagnosis:
         else:
             # Workers that persist would stay after this, for a script that may not go on.
             one = view_of(loader) if watched.view is not None else loader
-            self._alone = alone(one.__iter__, skipped, self._seconds)
+            try:
+                self._alone = alone(one.__iter__, skipped, self._seconds)
+            except Exception as error:  # the script's loop has an answer to it, perhaps, and meets it itself
+                _log.warning("the loader alone is not measured: %s: %s", type(error).__name__, error)
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
         if not watched.is_opaque:
@@ -246,6 +249,7 @@ class Diagnosis:
             _note(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
             instant.seconds if len(instant) else None,
             None if loop.step_cpu_ns is None else loop.step_cpu_ns / 1e9,
+            None if loop.step_delay_ns is None else loop.step_delay_ns / 1e9,
             starts[-1] if starts and not self._watched.is_opaque else None,
             self._alone, self._costs, cores=self.cores,
             device_wait_s=None if device is None else device.wait_s,

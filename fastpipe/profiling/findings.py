@@ -75,6 +75,8 @@ class Findings:
         step_s, wait_s, busy_s: seconds of a step, of those until its batch was there, and with the batch.
         instant_s: of a step whose batch is there at once; None where that was not measured.
         step_cpu_s: seconds of processors of such a step.
+        step_delay_s: seconds for which threads of a step as it is, all together, wait longer for cores than
+            those of such a step; None where that was not measured.
         epoch_start_s: until the first batch of an epoch.
         alone: the loader without a training that uses its batches; None where that was not measured.
         costs: of a batch, by stage.
@@ -89,6 +91,7 @@ class Findings:
         is_opaque: whether what a step waits is not known apart from what it is busy.
         outside: lines of the script between its loops that took long: the line, and seconds.
         seconds: that the script ran.
+        is_cut_short: whether it was ended before its own end.
         spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
         worker_spans: of batches, by worker: when the first sample was asked for, the last came, it was whole.
     """
@@ -100,6 +103,7 @@ class Findings:
     busy_s: float = 0.0
     instant_s: float | None = None
     step_cpu_s: float | None = None
+    step_delay_s: float | None = None
     epoch_start_s: float | None = None
     alone: Alone | None = None
     costs: LoaderCosts = field(default_factory=LoaderCosts)
@@ -114,6 +118,7 @@ class Findings:
     is_opaque: bool = False
     outside: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
+    is_cut_short: bool = False
     spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
     worker_spans: tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...] = field(default=(), repr=False)
 
@@ -122,13 +127,17 @@ class Findings:
         """Seconds of a step that are lost for want of data.
 
         It waits for its batch, and is slower with that than with data at once where others make the next
-        batches on the same cores: by what these take of them at most.  More than that has other causes.
+        batches on the same cores: by what these take of them, or, where its threads wait for each other and
+        so for the one that has lost its core, for as long as threads wait for cores; the others hold up
+        nothing while they do not run.  More than that has other causes.
         """
         if self.is_opaque:
             return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
         if self.instant_s is None or self.alone is None or not self.loader or not self.loader.ahead:
             return self.wait_s
-        taken = self.busy_s if self.alone.cpu_s is None else self.alone.cpu_s / self.cores
+        taken, cpu_s = self.busy_s, self.alone.cpu_s
+        if cpu_s is not None:
+            taken = max(cpu_s / self.cores, min(self.step_delay_s or 0.0, cpu_s))
         return self.wait_s + min(max(0.0, self.busy_s - self.instant_s), taken)
 
     @property
@@ -188,6 +197,8 @@ class Findings:
         for name, seconds in self.outside:
             if seconds > _TOLD * self.seconds:
                 yield f"{seconds:.1f} s outside of loops over loaders: {name}"
+        if self.is_cut_short:
+            yield f"the script was ended after {self.seconds:.0f} s; what it has trained is not worth keeping"
 
     def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
         who = f"num_workers={loader.workers}"

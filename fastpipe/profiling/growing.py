@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from fastpipe.errors import OptionError
 from fastpipe.profiling.candidate import place_of
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.findings import Advice
+from fastpipe.profiling.replays import Replay
 from fastpipe.profiling.resizing import resized, size_of
 from fastpipe.profiling.watching import Watched
 
@@ -50,7 +50,7 @@ class Growth:
             larger = resized(self._batch, self._factor * self._size)
         except (OptionError, IndexError, TypeError):  # a batch of a kind that nobody knows
             return None
-        return itertools.repeat(larger)
+        return Replay(larger)
 
     def note(self, seconds: float) -> None:
         """A step with the last larger batch took so long."""

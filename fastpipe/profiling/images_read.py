@@ -57,16 +57,18 @@ class ImageReads:
         module = sys.modules.get("PIL.Image")
         if module is None or self._undo:
             return
+        # Threads may be reading: what happens to an image last is looked at first, and no more first of all,
+        # so that of an image whose size was seen the box was.
         for owner, name, see in (
-            (module, "open", self._opened), (module.Image, "crop", self._cropped),
-            (module.Image, "resize", self._resized),
+            (module.Image, "resize", self._resized), (module.Image, "crop", self._cropped),
+            (module, "open", self._opened),
         ):  # fmt: skip
             self._undo.append(observe(owner, name, see))
 
     def end(self) -> None:
         """Look no more."""
         while self._undo:
-            self._undo.pop()()
+            self._undo.pop(0)()
 
     def __enter__(self) -> ImageReads:
         self.begin()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from time import perf_counter_ns
 from typing import Any
 
 from fastpipe.profiling.device_time import DeviceClock, synchronized
-from fastpipe.profiling.times import processes_cpu_ns
+from fastpipe.profiling.replays import Replay, rebuilt
+from fastpipe.profiling.times import processes_cpu_ns, threads_delay_ns
 
 __all__ = ["Enough", "Loop", "Phase", "Steps", "WatchedIterator"]
 
@@ -76,8 +78,14 @@ class Loop:
 
     Attributes:
         device: how long its steps, as they are, take on the GPU.
+        step_cpu_ns: of processors, that a step with data at once takes; None where that is not known.
+        step_delay_ns: how much longer the threads, all together, wait for cores in a step as it is than in
+            one with data at once; None where that is not known.
         ahead: batches that the loader makes ahead.
         counts_starts: whether first steps of epochs, but of the first one, are steps like others.
+        epoch_starts: seconds until the first batch of each epoch of the loader's own batches came.
+        has_ended: whether it has ended the script by ``Enough``.
+        others: all loops of the script, with this one: for a batch of one another one's step may wait.
 
     Args:
         seconds: that are measured as it is; half as many with the same batch again.
@@ -97,21 +105,27 @@ class Loop:
         self.steps: dict[Phase, Steps] = {phase: Steps() for phase in Phase}
         self.epoch_starts: list[float] = []
         self.step_cpu_ns: int | None = None
+        self.step_delay_ns: int | None = None
         self.device = DeviceClock()
         self.batch: Any = None
+        self._replay: Iterator[Any] = iter(())
+        self.others: Sequence[Loop] = ()
+        self._thread = self._elsewhere = self._waited = self._waited_elsewhere = 0
         self.ahead = 0
         self.counts_starts = False
-        self.is_over = False
+        self.is_over = self.has_ended = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = 0
         self._phase_began = perf_counter_ns()
         self._cpu: int | None = None
+        self._delay: int | None = None
         self._trial: Iterator[Any] | None = None
         self._is_first = True
 
     def close(self) -> None:
         """Let go of batches and of whoever would be asked for more."""
         self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+        self._replay, self.others = iter(()), ()
         self.device.close()
 
     @property
@@ -135,15 +149,17 @@ class Loop:
             self.device.asked()
         self._asked = now
         if self.phase in (Phase.SETTLING, Phase.INSTANT):
-            batch = self.batch
+            batch = next(self._replay)
         elif self._trial is not None:
             batch = next(self._trial)
         else:
             batch = self._taken(take)
         self._got = perf_counter_ns()
+        if len(self.others) > 1:
+            self._tell_others(self._got - now)
         if is_measured:
             self.device.got()
-        if self._is_first:
+        if self._is_first and self.phase in (Phase.WARMING, Phase.AS_IT_IS):
             self.epoch_starts.append((self._got - now) / 1e9)
         return batch
 
@@ -161,6 +177,13 @@ class Loop:
         """The script has left the loop."""
         self._got = 0
 
+    def _tell_others(self, took: int) -> None:
+        """Their steps in this thread have waited for this loop's batch."""
+        self._thread = threading.get_ident()
+        for loop in self.others:
+            if loop is not self and loop.is_in_step and loop._thread == self._thread:
+                loop._elsewhere += took
+
     def _taken(self, take: Callable[[], Any]) -> Any:
         try:
             batch = take()
@@ -168,16 +191,19 @@ class Loop:
             self._got = 0  # what the script does between epochs is no step
             raise
         if self._is_replayed:
-            self.batch = batch
+            self.batch = rebuilt(batch)  # what the script takes out of its own stays in this one
         return batch
 
     def _step_ended(self, now: int) -> None:
         # The first step of an epoch often waits for workers to start: it is told apart.
         if not self._is_first or (self.counts_starts and len(self.epoch_starts) > 1):
-            self.steps[self.phase].add(self._got - self._asked, now - self._got)
+            wait, elsewhere = self._got - self._asked, min(self._elsewhere, now - self._got)
+            self.steps[self.phase].add(wait + elsewhere, now - self._got - elsewhere)
+            if self.phase is Phase.AS_IT_IS:
+                self._waited, self._waited_elsewhere = self._waited + wait, self._waited_elsewhere + elsewhere
         if len(self.spans) < 4 * _MOST_STEPS:
             self.spans.append((self.phase.value, self._asked, self._got, now))
-        self._is_first = False
+        self._is_first, self._elsewhere = False, 0
         if not self.is_over:
             self._advance(now)
 
@@ -187,7 +213,10 @@ class Loop:
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
         elif self.phase is Phase.AS_IT_IS and self._has_enough(count, seconds, self._seconds):
+            if self._waited_elsewhere > self._waited:
+                return  # another loop's loader is to be looked at, not this one's
             if self._is_replayed:
+                self.step_delay_ns = self._delay_of_step()
                 self._enter(Phase.SETTLING)
             else:
                 self._finish()
@@ -196,6 +225,8 @@ class Loop:
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
             if self._cpu is not None:
                 self.step_cpu_ns = ((processes_cpu_ns() or self._cpu) - self._cpu) // count
+            if self.step_delay_ns is not None:
+                self.step_delay_ns = max(0, self.step_delay_ns - (self._delay_of_step() or 0))
             self._finish()
         elif self.phase is Phase.ADAPTING and count >= _WARM:
             self._enter(Phase.TRIED)
@@ -224,6 +255,7 @@ class Loop:
         if self._trial is None:
             self.is_over = True
             if self._next_phase is not None:
+                self.has_ended = True
                 raise Enough
             return
         self.steps[Phase.ADAPTING], self.steps[Phase.TRIED] = Steps(), Steps()
@@ -234,8 +266,19 @@ class Loop:
         if self.phase is not Phase.WARMING:
             self._wait_for_device()
         self.phase, self._phase_began = phase, perf_counter_ns()
+        if phase is Phase.SETTLING:
+            self._replay = Replay(self.batch)
         if phase is Phase.INSTANT:
             self._cpu = processes_cpu_ns()
+        if phase in (Phase.AS_IT_IS, Phase.INSTANT):
+            self._delay = threads_delay_ns()
+
+    def _delay_of_step(self) -> int | None:
+        """Nanoseconds in which threads waited for cores, of each step of this phase."""
+        delay = threads_delay_ns()
+        if delay is None or self._delay is None:
+            return None
+        return max(0, delay - self._delay) // max(1, len(self.steps[self.phase]))
 
 
 class WatchedIterator:

@@ -7,7 +7,6 @@ that a step calls, in place, for as long as it is tried, and undone.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from fastpipe._sizes import in_duration
 from fastpipe.profiling.candidate import in_parentheses
 from fastpipe.profiling.findings import Advice
+from fastpipe.profiling.replays import Replay
 from fastpipe.profiling.watching import Watched
 
 __all__ = ["ModelChanges", "SeenModels", "bfloat16_is_fast"]
@@ -103,7 +103,7 @@ class ModelChanges:
         """The batch, for a step whose models are changed in the next way; None when there is no more."""
         self._undo.close()
         if not self._base_s:
-            return itertools.repeat(self._batch)  # as it is, once more: what is tried is compared with now
+            return Replay(self._batch)  # as it is, once more: what is tried is compared with now
         while self._left:
             self._now = self._left.pop(0)
             if not self._now.may(self._seen):
@@ -113,7 +113,7 @@ class ModelChanges:
             except Exception as error:  # whatever it is: the script's own model works
                 _log.warning("not tried: %s: %s: %s", self._now.what, type(error).__name__, error)
                 continue
-            return itertools.repeat(self._batch)
+            return Replay(self._batch)
         return None
 
     def note(self, seconds: float) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
 
+import fastpipe
 from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
+from fastpipe.errors import OptionError
 from fastpipe.profiling.script import profile_script
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
 ABOUT = "run a training script for a while, unchanged: does it wait for data, for what, and what would help"
+
+_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # what runs a script
 
 EPILOG = """\
 SCRIPT runs as python SCRIPT ARGUMENTS would, until enough is known of its training loop;
@@ -21,7 +28,7 @@ that ends it, after a minute at most. For a while the loop gets one batch again 
 which shows how long a step takes that need not wait: what is trained is not worth keeping.
 Then other settings and fastpipe's loaders are measured on the same data.
 
-exit codes: 0 done, 2 bad input, 130 interrupted; the script's own errors are its own
+exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 """
 
 
@@ -40,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, default=None, metavar="FILE", help="write a page with pictures there")
     add("--trace", type=Path, default=None, metavar="FILE",
         help="write a timeline there, to be opened in https://ui.perfetto.dev")  # fmt: skip
+    add("-m", dest="is_module", action="store_true",
+        help="SCRIPT is the name of a module, which runs as by python -m")  # fmt: skip
     add("script", metavar="SCRIPT", help="a Python file")
     add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
 
@@ -48,15 +57,33 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Run the script and show what was found.
 
     Returns:
-        0.
+        Exit code.
     """
     progress.stop()
-    report = profile_script(
-        args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice
-    )
+    for path in (args.json, args.html, args.trace):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise OptionError(f"there is no folder for {str(path)!r}: make {str(path.parent)!r} first")
+    try:
+        report = profile_script(
+            args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice,
+            is_module=args.is_module,
+        )  # fmt: skip
+    except Exception as error:
+        trace = _within_script(error.__traceback__)
+        if trace is None and not isinstance(error, SyntaxError):
+            raise
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python shows it
+        return 1
     report.show(console)
     for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
         if path is not None:
             path.write_text(content(), encoding="utf-8")
             progress.done(f"wrote {path}")
     return 0
+
+
+def _within_script(trace: TracebackType | None) -> TracebackType | None:
+    """What of a traceback is not of what runs the script; None where the error is no script's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_RUNNING):
+        trace = trace.tb_next
+    return trace

@@ -107,6 +107,8 @@ def profile(
         return Profiling()
     if isinstance(loader, WatchedLoader):
         loader = loader.loader
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise OptionError(f"profile needs something that has batches, such as a DataLoader, got {loader!r}")
     if hasattr(loader, "__next__"):
         raise OptionError(
             f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from fastpipe.profiling.frames import current_frames
 from fastpipe.profiling.looking import LookingThread
 from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
@@ -91,6 +92,7 @@ class Recorder:
         threads: idents of those that are looked at; None for all but this recorder's own.
         tell: called from time to time, and at the end.
         kind: says of what kind it is where a thread is below no boundary.
+        counts: says whether what is seen now is to count.
 
     >>> with Recorder({}, [threading.get_ident()]) as recorder:
     ...     _ = sum(number * number for number in range(3_000_000))
@@ -105,14 +107,15 @@ class Recorder:
         tell: Callable[[], None] | None = None,
         *,
         kind: Callable[[], str] = str,
+        counts: Callable[[], bool] = lambda: True,
     ) -> None:
         self.tally = Tally()
         self.outside: dict[tuple[str, str], int] = {}
         self.own_cpu_ns = 0
         self._stacks = Stacks(boundaries)
-        self._threads, self._tell, self._kind = threads, tell, kind
+        self._threads, self._tell, self._kind, self._counts = threads, tell, kind, counts
         self._clocks: dict[int, tuple[ThreadClock, Spent]] = {}
-        self._looks = 0
+        self._told_s = time.monotonic()
         self._thread = LookingThread("fastpipe-profile", _INTERVAL_S, self._look_and_tell, self._close)
 
     def start(self) -> None:
@@ -122,7 +125,7 @@ class Recorder:
     def stop(self) -> None:
         """End, after a last look; or the rest of it, where an earlier call was ended by an exception."""
         self._thread.stop()
-        self._kind, self._tell = str, None  # which refer to whoever has this recorder
+        self._kind, self._tell, self._counts = str, None, bool  # which refer to whoever has this recorder
 
     def __enter__(self) -> Recorder:
         self.start()
@@ -133,9 +136,10 @@ class Recorder:
 
     def _look_and_tell(self, is_last: bool) -> None:
         self._look()
-        self._looks += 1
         self.own_cpu_ns = time.thread_time_ns()
-        if self._tell is not None and (is_last or self._looks % round(_TELL_S / _INTERVAL_S) == 0):
+        now = time.monotonic()  # where cores are taken, looks are rare
+        if self._tell is not None and (is_last or now >= self._told_s + _TELL_S):
+            self._told_s = now
             self._tell()
 
     def _close(self) -> None:
@@ -143,7 +147,7 @@ class Recorder:
             clock.close()
 
     def _look(self) -> None:
-        frames = sys._current_frames()
+        frames = current_frames()
         wanted = self._threads if self._threads is not None else self._others(frames)
         # All of them first: reading clocks lets the threads go on.
         stacks = [(ident, stack_of(frames[ident])) for ident in wanted if ident in frames]
@@ -152,6 +156,8 @@ class Recorder:
             clock, before = self._clock(ident)
             now = clock.read()
             self._clocks[ident] = clock, now
+            if not self._counts():
+                continue
             below, stage, line = self._stacks.look(stack)
             kind = below or self._kind()
             self.tally.add(kind, stage, line, now - before)

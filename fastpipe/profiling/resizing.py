@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,10 @@ def _resized(value: Any, count: int, indices: list[int]) -> Any:
             return sys.modules["tensorflow"].gather(value, indices)
         return value[np.asarray(indices)]
     if isinstance(value, Mapping):
-        return type(value)({key: _resized(one, count, indices) for key, one in value.items()})  # type: ignore[call-arg]
+        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, one in value.items():
+            made[key] = _resized(one, count, indices)
+        return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_resized(one, count, indices) for one in value))
     if isinstance(value, (list, tuple)):

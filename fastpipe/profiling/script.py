@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import os
-import runpy
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
+from types import FrameType, ModuleType
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
@@ -36,6 +39,7 @@ def profile_script(
     seconds: float = 6.0,
     limit_s: float = 50.0,
     try_advice: bool = False,
+    is_module: bool = False,
 ) -> Report:
     """Run a script and find out whether it waits for data, for what, and what would help.
 
@@ -50,35 +54,47 @@ def profile_script(
         limit_s: seconds after which the script is ended in any case; what is measured beside it just then
             may take eight more.
         try_advice: whether the best advice is tried in the script's loop.
+        is_module: whether ``path`` is the name of a module, which runs as ``python -m NAME`` would.
 
     Raises:
-        OptionError: there is no such script.
+        OptionError: there is no such script or module.
         Exception: whatever the script raises.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise OptionError(f"there is no script {str(file)!r}")
+    if not is_module and not os.path.isfile(path):
+        raise OptionError(f"there is no script {os.fspath(path)!r}")
     diagnosis = Diagnosis(seconds / 4, try_advice)
     watch = Watch(
         lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
     )
-    begin = perf_counter()
-    with closing(diagnosis), closing(watch), watch, _as_main(file, arguments), _limited(limit_s, diagnosis):
+    begin, is_cut_short = perf_counter(), False
+    with (
+        closing(diagnosis),
+        closing(watch),
+        watch,
+        _as_main(os.fspath(path), arguments, is_module) as module,
+    ):
         try:
-            runpy.run_path(str(file), run_name="__main__")
+            source = Path(str(module.__file__)).read_bytes()
+            code = compile(source, str(module.__file__), "exec", dont_inherit=True)
+            with _limited(limit_s, diagnosis):
+                exec(code, vars(module))
         except Enough:
-            pass
+            is_cut_short = True
         except Exception as error:
-            if not diagnosis.excuses(error):
+            # Whoever asked for the batch may make an error of its own of the end, as TensorFlow does.
+            if not (diagnosis.excuses(error) or any(one.loop.has_ended for one in watch.found)):
                 raise
+            is_cut_short = True
         except SystemExit as error:
             if error.code not in (None, 0) and not watch.found:
-                raise OptionError(f"{file.name} ended before it iterated a loader: {error.code}") from error
+                raise OptionError(
+                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
+                ) from error
         ran = perf_counter() - begin
-    if not diagnosis.is_known and watch.found:  # a loop that was over before enough was known of it
-        diagnosis.see(max(watch.found, key=lambda one: one.loop.total_s))
+        if not diagnosis.is_known and watch.found:  # a loop that was over before enough was known of it
+            diagnosis.see(max(watch.found, key=lambda one: one.loop.total_s))
     report = diagnosis.report() if diagnosis.is_known else Report(None)
-    report = replace(report, seconds=ran, outside=_outside(watch))
+    report = replace(report, seconds=ran, is_cut_short=is_cut_short, outside=_outside(watch))
     return replace(report, advice=(*_generation_advice(report), *report.advice))
 
 
@@ -86,9 +102,13 @@ def _generation_advice(report: Report) -> Iterator[Advice]:
     """For a script most of whose time goes before and between its loops."""
     if report.is_outside_bound:
         name, seconds = report.outside[0]
+        unseen = "" if report.loader else (
+            ". If it trains, its loop was not seen: that has to be over a DataLoader, a tf.data.Dataset in "
+            "model.fit, or report = fastpipe.profile(batches, step)"
+        )  # fmt: skip
         yield Advice(
-            f"make what {name} makes once, by all cores, with fastpipe.generate; or keep it with "
-            "fastpipe.memoize",
+            f"if {name} makes samples, make them once, by all cores, with fastpipe.generate; or keep what it "
+            f"makes with fastpipe.memoize{unseen}",
             f"{seconds:.1f} of the script's {report.seconds:.1f} s go there, outside of loops over loaders",
         )
 
@@ -110,15 +130,52 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 
 
 @contextmanager
-def _as_main(file: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What a script finds in ``sys`` when Python runs it."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(file), *arguments]
-    sys.path.insert(0, str(file.resolve().parent))
+def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
+    """What a script finds in ``sys`` when Python runs it, and the folder that is the current one as it was.
+
+    Processes that it spawns name its classes as those of ``__mp_main__``, which ``multiprocessing`` has set
+    to whatever was the main module when it was imported.
+    """
+    argv, path, folder = sys.argv, list(sys.path), os.getcwd()
+    names = ("__main__", "__mp_main__")
+    before = {one: sys.modules.get(one) for one in names}
+    module = ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
     try:
-        yield
+        if is_module:
+            sys.path.insert(0, folder)
+            spec = _spec_of(name)
+            module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
+        else:
+            module.__file__ = os.path.abspath(name)  # also where the script goes to another folder
+            sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+        sys.argv = [str(module.__file__) if is_module else name, *arguments]
+        sys.modules.update(dict.fromkeys(names, module))
+        yield module
     finally:
         sys.argv, sys.path[:] = argv, path
+        for one, main in before.items():
+            if main is None:
+                sys.modules.pop(one, None)
+            else:
+                sys.modules[one] = main
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """Of a module, or of a package's ``__main__``, that is in a file of Python's."""
+    try:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package of the script's does not find what it imports
+        spec = None
+    if spec is None or not spec.has_location:
+        raise OptionError(f"there is no module {name!r} to run: -m takes a name such as package.train")
+    return spec
 
 
 @contextmanager
@@ -136,10 +193,23 @@ def _limited(seconds: float, diagnosis: Diagnosis) -> Iterator[None]:
         is_late = True  # a loop that has been measured is worth a few seconds more
         signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
+    def told(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, Enough):
+            hook(args)
+            return
+        with lock:  # a thread that takes batches has ended, for which the main one may wait for ever
+            if threading.excepthook is told:
+                signal.pthread_kill(main, signal.SIGALRM)
+
+    main, hook, lock = threading.get_ident(), threading.excepthook, threading.Lock()
     before = signal.signal(signal.SIGALRM, end)
+    threading.excepthook = told
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that comes now is to end nothing
         signal.setitimer(signal.ITIMER_REAL, 0)
+        with lock:
+            threading.excepthook = hook
         signal.signal(signal.SIGALRM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import site
 import sys
@@ -119,8 +120,11 @@ class Stacks:
         found = self._are_users.get(file)
         if found is None:
             path = os.path.realpath(file)
-            # What has no file, such as "<string>", is nothing that can be shown.
-            found = os.path.isfile(path) and not path.startswith(self._libraries)
+            if os.path.isfile(path):
+                found = not path.startswith(self._libraries)
+            else:  # of others without a file, such as "<string>", there is nothing that can be shown
+                is_cell = file in linecache.cache and not file.startswith("<")  # where IPython notes them
+                found = is_cell or file.startswith(("<stdin", "<ipython-input"))
             self._are_users[file] = found
         return found
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from fastpipe.profiling._torch_view import limit_waiting
+
 __all__ = ["Epoch", "epochs"]
 
 # Of all workers, of whose first batches are not counted: it matters little then how many come at once.
 _TURNS = 4
+_PATIENCE_S = 30.0  # for a batch of workers
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def epochs(
         opened, is_over = perf_counter(), True
         moments = array("d")  # of each batch: when it was asked for, and when it was there
         iterator = begin()
+        limit_waiting(iterator, _PATIENCE_S)
         while True:
             asked = perf_counter()
             try:

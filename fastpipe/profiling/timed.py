@@ -83,6 +83,9 @@ class Witness:
         folder: where each process notes what it has seen.
     """
 
+    # Whose loader makes a batch in this process: a thread may iterate several, and their datasets look alike.
+    _asked: Witness | None = None
+
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._pid = 0
@@ -104,9 +107,12 @@ class Witness:
             self._reads.end()
             self._recorder.stop()
             self._pid = 0
+            if Witness._asked is self:
+                Witness._asked = None
 
     def fetching(self, dataset: Any) -> None:
         """A sample is asked for; perhaps the first of a batch."""
+        Witness._asked = self
         if not self._began:
             self.account  # looking begins with the first  # noqa: B018
             self._reads.begin()
@@ -123,30 +129,40 @@ class Witness:
         self._began = 0
 
     def accounts(self) -> list[Account]:
-        """Of all processes, as far as they have told."""
+        """Of all processes, as far as they have told; this one need not have."""
         found = []
+        if self._pid == os.getpid():
+            self._look()
+            found.append(Account.from_json(json.loads(json.dumps(self._account.as_json()))))
         for path in sorted(Path(self._folder).glob("*.json")):
+            if found and path.stem == str(self._pid):
+                continue
             with contextlib.suppress(FileNotFoundError):
                 found.append(Account.from_json(json.loads(path.read_text())))
         return found
 
     def tell(self) -> None:
         """Note what was seen so far; the note is whole whenever it is read."""
-        if not self._account.volumes and self._dataset is not None:
-            self._account.volumes = volumes_of(self._dataset)
-        self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
+        self._look()
         path = os.path.join(self._folder, f"{os.getpid()}.json")
         with contextlib.suppress(OSError):  # the one who reads it has ended, and the folder is gone
             with open(f"{path}.unfinished", "w") as file:
                 json.dump(self._account.as_json(), file)
             os.replace(f"{path}.unfinished", path)
 
+    def _look(self) -> None:
+        if not self._account.volumes and self._dataset is not None:
+            self._account.volumes = volumes_of(self._dataset)
+        self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
+
     def _begin(self) -> None:
         self._account = Account(_worker_number())
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads, self._dataset = ArrayReads(), None
         self._account.arrays = self._reads.found
-        self._recorder = Recorder(BOUNDARIES, [threading.get_ident()], self.tell)
+        self._recorder = Recorder(
+            BOUNDARIES, [threading.get_ident()], self.tell, counts=lambda: Witness._asked in (None, self)
+        )
         self._recorder.tally = self._account.tally
         self._recorder.start()
         if self._account.worker >= 0:  # whose main thread ends before threads beside it are heard again

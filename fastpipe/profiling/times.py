@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from fastpipe._processes import process_tree
 
-__all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns"]
+__all__ = ["NOTHING", "Spent", "ThreadClock", "processes_cpu_ns", "threads_delay_ns"]
 
 
 class Spent(NamedTuple):
@@ -43,6 +44,7 @@ class Spent(NamedTuple):
 
 
 NOTHING = Spent(0, 0, 0)
+_TASKS = Path("/proc/self/task")
 
 
 class ThreadClock:
@@ -101,3 +103,25 @@ def processes_cpu_ns() -> int | None:
     if os.getpid() not in ticks:
         return None
     return sum(ticks[number] for number in tree) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def threads_delay_ns() -> int | None:
+    """Nanoseconds in which threads of this process were ready to run, and others had the cores; their sum.
+
+    Those of threads that have ended are not counted, so that it may fall.
+
+    Returns:
+        Nanoseconds; None where the kernel does not tell.
+
+    >>> delay = threads_delay_ns()
+    >>> delay is None or delay >= 0
+    True
+    """
+    total = None
+    for path in _TASKS.glob("*/schedstat"):
+        try:
+            delay = int(path.read_bytes().split()[1])
+        except (OSError, IndexError):  # it has just ended; a kernel without these figures
+            continue
+        total = delay + (total or 0)
+    return total

@@ -77,6 +77,8 @@ class Watched:
         """Whether a loader is this one's next: some scripts make one for each epoch, in the same lines."""
         if type(loader) is not type(self.loader) or self.used_at != used_at:
             return False
+        if _form_of(loader) != _form_of(self.loader):  # one function may make, and another use, several
+            return False
         form = getattr(loader, "element_spec", None)  # of TensorFlow's, whose line nobody notes
         if form is not None:
             return bool(form == self.loader.element_spec)
@@ -95,11 +97,13 @@ class Watch:
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}
         self._found: list[Watched] = []
+        self._loops: list[Loop] = []  # theirs
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
         self._closers: list[Callable[[], object]] = []
         self.recorder: Recorder | None = None
         self._is_paused = False
+        self._pid = os.getpid()
         self._wrapped: set[int] = set()  # loaders whose iterators are watched from outside
 
     @property
@@ -195,7 +199,7 @@ class Watch:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
         elif id(loader) in self._wrapped or any(one.view is loader for one in self._found):
             return begin(loader)
-        if self._is_paused:
+        if self._is_paused or os.getpid() != self._pid:  # a forked child's own training goes on
             return begin(loader)
         known = self.known(loader)
         if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
@@ -212,6 +216,8 @@ class Watch:
             if known is None:
                 known = Watched(loader, made_at, used_at, self._make_loop(loader))
                 self._found.append(known)
+                self._loops.append(known.loop)
+                known.loop.others = self._loops
             else:
                 known.loader, known.view = loader, None
         return known
@@ -251,6 +257,20 @@ class Watch:
             collate_fn=TimedCollate(loader.collate_fn, witness),
             worker_init_fn=TimedInit(loader.worker_init_fn, witness) if loader.num_workers else None,
         )
+
+
+def _form_of(loader: Any) -> tuple[Any, ...]:
+    """In what loaders of one script differ, by which it trains and by which it judges."""
+    dataset: Any = getattr(loader, "dataset", None)
+    try:
+        count = len(dataset)
+    except Exception:  # of a stream, or of whatever the script has made
+        count = None
+    names = ("batch_size", "num_workers", "drop_last")
+    return (
+        type(dataset), count, type(getattr(loader, "sampler", None)),
+        *(getattr(loader, name, None) for name in names),
+    )  # fmt: skip
 
 
 def _no_loop(loader: Any) -> Loop:

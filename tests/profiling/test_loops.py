@@ -51,6 +51,9 @@ def test_waiting_and_being_busy_are_told_apart_and_the_first_step_of_an_epoch_is
     assert steps.wait_s == pytest.approx(0.003) and steps.busy_s == pytest.approx(0.007)
     assert steps.seconds == pytest.approx(0.010)
     assert loop.epoch_starts == pytest.approx([0.003, 0.003])
+    loop._enter(Phase.SETTLING)
+    assert list(zip(WatchedIterator(batches(clock, 10, 3), loop), range(2), strict=False))
+    assert len(loop.epoch_starts) == 2, "the same batch once more is no start"
 
 
 def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Any) -> None:
@@ -141,3 +144,31 @@ def test_an_iterators_own_attributes_are_there() -> None:
 def test_no_steps_take_no_time() -> None:
     steps = Steps()
     assert (steps.seconds, steps.wait_s, steps.busy_s, len(steps)) == (0, 0, 0, 0)
+
+
+def test_how_much_longer_threads_wait_for_cores_than_with_data_at_once(
+    clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = iter(
+        [1_000, 31_000, 100_000, 102_000]
+    )  # as it is: at its begin, its end; with data at once, too
+    monkeypatch.setattr(loops, "threads_delay_ns", delays.__next__)
+    loop = Loop(0.1, is_replayed=True, next_phase=lambda: None)
+    with pytest.raises(Enough):
+        for _ in WatchedIterator(batches(clock, 1000, 3), loop):
+            clock.forward(7)
+    as_it_is, instant = len(loop.steps[Phase.AS_IT_IS]), len(loop.steps[Phase.INSTANT])
+    assert loop.step_delay_ns == 30_000 // as_it_is - 2_000 // instant > 0
+
+
+@pytest.mark.parametrize("known", [(None, 1, 2, 3), (1, None, 2, 3)])
+def test_a_kernel_that_tells_nothing_of_waiting_for_cores(
+    known: tuple[int | None, ...], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = iter(known)
+    monkeypatch.setattr(loops, "threads_delay_ns", delays.__next__)
+    loop = Loop(0.1, is_replayed=True, next_phase=lambda: None)
+    with pytest.raises(Enough):
+        for _ in WatchedIterator(batches(clock, 1000, 3), loop):
+            clock.forward(7)
+    assert loop.step_delay_ns is None

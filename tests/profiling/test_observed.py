@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fastpipe.profiling import images_read
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.observed import observe
 
@@ -59,3 +60,38 @@ def test_images_are_seen_however_they_are_asked_for(tmp_path: Path) -> None:
         small = Image.open(fp=tmp_path / "x.png").crop(box=(0, 0, 4, 4)).resize(size=(2, 2))
     assert small.size == (2, 2)
     assert [(read.box, read.size) for read in reads.found] == [((0, 0, 4, 4), (2, 2))]
+
+
+@pytest.mark.parametrize("calls_before", list(itertools.combinations_with_replacement(range(4), 3)))
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_an_image_that_is_being_read_when_looking_begins_or_ends_is_seen_whole_or_not_at_all(
+    moment: str, calls_before: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    images: list[Image.Image] = []
+    calls = (
+        lambda: Image.open(tmp_path / "x.png"),
+        lambda: images[-1].crop((0, 0, 4, 4)),
+        lambda: images[-1].resize((2, 2)),
+    )
+
+    def read_on(wanted: int) -> None:
+        """As another thread would, between any two functions that are looked at."""
+        while len(images) < wanted:
+            images.append(calls[len(images)]())
+
+    reads, steps = ImageReads(), iter([*calls_before, 3])
+
+    def observe_and_read(*args: Any) -> Any:
+        if moment == "begin":
+            read_on(next(steps))
+        end = observe(*args)
+        return (lambda: (read_on(next(steps)), end())) if moment == "end" else end
+
+    monkeypatch.setattr(images_read, "observe", observe_and_read)
+    with reads:
+        if moment == "begin":
+            read_on(next(steps))
+    read_on(3)
+    for read in reads.found:
+        assert read.size is None or (read.box, read.size) == ((0, 0, 4, 4), (2, 2))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html.parser
 import json
+import linecache
 import select
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import OptionError
 from fastpipe.profiling import Report
 from fastpipe.profiling.candidates import candidates
-from fastpipe.profiling.costs import LoaderCosts
+from fastpipe.profiling.costs import Alone, LoaderCosts
+from fastpipe.profiling.findings import LoaderNote
 from fastpipe.profiling.loops import Loop
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
@@ -53,6 +57,30 @@ class Remote(Slow):
     def __getitem__(self, index: int) -> Any:
         select.select([], [], [], 0.005)  # what a reply of the network is waited for by
         return torch.tensor([float(index)]), 0
+
+
+_CELL = """
+def run(make, epochs):
+    for _ in range(epochs):
+        for batch in make():
+            pass
+"""
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<ipython-input-3-0a1b2c>", "/cells/23.py"])
+def test_loaders_that_a_cell_makes_for_each_epoch_are_one(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own thread that looks, a notebook's epochs would be slower and slower."""
+    if file.startswith("/"):  # as IPython notes it
+        monkeypatch.setitem(linecache.cache, file, (len(_CELL), None, _CELL.splitlines(True), file))
+    scope: dict[str, Any] = {}
+    exec(compile(_CELL, file, "exec"), scope)
+    before = threading.active_count()
+    with fastpipe.profile() as profiling:
+        scope["run"](lambda: DataLoader(Slow(5, 40), batch_size=4), 12)
+        assert threading.active_count() <= before + 2
+    report = profiling.report
+    assert report.steps > 80 and report.loader is not None
+    assert report.loader.used_at.endswith(":4 run")
 
 
 def test_a_loader_that_is_slow_is_told_with_its_stages_and_its_line() -> None:
@@ -138,6 +166,27 @@ def test_of_a_loader_that_is_watched_the_loader_is_profiled() -> None:
     report = fastpipe.profile(watched, lambda batch: None, seconds=SECONDS)
     assert report.loader is not None and report.loader.kind == "DataLoader over Slow"
     assert "transform" in report.costs.stages and watched.epochs == []
+
+
+@pytest.mark.parametrize(("delay_s", "lost_s"), [(None, 0.030), (0.005, 0.030), (0.035, 0.045), (9.0, 0.050)])
+def test_a_step_that_others_slow_down_has_lost_what_they_take_or_what_its_threads_wait_for_cores(
+    delay_s: float | None, lost_s: float
+) -> None:
+    report = Report(
+        LoaderNote("x", workers=2, ahead=4), 100, 0.070, 0.010, 0.060, instant_s=0.010, step_delay_s=delay_s,
+        alone=Alone(0.020, 0.040, 100), cores=2,
+    )  # fmt: skip
+    assert report.lost_s == pytest.approx(lost_s)
+    assert report.base_s == pytest.approx(0.070 - lost_s)
+    assert replace(report, instant_s=0.055).lost_s == pytest.approx(0.015)  # that it is slower, at most
+
+
+def test_what_other_processes_take_of_a_steps_cores_is_not_the_loaders() -> None:
+    report = Report(
+        LoaderNote("x", ahead=2), 100, 0.070, 0.0, 0.070, instant_s=0.050, step_delay_s=0.030,
+        alone=Alone(0.0001, 0.0001, 100), cores=2,
+    )  # fmt: skip
+    assert report.lost_s == pytest.approx(0.0001) and not report.is_loader_bound
 
 
 def test_a_candidate_that_fails_is_left_out_and_told(

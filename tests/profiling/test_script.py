@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def test_a_script_runs_until_enough_is_known_of_its_loop(
     assert report.loader is not None and report.loader.workers == int(arguments[0])
     assert (report.loader.made_at, report.loader.used_at) == ("train.py:20 train", "train.py:21 train")
     assert report.instant_s is not None and report.seconds > 0
+    assert "the script was ended after " in str(report)
     line = report.costs.lines[0][0]
     assert os.path.basename(line.file) == "train.py" and "Slow.__getitem__" in line.function
 
@@ -164,6 +166,8 @@ def test_a_loop_that_is_too_short_is_reported_as_far_as_it_went(
     report = profile_script(script(SLOW.replace("4000", "40")), ["0"], seconds=60)
     assert (tmp_path / "finished").exists()
     assert report.steps > 0 and report.instant_s is None and report.wait_s > 0
+    assert report.costs.stages["transform"].wall > 0
+    assert "the script was ended" not in str(report)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +188,212 @@ def test_errors_of_a_script_are_its_own(
 ) -> None:
     with pytest.raises(error, match=message):
         profile_script(script(content))
+
+
+@pytest.mark.parametrize(
+    ("content", "last"),
+    [
+        ("def main():\n    open('nowhere/x')\nmain()", "FileNotFoundError: [Errno 2] No such file"),
+        ("from fastpipe import Decode\nDecode(backend='none')", "fastpipe.errors.OptionError: "),
+        ("raise ValueError('data')", "ValueError: data"),
+        ("this is no Python", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_the_command_shows_an_error_of_a_script_as_python_does(
+    script: Callable[[str], str], capsys: pytest.CaptureFixture[str], content: str, last: str
+) -> None:
+    path = script(content)
+    assert main(["profile", path]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f'File "{path}", line ' in said.err.splitlines()[0 if "Syntax" in last else 1]
+    assert last in said.err and "runpy" not in said.err and "profile_cli" not in said.err
+
+
+def test_a_step_may_take_its_batch_apart(script: Callable[[str], str]) -> None:
+    path = script(f"""{DATASET}
+import torch
+for batch in DataLoader(Slow(), 4, collate_fn=lambda samples: {{"x": torch.ones(4), "labels": [0] * 4}}):
+    batch.pop("labels").pop()
+    if not batch["x"].div_(2).max() > 1e-3:
+        raise ValueError("smaller and smaller")
+""")
+    report = profile_script(path, seconds=0.3, try_advice=True)
+    assert report.instant_s is not None and report.steps > 2
+
+
+def test_an_end_that_others_make_an_error_of_their_own_is_the_end(script: Callable[[str], str]) -> None:
+    path = script(f"""{DATASET}
+try:
+    for batch in DataLoader(Slow(), 4):
+        batch.sum()
+except BaseException as error:
+    raise RuntimeError(f"graph execution error: {{error!r}}") from None
+""")
+    report = profile_script(path, seconds=0.3)
+    assert report.instant_s is not None and report.is_cut_short
+
+
+def test_a_script_whose_batches_a_thread_takes_is_ended(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = script(f"""{DATASET}
+import queue, threading
+batches = queue.Queue(2)
+def take():
+    for batch in DataLoader(Slow(), 4):
+        batches.put(batch)
+threading.Thread(target=take, daemon=True).start()
+while True:
+    batches.get().sum()
+""")
+    before = threading.excepthook
+    report = profile_script(path, seconds=0.3)
+    assert report.is_cut_short and report.seconds < 45 and report.steps
+    assert threading.excepthook is before and capfd.readouterr().err == ""
+
+
+_SPAWNED = """
+from collections import namedtuple
+from torch.utils.data import DataLoader
+Batch = namedtuple("Batch", "x")
+def collate(samples):
+    return Batch(samples)
+if __name__ == "__main__":
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": collate}
+    for batch in DataLoader(range(16), 8, **options):
+        assert type(batch) is Batch
+"""
+
+
+def test_spawned_workers_send_classes_of_the_script(script: Callable[[str], str]) -> None:
+    before = sys.modules["__main__"], sys.modules.get("__mp_main__")
+    assert profile_script(script(_SPAWNED)).loader is not None
+    assert (sys.modules["__main__"], sys.modules.get("__mp_main__")) == before
+
+
+def test_a_script_may_go_to_another_folder(
+    script: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "config").write_text("4")
+    script("""
+import os, sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+assert sys.argv == ["train.py", "runs"]
+os.chdir(sys.argv[1])
+for batch in DataLoader(range(400), int((Path(__file__).parent / "config").read_text())):
+    batch.sum()
+""")
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--seconds", "0.2", "--json", "report.json", "train.py", "runs"]) == 0
+    assert Path.cwd() == tmp_path and (tmp_path / "report.json").exists()
+    assert json.loads(Path("report.json").read_text())["loader"]["made_at"].startswith("train.py:")
+
+
+@pytest.mark.parametrize("name", ["package.train", "package"])
+def test_a_module_runs_as_by_python(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "data.py").write_text(f"{DATASET}\nNAME = __name__\n")
+    code = """
+import sys
+from torch.utils.data import DataLoader
+from .data import NAME, Slow
+assert __name__ == "__main__" and __package__ == "package" and NAME == "package.data"
+assert sys.argv == [__file__, "--epochs", "3"]
+if __name__ == "__main__":
+    for batch in DataLoader(Slow(), 4):
+        batch.sum()
+"""
+    (package / ("train.py" if "." in name else "__main__.py")).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "package", raising=False)
+    before = list(sys.path)
+    try:
+        assert main(["profile", "--seconds", "0.3", "-m", name, "--epochs", "3"]) == 0
+    finally:
+        for one in [one for one in sys.modules if one.partition(".")[0] == "package"]:
+            del sys.modules[one]
+    assert sys.path == before
+    assert "DataLoader over Slow" in capsys.readouterr().out
+
+
+def test_a_module_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("no_such_module", "email.no_such", "email"):
+        assert main(["profile", "-m", name]) == 2
+        assert f"there is no module {name!r} to run" in capsys.readouterr().err
+
+
+def test_a_report_is_not_made_for_a_folder_that_is_not_there(
+    script: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script("raise ValueError('it has run')")
+    assert main(["profile", "--html", str(tmp_path / "none" / "r.html"), path]) == 2
+    assert "there is no folder for" in capsys.readouterr().err
+
+
+def test_loaders_that_one_function_makes_and_another_uses_are_two(script: Callable[[str], str]) -> None:
+    path = script(f"""{DATASET}
+class Fast(Slow):
+    def __getitem__(self, index):
+        return index
+def make(dataset):
+    return DataLoader(dataset, 4)
+def run(loader):
+    for at, batch in enumerate(loader):
+        if at == 20:
+            break
+train, judge = make(Slow()), make(Fast())
+for epoch in range(1000):
+    run(train)
+    run(judge)
+""")
+    report = profile_script(path, seconds=0.3)  # of the one of which enough is known first
+    assert report.loader is not None
+    is_slow = "Slow" in report.loader.kind
+    assert (report.step_s > 1e-3) == is_slow
+    assert any("Slow" in line.function for line, _, _ in report.costs.lines) == is_slow
+    assert report.costs.batches and report.costs.samples == 4 * report.costs.batches
+
+
+@pytest.mark.parametrize("order", ["fast, slow", "slow, fast"])
+def test_of_loaders_that_take_turns_the_one_that_is_waited_for_is_looked_at(
+    script: Callable[[str], str], order: str
+) -> None:
+    path = script(f"""{DATASET}
+class Fast(Slow):
+    length = 1_000_000
+    def __getitem__(self, index):
+        return index
+fast, slow = DataLoader(Fast(), 4), DataLoader(Slow(), 4)
+for one, other in zip({order}):
+    one.sum(), other.sum()
+""")
+    report = profile_script(path, seconds=0.3)
+    assert report.loader is not None and report.loader.kind == "DataLoader over Slow"
+    assert report.stall_share > 0.8 and report.stall[0].name == "transform"
+
+
+def test_a_forked_child_trains_to_its_end(script: Callable[[str], str], tmp_path: Path) -> None:
+    script(f"""{DATASET}
+import multiprocessing
+def train():
+    for batch in DataLoader(Slow(), 4):
+        batch.sum()
+if __name__ == "__main__":
+    Slow.length = 400
+    child = multiprocessing.get_context("fork").Process(target=train)
+    child.start()
+    child.join()
+    Path(__file__).with_name("code").write_text(str(child.exitcode))
+""")
+    profile_script(tmp_path / "train.py", seconds=0.1)
+    assert (tmp_path / "code").read_text() == "0"
 
 
 def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:

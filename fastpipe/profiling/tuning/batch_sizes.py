@@ -17,6 +17,7 @@ from fastpipe._sizes import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.growing import learning_rate_rule
+from fastpipe.profiling.replays import Replay
 from fastpipe.profiling.resizing import resized, size_of
 from fastpipe.profiling.shown import Shown
 
@@ -148,7 +149,7 @@ def autotune_batch_size(
     (8, 128)
     """
     for name, value in (("target", target), ("largest", largest), ("memory_budget", memory_budget)):
-        if value is not None and value < 1:
+        if value is not None and not (isinstance(value, int) and value >= 1):
             raise OptionError(f"{name} must be from 1, got {value!r}")
     if not seconds > 0:
         raise OptionError(f"seconds must be above 0, got {seconds!r}")
@@ -233,13 +234,14 @@ class _Sizes:
 
     def _time(self, batch: Any) -> float:
         """Seconds of a step, after a first one: the median of some rounds of steps."""
-        self._step(batch)
+        batches = Replay(batch)
+        self._step(next(batches))
         rounds: list[float] = []
         while len(rounds) < _ROUNDS:
             self._memory.synchronize()
             begin, steps = perf_counter(), 0
             while not steps or (perf_counter() - begin < _ROUND_S and perf_counter() < self._until):
-                self._step(batch)
+                self._step(next(batches))
                 steps += 1
             self._memory.synchronize()
             rounds.append((perf_counter() - begin) / steps)

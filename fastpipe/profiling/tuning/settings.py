@@ -129,7 +129,8 @@ class Base:
             if settings.threads is not None:
                 one.threads = settings.threads
             if settings.backend is not None and settings.backend != one.decode.backend:
-                one.decode = replace(one.decode, backend=settings.backend)
+                # A share on the GPU is the other back end's.
+                one.decode = replace(one.decode, backend=settings.backend, gpu_share=None)
             if settings.cache is not None and settings.cache != one.cache:
                 one.cache = settings.cache
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +22,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_duration
 from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError
+from fastpipe.profiling.epochs import WatchedLoader
 from fastpipe.profiling.shown import Shown
 from fastpipe.profiling.tuning.search import Search
 from fastpipe.profiling.tuning.settings import Base, Settings
@@ -143,10 +146,12 @@ def autotune(
     (10, True)
     """
     began = perf_counter()
+    if isinstance(loader, WatchedLoader):
+        loader = loader.loader
     base, is_dataset = _base_of(loader, batch_size)
     if not seconds > 0:
         raise OptionError(f"seconds must be above 0, got {seconds!r}")
-    if memory_budget is not None and memory_budget <= 0:
+    if memory_budget is not None and not (isinstance(memory_budget, int) and memory_budget > 0):
         raise OptionError(f"memory_budget must be a number of bytes from 1, got {memory_budget!r}")
     budget = memory_budget
     if budget is None:
@@ -201,12 +206,41 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
     return text
 
 
+def _generators_of(loader: Any, kind: type) -> list[Any]:
+    """Those of a loader, and of its samplers, also where one draws from another.
+
+    Args:
+        loader: the loader.
+        kind: torch's generators.
+    """
+    found: dict[int, Any] = {}
+    holders, at = [loader, loader.sampler, loader.batch_sampler], 0
+    while at < len(holders):
+        for value in getattr(holders[at], "__dict__", {}).values():
+            if isinstance(value, (kind, np.random.Generator, np.random.RandomState, random.Random)):
+                found[id(value)] = value
+        inner = getattr(holders[at], "sampler", None)
+        if inner is not None and all(inner is not one for one in holders):
+            holders.append(inner)
+        at += 1
+    return list(found.values())
+
+
+def _state_of(generator: Any) -> Callable[[], object]:
+    """What puts a generator back to where it is."""
+    if isinstance(generator, np.random.Generator):
+        bits, found = generator.bit_generator, copy.deepcopy(generator.bit_generator.state)
+        return lambda: setattr(bits, "state", found)
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
+    return functools.partial(generator.set_state, generator.get_state())
+
+
 @contextlib.contextmanager
 def _generators_kept(loader: Any) -> Iterator[None]:
     """Random generators go on afterwards as if nothing had happened."""
     torch = require("torch", extra="torch")
-    own = [one for one in (loader.generator, getattr(loader.sampler, "generator", None)) if one is not None]
-    states = [(one, one.get_state()) for one in own]
+    own = [_state_of(one) for one in _generators_of(loader, torch.Generator)]
     python, numpy = random.getstate(), np.random.get_state()
     torchs = torch.get_rng_state()
     try:
@@ -215,5 +249,5 @@ def _generators_kept(loader: Any) -> Iterator[None]:
         torch.set_rng_state(torchs)
         np.random.set_state(numpy)
         random.setstate(python)
-        for generator, state in states:
-            generator.set_state(state)
+        for put_back in own:
+            put_back()

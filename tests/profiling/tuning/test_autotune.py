@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+)
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import CenterCrop, Compose, ToTensor
 
@@ -19,6 +29,7 @@ import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Shard, Shuffle
 from fastpipe._processes import memory_of_processes
 from fastpipe.errors import OptionError
+from fastpipe.profiling import taking
 from fastpipe.profiling.tuning import caching
 from fastpipe.profiling.tuning import search as searching
 from fastpipe.profiling.tuning.search import Search
@@ -59,13 +70,66 @@ def test_batches_are_the_same_and_nothing_is_drawn() -> None:
     assert ([batch.tolist() for batch in tuning.loader], drawn()) == expected
 
 
-def test_a_generator_of_the_loaders_goes_on() -> None:
+class OwnOrder(Sampler[int]):
+    """Draws from a generator of its own."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(40))
+        self.generator.shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+        lambda: {
+            "batch_sampler": BatchSampler(
+                RandomSampler(range(40), generator=torch.Generator().manual_seed(5)), 4, False
+            )
+        },
+        lambda: {"batch_size": 4, "sampler": OwnOrder(random.Random(5))},
+        lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.default_rng(5))},
+        lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.RandomState(5))},
+        lambda: {"batch_sampler": BatchSampler(OwnOrder(random.Random(5)), 4, False)},
+    ],
+    ids=["generator", "of a batch sampler", "Python", "NumPy", "NumPy's older", "behind a batch sampler"],
+)
+def test_a_generator_of_the_loaders_goes_on(order: Callable[[], Any]) -> None:
     def loader() -> DataLoader[int]:
-        return DataLoader(range(40), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5))
+        return DataLoader(range(40), **order())  # type: ignore[arg-type]
 
     expected = [batch.tolist() for batch in loader()]
     tuning = fastpipe.autotune(loader(), seconds=1)
     assert [batch.tolist() for batch in tuning.loader] == expected
+
+
+class WithThreads(Dataset[int]):
+    """Whose threads are not there in a forked worker."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(2)
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        return sum(self.pool.map(int, [index, 1]))
+
+
+def test_workers_that_never_answer_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "_PATIENCE_S", 1.0)
+    dataset = WithThreads()
+    with dataset.pool:
+        tuning = fastpipe.autotune(DataLoader(dataset, batch_size=8), seconds=2)
+        assert tuning.loader.num_workers == 0
+        assert "timed out" in str(tuning)
 
 
 def test_a_fast_loader_keeps_all_else(photo_tree: Path) -> None:
@@ -90,11 +154,12 @@ def test_a_ranks_part_stays_its_part() -> None:
 def test_settings_of_a_dataset_that_are_best_are_set_on_it(photo_tree: Path) -> None:
     dataset = FastImageFolder(photo_tree, Compose([CenterCrop(32), ToTensor()]), cache="off")
     base = Base(DataLoader(dataset, 4))
+    dataset.decode = fastpipe.Decode(gpu_share=0.5)
     changed = Settings(0, threads=3, backend="pillow")
     with base.dataset_with(changed):
         assert (dataset.threads, dataset.decode.backend) == (3, "pillow")
         list(base.made(changed))
-    assert (dataset.threads, dataset.decode.backend) == ("auto", "auto")
+    assert (dataset.threads, dataset.decode) == ("auto", fastpipe.Decode(gpu_share=0.5))
     assert changed.of_dataset(base.settings) == {"threads": 3, "decode": fastpipe.Decode(backend="pillow")}
 
 
