@@ -43,7 +43,7 @@ help:
 
 # uv resolves the CUDA builds of torch and torchvision together, which also run without a GPU.
 $(READY): pyproject.toml constraints.txt
-	@echo "==> making the environment in $(VENV) (about 6 GB, a minute or two)"
+	@echo "==> making the environment in $(VENV) (about 7 GB, a minute or two)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@$(UV) --editable ".[dev]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ KERNEL_MODULES = (
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
     "read/jpeg_scans.py",
+    "read/jpeg_segments.py",
     "read/volumes/blosc_kernels.py",
     "read/volumes/kernels.py",
     "transform/_simd.py",
@@ -42,7 +44,7 @@ KERNEL_MODULES = (
 )
 
 _log = logging.getLogger("fastpipe")
-_has_said = False
+_has_said = _is_compiling = False
 
 
 def compiled(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -86,6 +88,12 @@ def _cache_class() -> Any:
         def _index_key(self, signature: Any, codegen: Any) -> Any:
             return *super()._index_key(signature, codegen), _sources_digest()
 
+        def load_overload(self, signature: Any, target_context: Any) -> Any:
+            found = super().load_overload(signature, target_context)
+            if found is None:
+                _say_that_it_takes_a_while()
+            return found
+
     return KernelCache
 
 
@@ -96,6 +104,17 @@ def _sources_digest() -> str:
     for name in KERNEL_MODULES:
         digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()
+
+
+def _say_that_it_takes_a_while() -> None:
+    """To whom waits before a terminal; a program's output stays its own."""
+    global _is_compiling
+    if not _is_compiling:
+        _is_compiling = True
+        text = "fastpipe compiles its kernels for this processor, once, which takes up to half a minute"
+        _log.info(text)
+        if sys.stderr is not None and sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
 
 
 def _say_once(error: RuntimeError) -> None:

@@ -34,9 +34,9 @@ def in_duration(seconds: float) -> str:
     """A short time for people, of three digits.
 
     >>> in_duration(6.667), in_duration(0.1234), in_duration(0.0000789), in_duration(2e-9), in_duration(0)
-    ('6.67 s', '123 ms', '78.9 µs', '2.0e-09 s', '0 s')
+    ('6.67 s', '123 ms', '78.9 µs', '2 ns', '0 s')
     """
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.1e} s" if seconds else "0 s"

@@ -23,8 +23,13 @@ class Decode:
 
     Args:
         backend: ``"auto"`` takes the fastest installed decoder that gives Pillow's pixels
-            for the file at hand; the others name one.  Whatever a decoder cannot do like
-            Pillow goes to Pillow in any case.
+            for the file at hand; the others name one.  ``"dali"`` decodes the images of a batch
+            by one run of a pipeline of NVIDIA DALI's.  Whatever a decoder cannot do like
+            Pillow goes to Pillow in any case.  Where ``fastpipe.tf.image_dataset`` gives TensorFlow's
+            pixels, ``"dali"`` gives those, and the others make no difference.
+            With ``FastLoader(device="cuda")`` and no workers,
+            ``"nvimgcodec"`` and ``"dali"`` decode and resample on the GPU, and there pixels differ a
+            little from Pillow's.
         exif: turn images as their EXIF orientation says.  torchvision's ``ImageFolder``
             does not, so the default is off.
         scaled: decode a JPEG at a half, a quarter or an eighth of its size where what the transform uses
@@ -35,24 +40,48 @@ class Decode:
             pixels.**  For a cache: kept images take less room, and less work each time.
         max_pixels: refuse images with more pixels, before they are decoded.  ``None``
             means Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
+        gpu_share: which part of each batch's images is decoded on the GPU, from 0 to 1, evenly among the
+            others, which the CPU decodes meanwhile.  ``"auto"`` measures: for a second, the training's steps
+            are given batches of several shares, and the one with which they follow each other fastest stays;
+            it is logged, and ``FastLoader.plan`` shows it.  Which images the GPU decodes, and so some pixels,
+            then depends on the machine's speed; a number is the same in each run.  ``None`` is all of them
+            for ``"nvimgcodec"`` and ``"dali"``, and none for ``"auto"``, which with a share decodes by
+            nvImageCodec on the GPU.  Where nothing is decoded on a GPU it has no effect.
 
     >>> Decode(backend="simplejpeg")
     Decode(backend='simplejpeg')
     """
 
-    backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"] = "auto"
+    backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"] = "auto"
     exif: bool = False
     scaled: bool = False
     short_side: int | None = None
     max_pixels: int | None = None
+    gpu_share: float | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow"))
+        _check_choice(
+            "Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow", "dali")
+        )
         side = self.short_side
         if side is not None and (not isinstance(side, int) or side <= 0):
             raise OptionError(f"Decode(short_side=…) must be a number of pixels from 1 or None, got {side!r}")
         if self.max_pixels is not None and self.max_pixels <= 0:
             raise OptionError(f"Decode(max_pixels=…) must be positive or None, got {self.max_pixels!r}")
+        self._check_gpu_share()
+
+    def _check_gpu_share(self) -> None:
+        share = self.gpu_share
+        is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if share not in (None, "auto") and not (is_number and 0 <= share <= 1):  # type: ignore[operator]
+            raise OptionError(
+                f"Decode(gpu_share=…) must be a number from 0 to 1, 'auto' or None, got {share!r}"
+            )
+        if share is not None and self.backend in ("simplejpeg", "pillow"):
+            raise OptionError(
+                f"Decode(gpu_share=…) is for back ends that decode on a GPU, and {self.backend!r} does not: "
+                "name 'nvimgcodec' or 'dali', or leave backend= out"
+            )
 
     def __repr__(self) -> str:
         return _short_repr(self)

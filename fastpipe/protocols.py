@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from fastpipe.types import Box, FetchedObject, Size, StoredObject, UInt8Array
 
 __all__ = [
+    "BatchDecoder",
+    "BatchDevice",
     "ChunkObjects",
     "ChunkTables",
     "ClaimedChunk",
@@ -21,6 +23,7 @@ __all__ = [
     "KeptChunks",
     "ListedObjects",
     "NextUses",
+    "PartlyDecoded",
     "ReducedImage",
     "RememberedUnits",
     "SamplePlan",
@@ -31,8 +34,18 @@ __all__ = [
 ]
 
 
+class PartlyDecoded(Protocol):
+    """An image that others may decode a part of."""
+
+    def encoded(self) -> bytes | None:
+        """Its file, where a decoder of batches may decode it; None where this object has to."""
+
+    def give(self, box: Box, pixels: Any) -> None:
+        """Take the pixels of this box, that were decoded elsewhere."""
+
+
 @runtime_checkable
-class EncodedImage(Protocol):
+class EncodedImage(PartlyDecoded, Protocol):
     """One encoded image, opened: its size is known, its pixels are decoded on demand.
 
     Implementations are used by one thread, for one sample, and then dropped.
@@ -60,6 +73,48 @@ class EncodedImage(Protocol):
         is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
 
 
+class BatchDecoder(Protocol):
+    """Decodes parts of images, those of a batch by one call.  May be called from any thread."""
+
+    def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[UInt8Array | None]:
+        """Decode parts of trusted JPEGs.
+
+        Args:
+            parts: of each the file, and a rectangle inside the image.
+
+        Returns:
+            Of each RGB pixels (H, W, 3), C-contiguous; None for those that are declined.
+        """
+
+    def describe(self) -> str:
+        """Its name and what it does, in a few words."""
+
+
+class BatchDevice(BatchDecoder, Protocol):
+    """Decodes and resamples images on a device, those of a batch by one call."""
+
+    def takes(self, number: int) -> bool:
+        """Whether the sample of this number in its batch may be decoded there."""
+
+    def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any | None]:
+        """Decode parts of trusted JPEGs, which stay there: as ``BatchDecoder`` has it."""
+
+    def finish(
+        self, plan: Any, images: Mapping[int, tuple[Any, Any]], rows: Mapping[int, Any], count: int
+    ) -> Any:
+        """Make a batch there.
+
+        Args:
+            plan: by which its samples are made.
+            images: of samples by their numbers, what ``decode`` returned, and the plan's ``Resampling``.
+            rows: of samples by their numbers, what was made of them elsewhere.
+            count: samples, of which some may be in neither.
+
+        Returns:
+            The batch.
+        """
+
+
 class ReducedImage(Protocol):
     """An image that is made smaller while it is decoded: each size is divided, and rounded up."""
 
@@ -77,6 +132,13 @@ class SamplePlan(Protocol):
 
     def apply(self, image: EncodedImage, parameters: Any, out: Any = None) -> Any:
         """Transform ``image``, into ``out`` where it is given, else into a returned value."""
+
+    def resampling(self, image: EncodedImage, parameters: Any) -> Any:
+        """All that is done to an image, for a device: with its ``part``; None where that is more than
+        resampling a part of it."""
+
+    def part(self, image: EncodedImage, parameters: Any) -> Box | None:
+        """What of an image ``apply`` will ask for by ``region``; None where it will ask for none."""
 
 
 class ChunkTables(Protocol):

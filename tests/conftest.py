@@ -104,6 +104,15 @@ def _freeze() -> None:
     _thawed.clear()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    torch = pytest.importorskip("torch", reason="pip install 'fastpipe[torch]'")
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device: run `pytest -m gpu` on a machine that has one")
+
+
 def pytest_collection_finish() -> None:
     """Freeze, and see to it that ``no_leaks`` learns of a thaw."""
     gc.unfreeze = _unfreeze_and_note

@@ -43,6 +43,23 @@ def test_a_kernel_is_found_again(kernel: Callable[[], Any]) -> None:
     assert [_hits(kernel()) for _ in range(3)] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("before_a_terminal", [True, False])
+def test_it_is_told_once_that_kernels_are_compiled(
+    kernel: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before_a_terminal: bool,
+) -> None:
+    monkeypatch.setattr(_jit, "_is_compiling", False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: before_a_terminal)
+    made = kernel(), kernel()
+    assert [_hits(one) for one in made] == [0, 1]
+    assert capsys.readouterr().err.count("compiles its kernels") == before_a_terminal
+    monkeypatch.setattr(_jit, "_is_compiling", False)
+    kernel()
+    assert "compiles" not in capsys.readouterr().err
+
+
 def test_a_change_of_any_kernel_s_source_compiles_all_anew(
     kernel: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

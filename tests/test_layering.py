@@ -55,7 +55,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "cache": _STORED | {"cache"},
     "read": _COMPILED | {"read"},
     "transform": _COMPILED | {"transform"},
-    "device": _BASE | {"device"},
+    "device": _BASE | {"device", "read", "transform"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
     "_replacing": {"transform"},

@@ -29,7 +29,8 @@ import torch
 from torchvision import transforms
 import fastpipe, nvtx
 transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
-loader = fastpipe.FastLoader(fastpipe.FastImageFolder(sys.argv[1], transform), batch_size=4)
+dataset = fastpipe.FastImageFolder(sys.argv[1], transform)
+loader = fastpipe.FastLoader(dataset, batch_size=4, device="cpu", augment=lambda images, labels: [images, labels])
 for _ in loader:
     pass
 print(json.dumps(nvtx.calls))
@@ -77,7 +78,10 @@ def test_every_range_of_a_loader_ends_in_the_thread_that_began_it(photo_tree: Pa
             within.setdefault(message, set()).add(tuple(stack))
             stack.append(message)
     assert not any(stacks.values()) and len(stacks) >= 2
-    assert within.keys() == {f"fastpipe.{name}" for name in ("wait", "sample", "read", "decode", "transform")}
+    assert within.keys() == {
+        f"fastpipe.{name}"
+        for name in ("wait", "sample", "read", "decode", "transform", "collate", "transfer", "augment")
+    }
     assert within["fastpipe.read"] == {("fastpipe.sample",)}
     assert within["fastpipe.decode"] <= {("fastpipe.sample", "fastpipe.transform"), ("fastpipe.sample",)}
     assert within["fastpipe.wait"] == {()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import pkgutil
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,10 @@ def test_options_survive_pickling(option: object) -> None:
     [
         lambda: Decode(backend="cv2"),  # type: ignore[arg-type]
         lambda: Decode(max_pixels=0),
+        lambda: Decode(gpu_share=1.5),
+        lambda: Decode(gpu_share=float("nan")),
+        lambda: Decode(gpu_share="half"),  # type: ignore[arg-type]
+        lambda: Decode("nvimgcodec", gpu_share=True),
         lambda: BadSamples("ignore"),  # type: ignore[arg-type]
         lambda: BadSamples("skip", max_errors=-1),
         lambda: BadSamples.of("ignore"),
@@ -83,6 +88,12 @@ def test_options_survive_pickling(option: object) -> None:
 def test_options_that_cannot_work_are_refused(make: object) -> None:
     with pytest.raises(errors.OptionError, match="got"):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("backend", ["pillow", "simplejpeg"])
+def test_a_decoder_of_the_cpus_has_no_share_on_a_gpu(backend: Any) -> None:
+    with pytest.raises(errors.OptionError, match=f"'{backend}' does not: name 'nvimgcodec' or 'dali'"):
+        Decode(backend, gpu_share=0.5)
 
 
 def test_a_module_that_was_loaded_before_is_in_no_functions_place() -> None:

@@ -9,7 +9,8 @@
 ``images``                the case: its rows, its check, its result
 ``loaders`` ``floor``     the rows of the case: loaders in this process, decoding alone
 ``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
-``hdf5`` ``volume``       other cases, each in a folder: also ``s3``, ``augment``, ``tf``, ``generate``
+``hdf5`` ``volume``       other cases, each in a folder: also ``s3``, ``augment``, ``tf``, ``generate``,
+                          ``gpu``
 ``windows`` ``places``    orders and places that peers of these cases have too
 ``samples`` ``memory``    what these cases compare, and how they measure memory
 ``stall``                 what a training step waits for its batches

@@ -13,6 +13,7 @@ from fastpipe.bench.augment import case as augment
 from fastpipe.bench.command import Command
 from fastpipe.bench.driver import check_files
 from fastpipe.bench.generate import case as generate
+from fastpipe.bench.gpu import case as gpu
 from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.overview import case as overview
 from fastpipe.bench.progress import Progress
@@ -67,6 +68,11 @@ CASES = {
         "rows that a function makes, stored: a script's loop, joblib and others against fastpipe.generate",
         generate.add_arguments,
         generate.run,
+    ),
+    "gpu": Command(
+        "on a CUDA device: decoders, ResNet-50 steps by loader, augmentation and steps on 3D patches",
+        gpu.add_arguments,
+        gpu.run,
     ),
 }
 

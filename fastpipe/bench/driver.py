@@ -53,18 +53,22 @@ def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
 
 
 def add_file_arguments(
-    parser: argparse.ArgumentParser, page: str | None = None, picture: str | None = None
+    parser: argparse.ArgumentParser,
+    page: str | None = None,
+    picture: str | None = None,
+    figures: str | None = None,
 ) -> None:
     """The options that name files.
 
     Args:
         parser: where they go.
-        page, picture: files that are written where no others are named; None for none.
+        page, picture, figures: files that are written where no others are named; None for none.
     """
-    usual = {name: file for name, file in (("html", page), ("plot", picture)) if file}
+    usual = {name: file for name, file in (("html", page), ("plot", picture), ("json", figures)) if file}
     parser.set_defaults(usual=usual)
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write every sample, the medians and the machine to FILE")
+    add("--json", metavar="FILE", type=Path, default=figures and Path(figures),
+        help=f"write every sample, the medians and the machine to FILE{_default(figures)}")  # fmt: skip
     add("--html", metavar="FILE", type=Path, default=page and Path(page),
         help=f"write a page with pictures to FILE{_default(page)}")  # fmt: skip
     add("--plot", metavar="FILE.png", type=Path, default=picture and Path(picture),
@@ -203,7 +207,7 @@ class Driver(ABC):
             label = self.label_of(contender.key)
             self.progress.step(f"warming up: {label}")
             try:
-                counts[contender.key] = calibrate(contender, self.seconds_of(contender))
+                counts[contender.key] = self.warmed(contender)
                 alive.append(contender)
             except ContenderError as error:
                 self.miss(contender.key, label, str(error))
@@ -224,6 +228,14 @@ class Driver(ABC):
         for key, why in session.failures.items():
             self.miss(key, self.label_of(key), why)
         return session
+
+    def warmed(self, contender: Contender) -> int:
+        """Warm a row up; how many samples of it are a measurement.
+
+        Raises:
+            ContenderError: it cannot be measured.
+        """
+        return calibrate(contender, self.seconds_of(contender))
 
     def seconds_of(self, contender: Contender) -> float:
         """About how long a measurement of a row takes."""

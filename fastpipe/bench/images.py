@@ -16,7 +16,7 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.floor import DecodeRow
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
+from fastpipe.bench.loaders import LoaderRow, LoaderSpec, why_not_installed
 from fastpipe.bench.peers import PEERS, PeerRow, interpreter
 from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import (
@@ -87,6 +87,10 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
         LoaderSpec("fastloader-uint8", f"{label}, uint8", "fastpipe", 0, "uint8", "normalise on the device")
     )
     specs.append(LoaderSpec("fastloader-workers1", f"{label}(num_workers=1)", "fastpipe", 1))
+    note = "a pipeline of DALI's decodes, threads do the rest"
+    specs.append(
+        LoaderSpec("fastloader-dali", f'{label}, Decode("dali")', "fastpipe", note=note, backend="dali")
+    )
     workers = worker_counts(cores, quick)[-1]
     given = f"accelerate(ImageFolder + DataLoader(num_workers={workers}))"
     note = "a script's own loader"
@@ -199,6 +203,9 @@ class _Bench(Driver):
                 self.infos[info.key] = contender.info()
 
         for spec in self._specs():
+            if why := why_not_installed(spec):
+                self.miss(spec.key, spec.label, why)
+                continue
             info = RowInfo(spec.key, spec.label, spec.group, spec.num_workers, spec.output, spec.note)
             add(info, lambda spec=spec: LoaderRow(spec, photos.folder, photos.indices, size))  # type: ignore[misc]
         floor = RowInfo("floor", "decode only, the floor", "floor", None, "crops", "from memory")

@@ -16,6 +16,7 @@ __all__ = [
     "predicted_lines",
     "single_lines",
     "timeline_lines",
+    "training_lines",
 ]
 
 
@@ -30,6 +31,7 @@ def more_lines(result: Mapping[str, Any]) -> list[str]:
         *predicted_lines(result),
         *peak_lines(result),
         *timeline_lines(result),
+        *training_lines(result),
     ]
 
 
@@ -133,6 +135,22 @@ def timeline_lines(result: Mapping[str, Any]) -> list[str]:
             f" {after['total_s']:.1f} s after"
         )
     return lines
+
+
+def training_lines(result: Mapping[str, Any]) -> list[str]:
+    """How busy steps keep a GPU, and what of them is lost for want of data."""
+    labels = {entry["key"]: entry["label"] for entry in result["rows"]}
+    return [
+        f"{section}: {labels[one['key']]}: "
+        + ", ".join(
+            f"{words} {figures['median']:.1%} ({figures['low']:.1%} to {figures['high']:.1%})"
+            for words, figures in (("lost for want of data", one["stall"]), ("GPU busy", one["busy"]))
+            if figures is not None
+        )
+        for section, rows in result.get("training", {}).items()
+        for one in rows
+        if one["stall"] is not None or one["busy"] is not None
+    ]
 
 
 def _topology(entry: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ __all__ = [
     "make_dataset",
     "touch",
     "train_transform",
+    "why_not_installed",
 ]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -44,8 +46,10 @@ class LoaderSpec:
         note: what a reader should know about the row.
         is_accelerated: it is the replaced loader, handed to ``accelerate``.
         cache: where fastpipe keeps decoded images; they are all there before the clock starts.
-        short_side, scaled: as of ``fastpipe.Decode``.
+        short_side, scaled, backend, gpu_share: as of ``fastpipe.Decode``.
         augment: as of ``fastpipe.FastLoader``.
+        device: where its batches are to be: fastpipe's loader hands them out there, torch's pins their memory
+            for a GPU.
     """
 
     key: str
@@ -58,7 +62,29 @@ class LoaderSpec:
     cache: Literal["off", "ram", "disk"] = "off"
     short_side: int | None = None
     scaled: bool = False
+    backend: Literal["auto", "dali", "nvimgcodec"] = "auto"
+    gpu_share: Literal["auto"] | None = None
     augment: Literal["auto", "split"] | None = None
+    device: str | None = None
+
+
+# Of a back end: its name, its module, and fastpipe's extra that installs it.
+_PACKAGES = {
+    "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec", "image"),
+    "dali": ("DALI", "nvidia.dali", "dali"),
+}
+
+
+def why_not_installed(spec: LoaderSpec) -> str:
+    """What the row's back end lacks, with the remedy; empty where nothing. Nothing is imported."""
+    if spec.backend == "auto":
+        return ""
+    name, module, extra = _PACKAGES[spec.backend]
+    try:
+        is_there = find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        is_there = False
+    return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
 
 
 class Draws:
@@ -87,10 +113,10 @@ class Draws:
             yield from drawn.tolist()
 
 
-def train_transform(output: Literal["float32", "uint8"]) -> Any:
-    """The job: crop to 224×224 as for training on ImageNet, mirror, and to a tensor."""
+def train_transform(output: Literal["float32", "uint8"], side: int = SIDE) -> Any:
+    """The job: crop to a square as for training on ImageNet, mirror, and to a tensor."""
     transforms = require("torchvision", extra="torch").transforms
-    crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
+    crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
     if output == "uint8":
         return transforms.Compose([*crop, transforms.PILToTensor()])
     return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
@@ -116,7 +142,9 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     return fastpipe.FastImageFolder(
         str(folder), transform, cache=fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None),
-        decode=fastpipe.Decode(short_side=spec.short_side, scaled=spec.scaled),
+        decode=fastpipe.Decode(
+            spec.backend, short_side=spec.short_side, scaled=spec.scaled, gpu_share=spec.gpu_share
+        ),
     )  # fmt: skip
 
 
@@ -125,6 +153,9 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     stock = require("torch.utils.data", extra="torch").DataLoader
     kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
     own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
+    if spec.device is not None:
+        is_own = kind is fastpipe.FastLoader
+        own |= {"device": spec.device} if is_own else {"pin_memory": spec.device != "cpu"}
     loader: Any = kind(
         dataset,
         batch_size=batch_size,

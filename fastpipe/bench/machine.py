@@ -29,6 +29,8 @@ PACKAGES = (
     "nvidia-nvimgcodec-cu12",
     "nvidia-dali-cuda130",
     "nvidia-dali-cuda120",
+    "triton",
+    "torchcodec",
     "tensorflow",
     "tensorflow-cpu",
     "spdl-io",

@@ -276,14 +276,18 @@ class PeerRow(ChildRow):
         photos: the photos to read.
         batch_size: images in a batch.
         threads: how many threads or processes the library may use.
+        side: height and width of the images that it makes.
 
     Raises:
         ContenderError: the child does not start, or its first batch is not what it should be.
     """
 
-    def __init__(self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int) -> None:
+    def __init__(
+        self, peer: Peer, python: str, photos: Photos, batch_size: int, threads: int, side: int = SIDE
+    ) -> None:
         self._photos = photos
-        super().__init__(peer, python, _job(peer, photos, batch_size, threads), batch_size, threads)
+        job = _job(peer, photos, batch_size, threads, side)
+        super().__init__(peer, python, job, batch_size, threads)
 
     def info(self) -> RowInfo:
         """The row, with what the child told."""
@@ -306,7 +310,7 @@ class PeerRow(ChildRow):
         )
 
 
-def _job(peer: Peer, photos: Photos, batch_size: int, threads: int) -> dict[str, Any]:
+def _job(peer: Peer, photos: Photos, batch_size: int, threads: int, side: int) -> dict[str, Any]:
     """The first line for the child."""
     return {
         "folder": str(photos.folder),
@@ -315,7 +319,7 @@ def _job(peer: Peer, photos: Photos, batch_size: int, threads: int) -> dict[str,
         "labels": photos.labels,
         "batch_size": batch_size,
         "threads": threads,
-        "side": SIDE,
+        "side": side,
         "mean": MEAN,
         "std": STD,
         "output": peer.output,

@@ -38,13 +38,14 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     all_axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=counts)[:, 0]
     for axes, (label, rows) in zip(all_axes, parts, strict=True):
         _bars(axes, rows, _asked(result))
-        _floor(axes, result, len(rows))
+        has_floor = _floor(axes, result, rows)
         _labels(axes, rows)
         if label:
-            axes.set_title(label, loc="left", fontsize=9.5, color=MUTED)
+            axes.set_title(label, loc="left", fontsize=9.5, color=MUTED, pad=16 if has_floor else None)
     machine = result["machine"]
     cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    title = f"{result['job']['short']} · {_short_cpu(machine['cpu'])}, {cores}"
+    gpu = f", {machine['gpu']['name']}" if machine.get("gpu") else ""
+    title = f"{result['job']['short']} · {_short_cpu(machine['cpu'])}, {cores}{gpu}"
     figure.suptitle(
         title,
         x=0.015,
@@ -150,23 +151,27 @@ def _make_room(figure: Any, all_axes: Any) -> None:
         axes.set_xlim(0, max(right, *ends))
 
 
-def _floor(axes: Any, result: Mapping[str, Any], count: int) -> None:
-    """A dashed line at the rate of decoding alone."""
-    rates = [rate_of(entry)["median"] for entry in result["rows"] if entry["group"] == "floor"]
+def _floor(axes: Any, result: Mapping[str, Any], rows: list[dict[str, Any]]) -> bool:
+    """A dashed line at the rate that a section's loaders cannot exceed, if there is one; whether there is."""
+    section = rows[0].get("section")
+    floors = [one for one in result["rows"] if one["group"] == "floor" and one.get("section") == section]
+    rates = [rate_of(entry)["median"] for entry in floors]
     if not rates:
-        return
+        return False
+    name = "decoding alone" if section is None else floors[0]["label"]
     axes.axvline(rates[0], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
     left, right = axes.get_xlim()
     axes.set_xlim(left, max(right, rates[0] * 1.02))
     axes.annotate(
-        f"decoding alone {rates[0]:,.0f} ",
-        (rates[0], count - 0.5),
+        f"{name} {rates[0]:,.0f} ",
+        (rates[0], len(rows) - 0.5),
         ha="right" if rates[0] > 0.5 * axes.get_xlim()[1] else "left",
         va="bottom",
         fontsize=8.5,
         color=MUTED,
         annotation_clip=False,
     )
+    return True
 
 
 def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:

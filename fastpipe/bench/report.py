@@ -33,6 +33,17 @@ _PACKAGES = {
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),
     "augment": ("fastpipe", "torch", "torchvision", "numba"),
+    "gpu": (
+        "fastpipe",
+        "torch",
+        "torchvision",
+        "pillow",
+        "nvidia-nvimgcodec-cu13",
+        "nvidia-nvimgcodec-cu12",
+        "nvidia-dali-cuda130",
+        "nvidia-dali-cuda120",
+        "triton",
+    ),
     "tf": ("fastpipe", "tensorflow", "tensorflow-cpu", "keras", "pillow"),
     "generate": ("fastpipe", "numpy", "h5py", "cloudpickle"),
     "all": ("fastpipe", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "h5py", "zarr", "pillow"),
@@ -43,11 +54,12 @@ WIDTH_FOR_NOTES = 130
 
 
 def machine_line(result: Mapping[str, Any]) -> str:
-    """The machine in one line: processor, cores, memory, system."""
+    """The machine in one line: processor, cores, memory, a GPU that takes part, system."""
     machine = result["machine"]
+    gpu = f", {machine['gpu']['name']} (driver {machine['gpu']['driver']})" if machine.get("gpu") else ""
     memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']:g} GiB"
     cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
-    return f"{machine['cpu']}, {cores}{memory}, {machine['os']}, {machine['python']}"
+    return f"{machine['cpu']}, {cores}{memory}{gpu}, {machine['os']}, {machine['python']}"
 
 
 def data_line(result: Mapping[str, Any]) -> str:

@@ -73,6 +73,7 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "predicted": dict,
     "peak": dict,
     "timelines": dict,
+    "training": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,

@@ -87,19 +87,19 @@ class Plan:
     """How long to measure.
 
     Args:
-        rounds: number of rounds, or ``None`` to go by ``budget_s``.
+        rounds: number of rounds, or ``None`` to go by ``budget_s``; with both, the most of them.
         budget_s: stop before the round that would exceed so many seconds, but not before
-            three rounds.
+            ``least`` rounds.
         seconds: a measurement takes at least about this long.
         settle_s: pause before each measurement, for prefetch of the one before to end.
+        least: rounds that are measured whatever the budget.
     """
 
     rounds: int | None = 7
     budget_s: float | None = None
     seconds: float = 2.5
     settle_s: float = 0.2
-
-    LEAST_ROUNDS = 3
+    least: int = 3
 
 
 @dataclass
@@ -224,9 +224,9 @@ def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterabl
 
 def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
     """Whether no further round is wanted."""
-    if plan.rounds is not None:
+    if plan.rounds is not None and (rounds >= plan.rounds or plan.budget_s is None):
         return rounds >= plan.rounds
-    if rounds < plan.LEAST_ROUNDS:
+    if rounds < plan.least:
         return False
     return elapsed + elapsed / rounds > (plan.budget_s or 0.0)
 

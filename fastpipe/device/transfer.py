@@ -7,14 +7,16 @@ done with it (``record_stream``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from fastpipe._extras import require
 from fastpipe._nvtx import ranged
 from fastpipe.errors import OptionError
 
-__all__ = ["Transfer", "checked_device", "map_tensors"]
+__all__ = ["Transfer", "checked_device", "map_tensors", "on_stream", "uploaded"]
 
 
 def checked_device(device: Any) -> Any:
@@ -39,6 +41,19 @@ def checked_device(device: Any) -> Any:
     return found
 
 
+def uploaded(tensor: Any, device: Any) -> Any:
+    """A tensor of the CPU's on a device, for work on the stream that is current; nothing waits for its copy.
+
+    Args:
+        tensor: any.
+        device: a ``torch.device``.
+    """
+    if device.type == "cuda" and not tensor.is_pinned():
+        # torch's pinned memory is used again only when the copy out of it is done.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class Transfer:
     """Moves batches to a device.
 
@@ -50,6 +65,12 @@ class Transfer:
         self._torch = require("torch", extra="torch")
         self.device = device
         self._stream: Any = None
+        self._has_unknown = False  # a batch had memory there that cannot be told of streams
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the device is another than where batches are made as a rule."""
+        return bool(self.device.type != "cpu")
 
     @property
     def is_asynchronous(self) -> bool:
@@ -70,22 +91,33 @@ class Transfer:
         if not self.is_asynchronous:
             moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
             return lambda: moved
-        cuda = self._torch.cuda
-        if self._stream is None:
-            self._stream = cuda.Stream(self.device)
-        with cuda.stream(self._stream):
+        used = self._torch.cuda.current_stream(self.device)
+        with self.on_stream():
+            if self._has_unknown:  # it may be taken for this batch as soon as the script drops the one before
+                self._stream.wait_stream(used)
             moved = finish(map_tensors(batch, self._copy, self._moved))
             done = self._stream.record_event()
         return lambda: self._given(moved, done)
 
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """A block whose work is done on the stream of copies, where there is one."""
+        if not self.is_asynchronous:
+            return nullcontext()
+        if self._stream is None:
+            index = self.device.index
+            self._stream = _copy_stream(self._torch.cuda.current_device() if index is None else index)
+        return on_stream(self._stream)
+
     def _moved(self, value: Any) -> Any:
         """What is no tensor: a batch class of the user's may know how to move itself."""
-        return value.to(self.device) if hasattr(value, "to") else value
+        if not hasattr(value, "to"):
+            return value
+        self._has_unknown = True
+        return value.to(self.device)
 
     def _copy(self, tensor: Any) -> Any:
-        if tensor.device.type == "cpu" and not tensor.is_pinned():
-            # torch's pinned memory is used again only when the copy out of it is done.
-            tensor = tensor.pin_memory()
+        if tensor.device.type == "cpu":
+            return uploaded(tensor, self.device)
         return tensor.to(self.device, non_blocking=True)
 
     def _given(self, moved: Any, done: Any) -> Any:
@@ -98,6 +130,24 @@ class Transfer:
             return tensor
 
         return map_tensors(moved, use)
+
+
+@functools.cache
+def _copy_stream(index: int) -> Any:
+    """The stream of copies to a GPU: one for all, as torch keeps freed memory for each."""
+    return require("torch", extra="torch").cuda.Stream(index)
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """A block whose work is done on a stream.
+
+    Its device is the current one there, and not the first before and after it, on which torch would else make
+    a context in threads of which nobody has told the device.
+    """
+    cuda, stack = require("torch", extra="torch").cuda, ExitStack()
+    stack.enter_context(cuda.device(stream.device))
+    stack.enter_context(cuda.stream(stream))
+    return stack
 
 
 def _same(value: Any) -> Any:
@@ -123,6 +173,8 @@ def map_tensors(batch: Any, function: Callable[[Any], Any], otherwise: Callable[
             clone.update(made)
             return clone
         return type(batch)(made)  # type: ignore[call-arg]
+    if isinstance(batch, require("torch.nn.utils.rnn", extra="torch").PackedSequence):
+        return otherwise(batch)  # it moves itself: some of its tensors have to stay
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, function, otherwise) for value in batch))
     if isinstance(batch, (list, tuple)):

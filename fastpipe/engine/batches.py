@@ -11,33 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._nvtx import ranged
-from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error, is_of_machine
+from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
 from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.engine.together import decoded_together
+from fastpipe.engine.watched import UnreadableError, WatchedImage, judged
 from fastpipe.errors import BadSampleError
-from fastpipe.protocols import EncodedImage, ReducedImage, SamplePlan, Stopwatch
-from fastpipe.types import Box, Size, UInt8Array
+from fastpipe.protocols import (
+    BatchDecoder,
+    BatchDevice,
+    EncodedImage,
+    PartlyDecoded,
+    SamplePlan,
+    Stopwatch,
+)
+from fastpipe.types import Box
 
 __all__ = [
     "BatchMaker",
     "PendingBatch",
     "PendingSamples",
-    "UnreadableError",
-    "WatchedImage",
-    "judged",
     "say_where",
 ]
-
-
-class UnreadableError(Exception):
-    """Reading or decoding failed, as opposed to transforming; the cause says how.
-
-    Args:
-        item: what could not be read, where it is one of several parts of the sample.
-    """
-
-    def __init__(self, item: Item | None = None) -> None:
-        super().__init__()
-        self.item = item
 
 
 class BatchMaker:
@@ -49,6 +43,7 @@ class BatchMaker:
         policy: ``"raise"``, ``"replace"`` or ``"skip"``.
         bad: where bad samples are recorded.
         clock: where times are collected.
+        decoder: decodes the images of a batch at once; None lets each thread decode its own.
     """
 
     def __init__(
@@ -58,9 +53,11 @@ class BatchMaker:
         policy: str,
         bad: BadSampleLog,
         clock: Stopwatch,
+        decoder: BatchDecoder | None = None,
     ) -> None:
         self.read, self.open_image = read, open_image
         self.policy, self.bad, self.clock = policy, bad, clock
+        self.decoder = decoder
 
     def start(
         self,
@@ -71,6 +68,9 @@ class BatchMaker:
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None,
         finish: Callable[[Any, int], Any] | None = None,
         substitute: Callable[[int, int], Item | None] | None = None,
+        *,
+        is_batch: bool = True,
+        device: BatchDevice | None = None,
     ) -> PendingBatch:
         """Begin a batch.
 
@@ -85,9 +85,12 @@ class BatchMaker:
                 that made it.
             substitute: for the policy ``"replace"``: the sample's number in the batch and
                 the attempt, from 1, to another item; None when there is none left to try.
+            is_batch: whether the maker's decoder of batches may be asked.
+            device: where the batch is made, as far as it can be; its plan writes bytes, to ``memory`` for the
+                rest.
         """
-        batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute)
-        batch.begin(pool)
+        batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute, device)
+        batch.begin(pool, device or (self.decoder if is_batch else None))
         return batch
 
 
@@ -101,8 +104,6 @@ class PendingSamples:
         substitute: as of ``BatchMaker.start``.
     """
 
-    job: Job
-
     def __init__(
         self,
         items: Sequence[Item],
@@ -111,17 +112,29 @@ class PendingSamples:
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:
         self.items = items
+        self.jobs: list[Job] = []  # what threads have to do for it, in this order
         self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
+        self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
-    def begin(self, pool: ThreadPool | None) -> None:
-        """Make them in these threads; None makes them in the calling one before returning."""
-        if pool is None:
-            self.job = Job(self.make, len(self.items))
-            self.job.run_here()
+    def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
+        """Make them.
+
+        Args:
+            pool: threads to do so in; None does it in the calling one before returning.
+            decoder: decodes the images of all of them at once, as far as it can.
+        """
+        count = len(self.items)
+        if decoder is not None:
+            self.jobs = decoded_together(
+                pool, decoder, count, self._asked, self.make, self._decoding, self._made_all
+            )
+        elif pool is not None:
+            self.jobs = [pool.submit(self.make, count)]
         else:
-            self.job = pool.submit(self.make, len(self.items))
+            self.jobs = [Job(self.make, count)]
+            self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
         """Wait until the batch is made.
@@ -133,7 +146,8 @@ class PendingSamples:
             BadSampleError: as the policy says, for the first bad sample of the batch.
             Exception: what a transform raised, for the first sample that it failed on.
         """
-        self.job.wait()
+        for job in self.jobs:
+            job.wait()
         if self._errors:
             first = min(self._errors)
             self._errors = {first: self._errors[first]}
@@ -149,7 +163,8 @@ class PendingSamples:
 
     def cancel(self) -> None:
         """Give the batch up: samples that have not been begun never are."""
-        self.job.cancel()
+        for job in self.jobs:
+            job.cancel()
 
     def make(self, number: int) -> None:
         """Make one sample.  Errors are kept for ``wait``."""
@@ -185,6 +200,23 @@ class PendingSamples:
         finally:
             del error  # its traceback refers to this frame
 
+    def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
+        """The images of a sample that a decoder of batches may decode, with what is needed of them.
+
+        Errors are left to be found when the sample is made.
+        """
+        return []
+
+    def _opened_before(self, number: int, item: Item) -> Any:
+        """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
+        return self._open.pop(number, None) if item is self.items[number] else None
+
+    def _decoding(self, nanoseconds: int) -> None:
+        """Hear how long that took for all."""
+
+    def _made_all(self) -> None:
+        """Hear that all samples are made, where they were decoded at once, or have errors."""
+
     def _make_from(self, number: int, item: Item) -> None:
         """Make a sample of this item.
 
@@ -210,6 +242,7 @@ class PendingBatch(PendingSamples):
     Attributes:
         memory: the batch's memory, written where samples share it.
         values: the samples' values, where they do not.
+        there: the batch that was made on a device; None where it was not.
     """
 
     def __init__(
@@ -221,8 +254,12 @@ class PendingBatch(PendingSamples):
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
         finish: Callable[[Any, int], Any] | None,
         substitute: Callable[[int, int], Item | None] | None,
+        device: BatchDevice | None = None,
     ) -> None:
         super().__init__(items, maker.policy, maker.bad, substitute)
+        self.there: Any = None
+        self._device = device
+        self._images: dict[int, _ImageThere] = {}  # by samples, those that are made on the device
         self.memory = memory
         self.values: list[Any] = [None] * len(items)
         self._maker, self._plan, self._parameters = maker, plan, parameters
@@ -231,92 +268,78 @@ class PendingBatch(PendingSamples):
 
     @ranged("sample")
     def _make_from(self, number: int, item: Item) -> None:
-        maker = self._maker
+        clock, there = self._maker.clock, self._images.get(number)
+        image: WatchedImage | None = self._opened_before(number, item)
+        if image is not None and there is not None and there.pixels is not None:
+            return
+        image = image or self._opened(item)
         start = perf_counter_ns()
-        try:
-            blob = maker.read(item.path)
-            read = perf_counter_ns()
-            maker.clock.add("read", read - start)
-            image = WatchedImage(maker.open_image(blob, item.path))
-        except Exception as error:
-            raise judged(error) from error
         row = None if self._rows is None else self._rows[number]
         value = self._plan.apply(image, self._parameters[number], row)
         self.values[number] = self._finish(value, number) if self._finish else value
-        maker.clock.add("decode", image.nanoseconds)
-        maker.clock.add("transform", perf_counter_ns() - read - image.nanoseconds)
+        clock.add("decode", image.nanoseconds)
+        clock.add("transform", perf_counter_ns() - start - image.nanoseconds)
 
+    def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
+        image, parameters = self._opened(self.items[number]), self._parameters[number]
+        self._open[number] = image
+        if image.encoded() is None or not (self._device is None or self._device.takes(number)):
+            return []
+        if self._device is None:
+            part = self._plan.part(image, parameters)
+            return [] if part is None else [(image, part)]
+        how = self._plan.resampling(image, parameters)
+        if how is None:
+            return []
+        there = self._images[number] = _ImageThere(image, how)
+        return [(there, how.part)]
 
-class WatchedImage:
-    """An opened image whose decoding is timed and whose failures are told from a transform's."""
+    def _made_all(self) -> None:
+        if self._device is None or self._errors:
+            return
+        assert self._rows is not None
+        images = {n: (one.pixels, one.how) for n, one in self._images.items() if one.pixels is not None}
+        rows = {
+            n: self._rows[n] for n in range(len(self.items)) if n not in images and n not in self._left_out
+        }
+        self._images = {}
+        self.there = self._device.finish(self._plan, images, rows, len(self.items))
 
-    def __init__(self, image: EncodedImage) -> None:
-        self._image = image
-        self.size: Size = image.size
-        self.nanoseconds = 0
+    def _decoding(self, nanoseconds: int) -> None:
+        self._maker.clock.add("decode", nanoseconds)
 
-    @ranged("decode")
-    def region(self, box: Box) -> UInt8Array:
-        start = perf_counter_ns()
+    def _opened(self, item: Item) -> WatchedImage:
+        """The image of a sample, read and opened.
+
+        Raises:
+            UnreadableError: its file is bad.
+        """
+        maker, start = self._maker, perf_counter_ns()
         try:
-            return self._image.region(box)
+            blob = maker.read(item.path)
+            maker.clock.add("read", perf_counter_ns() - start)
+            return WatchedImage(maker.open_image(blob, item.path))
         except Exception as error:
             raise judged(error) from error
-        finally:
-            self.nanoseconds += perf_counter_ns() - start
-
-    def info(self) -> dict[Any, Any]:
-        try:
-            return self._image.info()
-        except Exception as error:
-            raise judged(error) from error
-
-    @ranged("decode")
-    def rows(self, top: int, count: int) -> UInt8Array | None:
-        start = perf_counter_ns()
-        try:
-            return self._image.rows(top, count)
-        except Exception as error:
-            raise judged(error) from error
-        finally:
-            self.nanoseconds += perf_counter_ns() - start
-
-    def reduced(self, factor: int) -> ReducedImage | None:
-        image = self._image.reduced(factor)
-        return None if image is None else _WatchedRows(self, image)
-
-    @ranged("decode")
-    def pil(self) -> Any:
-        start = perf_counter_ns()
-        try:
-            return self._image.pil()
-        except Exception as error:
-            raise judged(error) from error
-        finally:
-            self.nanoseconds += perf_counter_ns() - start
 
 
-class _WatchedRows:
-    """A reduced image that is watched like the image that it is of."""
+class _ImageThere:
+    """An image that is decoded on a device.
 
-    def __init__(self, watched: WatchedImage, image: ReducedImage) -> None:
-        self._watched, self._image = watched, image
-        self.size = image.size
+    Attributes:
+        how: it is resampled there, a ``Resampling``.
+        pixels: on the device, once they are there.
+    """
 
-    @ranged("decode")
-    def rows(self, count: int) -> UInt8Array | None:
-        start = perf_counter_ns()
-        try:
-            return self._image.rows(count)
-        except Exception as error:
-            raise judged(error) from error
-        finally:
-            self._watched.nanoseconds += perf_counter_ns() - start
+    def __init__(self, image: WatchedImage, how: Any) -> None:
+        self._image, self.how = image, how
+        self.pixels: Any = None
 
+    def encoded(self) -> bytes | None:
+        return self._image.encoded()
 
-def judged(error: Exception) -> Exception:
-    """What to raise for an error of reading or decoding: that the file is bad, or the error."""
-    return error if is_of_machine(error) else UnreadableError()
+    def give(self, box: Box, pixels: Any) -> None:
+        self.pixels = pixels
 
 
 def say_where(error: BaseException, item: Item) -> None:

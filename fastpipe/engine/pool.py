@@ -30,11 +30,20 @@ _LOOK_AGAIN_S = 30.0
 
 
 class Job:
-    """Some numbered tasks.  Made by ``ThreadPool.submit``."""
+    """Some numbered tasks.  Made by ``ThreadPool.submit``.
 
-    def __init__(self, task: Callable[[int], None], count: int) -> None:
+    Args:
+        task: called with 0 … count - 1, from several threads.
+        count: number of tasks.
+        last: called once all are done, by the thread that did the last; the job is finished after it.
+    """
+
+    def __init__(
+        self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None
+    ) -> None:
         # Dropped with the last task: a task's closure may hold a batch, which holds the job.
         self._task: Callable[[int], None] | None = task
+        self._last = last
         self._count = count
         # A finalizer, run by the garbage collector, may cancel the job in the middle of any of
         # its methods, in the same thread: the lock lets it in, and the flag keeps it from
@@ -119,20 +128,26 @@ class Job:
                 self._when_begun()
         try:
             task(number)
+            with self._lock:
+                self._unfinished -= 1
+                is_last = not self._unfinished
+                last = self._last if is_last and not self._finished else None
+            if last is not None:
+                last()
         except BaseException as error:  # of any kind: ``wait`` raises it, else a waiting thread would not end
             self.cancel(error)
             return False
-        with self._lock:
-            self._unfinished -= 1
-            if not self._unfinished and not self._finished:
-                self._finish(None)
+        if is_last:
+            with self._lock:
+                if not self._finished:
+                    self._finish(None)
         return True
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
         self._finished = True  # after it: another thread's ``wait`` looks at them in the other order
         self._next = self._count
-        self._task = None
+        self._task = self._last = None
         if self._done is not None:
             self._done.set()
         for heard in (self._when_begun, self._when_done):
@@ -179,27 +194,40 @@ class ThreadPool:
         """How many jobs are queued: those with tasks that nobody has begun, perhaps one whose last runs."""
         return len(self._queue.jobs)
 
-    def submit(self, task: Callable[[int], None], count: int) -> Job:
+    def submit(self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None) -> Job:
         """Queue a job.
 
         Args:
-            task: called with 0 … count - 1, from several threads.
-            count: number of tasks.
+            task, count, last: as of ``Job``.
 
         Raises:
             ClosedError: the pool has been closed.
         """
-        job = Job(task, count)
+        job = Job(task, count, last)
+        self._queue_job(job, deque.append)
+        return job
+
+    def go_on_with(self, job: Job) -> None:
+        """Queue a job that goes on with one of this pool's: before all that wait.
+
+        Args:
+            job: none of whose tasks has been begun.
+
+        Raises:
+            ClosedError: the pool has been closed.
+        """
+        self._queue_job(job, deque.appendleft)
+
+    def _queue_job(self, job: Job, queue: Callable[[deque[Job], Job], None]) -> None:
         self._start()
         with self._queue.changed:
             closed = self._queue.closed
-            if count and not closed:
-                self._queue.jobs.append(job)
+            if not job.done() and not closed:
+                queue(self._queue.jobs, job)
                 self._queue.changed.notify_all()
         if closed:
             _stop_if_ending()
             raise ClosedError("this thread pool has been closed")
-        return job
 
     def close(self) -> None:
         """End the threads and wait for them.  May be called again."""
@@ -315,9 +343,11 @@ def _stop_if_ending() -> None:
     """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
     error would be printed as the thread's last words.
 
-    Not one that Python has not started: whoever has, such as TensorFlow, waits for it and takes the error."""
+    Not one that Python has not started: whoever has, such as TensorFlow, waits for it and takes the error.
+    Nor a pool's own, which is waited for: it ends by itself."""
     thread = threading.current_thread()
-    if _is_ending and thread.daemon and not isinstance(thread, threading._DummyThread):
+    is_started = not isinstance(thread, threading._DummyThread)
+    if _is_ending and thread.daemon and is_started and thread not in _busy:
         _inside.discard(threading.get_ident())
         threading.Event().wait()
 

@@ -81,6 +81,11 @@ class PendingRead:
         else:
             self.job = pool.submit(self._run, len(self._tasks))
 
+    @property
+    def jobs(self) -> list[Job]:
+        """What threads have to do for it."""
+        return [self.job]
+
     def wait(self) -> Sequence[int]:
         """Wait until the batch is read.
 

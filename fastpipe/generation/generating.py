@@ -16,7 +16,7 @@ from fastpipe.generation.crews import Cluster, Crew, Here, Separate, Threads
 from fastpipe.generation.finishing import LEFT_OUT, OldRows, damaged, finish, name_files, places_of
 from fastpipe.generation.first import First, first_row
 from fastpipe.generation.interrupts import Interrupts
-from fastpipe.generation.job import Finished, Folder, Job, differences, job_named, versions
+from fastpipe.generation.job import Finished, Folder, Job, differences, job_named, paths_of, versions
 from fastpipe.generation.journal import Journal
 from fastpipe.generation.outcome import Generated, rows_of, told
 from fastpipe.generation.probing import Probe, ProbeReport
@@ -55,11 +55,11 @@ class Generation:
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
         with Folder(out) as folder, ExitStack() as stack:
-            finished = Finished.at(out)  # nobody else can have made them from here on
             journal = Journal(folder.folder)
             stack.callback(journal.close)
             is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
             if not self._asked.resume or not is_begun:
+                finished = Finished.at(out)  # nobody else can have made them from here on
                 # Also where nothing but the folder is left of a job whose files have their names.
                 if (there := self._there(finished)) is not None:
                     folder.remove()
@@ -71,12 +71,21 @@ class Generation:
                     folder.remove()  # nothing is lost with it
                     raise
             job = self._checked_journal(journal)
-            made = self._made(job, folder, journal, finished.paths if finished and job.extends else ())
+            made = self._made(job, folder, journal, self._old(job, journal))
             folder.remove()
         if job.rows < self._asked.rows:  # what was begun is finished; what is asked for is more
             more = self.run()
             return replace(more, made=made.made + more.made)
         return made
+
+    def _old(self, job: Job, journal: Journal) -> tuple[Path, ...]:
+        """The files whose rows a job takes over, and whose place its own take."""
+        if not job.extends:
+            return ()
+        if journal.is_naming:  # some of them may be of this job already
+            return paths_of(self._asked.out)
+        finished = Finished.at(self._asked.out)
+        return finished.paths if finished else ()
 
     def _there(self, finished: Finished | None) -> Generated | None:
         """What is there, if it is all that is asked for; None if it has fewer rows.

@@ -29,6 +29,7 @@ __all__ = [
     "Job",
     "differences",
     "job_named",
+    "paths_of",
     "shard_path",
 ]
 
@@ -153,14 +154,14 @@ def shard_path(out: Path, number: int, count: int) -> Path:
     return out if count == 1 else out.with_name(f"{out.stem}-{number:0{_SHARD_DIGITS}d}{out.suffix}")
 
 
-def _paths_of(out: Path) -> list[Path]:
+def paths_of(out: Path) -> tuple[Path, ...]:
     """The files that are there under a name, or under that with numbers."""
     if os.path.lexists(out):
-        return [out]
+        return (out,)
     found: list[Path] = []
     while os.path.lexists(path := shard_path(out, len(found), 2)):
         found.append(path)
-    return found
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Finished:
             GenerationError: they are of another version of fastpipe.
             OSError: they cannot be read.
         """
-        paths = _paths_of(out)
+        paths = paths_of(out)
         if not paths:
             return None
         heads = [_head(path) for path in paths]
@@ -200,7 +201,7 @@ class Finished:
             at = head["last_row"]
         job = Job.from_json(json.loads(heads[0][_ATTRIBUTE]))
         skipped += range(at, job.rows)
-        return cls(tuple(paths), job, tuple(skipped), heads[0]["nan_rows"])
+        return cls(paths, job, tuple(skipped), heads[0]["nan_rows"])
 
 
 def _head(path: Path) -> dict[str, Any]:

@@ -20,11 +20,17 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["silence"]
+__all__ = ["silence", "silence_codecs"]
 
 # ELF64 relocation types for imported functions: x86-64 and AArch64.
 _JUMP_SLOTS = {62: 7, 183: 1026}
 _SHT_RELA, _SHT_DYNSYM = 4, 11
+
+
+# nvImageCodec's, which are loaded with its first decoder or DALI's first pipeline.  What libjpeg-turbo gives
+# up on, OpenCV's own copy of libjpeg is asked to decode.
+_CODECS = ("libjpeg_turbo_ext", "libopencv_ext")
+_silenced: set[str] = set()
 
 
 class _Mapping(NamedTuple):
@@ -58,6 +64,13 @@ def silence(library: str, function: str = "fprintf") -> bool:
         return _replace(base + slot, function, mappings)
     except (OSError, ValueError, struct.error, AttributeError):
         return False
+
+
+def silence_codecs() -> None:
+    """Silence what nvImageCodec has loaded by now; called again it does what is left."""
+    for library in _CODECS:
+        if library not in _silenced and silence(library):
+            _silenced.add(library)
 
 
 def _replace(address: int, function: str, mappings: list[_Mapping]) -> bool:

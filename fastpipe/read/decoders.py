@@ -20,7 +20,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError, OptionError
-from fastpipe.read._libjpeg_warnings import silence
+from fastpipe.read._libjpeg_warnings import silence_codecs
 from fastpipe.read.jpeg_header import JpegHeader
 from fastpipe.types import Box, UInt8Array
 
@@ -83,9 +83,9 @@ class NvImageCodecDecoder:
         self._local = threading.local()
 
     def decode(self, blob: bytes, box: Box) -> UInt8Array | None:
-        if box.left == 0 and box.width == 1:
-            # Of a first column alone libjpeg does not interpolate the colours of a 4:2:0 image,
-            # as if the image were no wider.
+        if box.width == 1:
+            # Of a first column alone, or of a last one that is the second of its unit of 16, libjpeg does not
+            # interpolate the colours of a 4:2:0 image, as if the image were no wider.
             return None
         region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
         try:
@@ -114,9 +114,7 @@ class NvImageCodecDecoder:
                 max_num_cpu_threads=1,
                 backends=[self._codec.Backend(self._codec.BackendKind.CPU_ONLY)],
             )
-            if not _silenced:  # the libraries that are meant are loaded with the first decoder
-                # What libjpeg-turbo gives up on, OpenCV's own copy of libjpeg is asked to decode.
-                _silenced.extend(silence(library) for library in ("libjpeg_turbo_ext", "libopencv_ext"))
+            silence_codecs()
         return self._local.decoder
 
 
@@ -176,21 +174,21 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
     "simplejpeg": SimpleJpegDecoder,
 }
 _said: set[str] = set()
-_silenced: list[bool] = []
 
 
-def make_decoder(backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow"]) -> Decoder | None:
-    """The decoder for a back end; None stands for Pillow alone.
+def make_decoder(backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"]) -> Decoder | None:
+    """The decoder of images one by one, for a back end; None stands for Pillow alone.
 
     Args:
-        backend: as in :class:`fastpipe.Decode`.
+        backend: as in :class:`fastpipe.Decode`; ``"dali"``, which decodes batches, leaves single images to
+            those of ``"auto"``.
 
     Raises:
         MissingDependencyError: the back end was named and its package is not installed.
     """
     if backend == "pillow":
         return None
-    if backend != "auto":
+    if backend not in ("auto", "dali"):
         if backend not in _DECODERS:
             raise OptionError(f"unknown decoder {backend!r}; there are {', '.join(_DECODERS)}, pillow, auto")
         return _DECODERS[backend]()
@@ -207,7 +205,7 @@ def make_whole_decoder(decoder: Decoder | None, backend: str) -> SimpleJpegDecod
     another one was asked for."""
     if isinstance(decoder, SimpleJpegDecoder):
         return decoder
-    if decoder is None or backend != "auto":
+    if decoder is None or backend not in ("auto", "dali"):
         return None
     try:
         return SimpleJpegDecoder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,8 @@ class ImageReader:
     def settings(self) -> str:
         """What else decides which pixels or errors there are, besides files: options, versions."""
         truncated = require("PIL.ImageFile", extra="image").LOAD_TRUNCATED_IMAGES
-        return f"{self.decode!r} {self.describe()}{' truncated' * bool(truncated)}"
+        decode = replace(self.decode, gpu_share=None)  # what a GPU decodes is not this reader's
+        return f"{decode!r} {self.describe()}{' truncated' * bool(truncated)}"
 
     def convert(self, image: Any) -> Any:
         """What torchvision's default loader does to an opened image, and the EXIF turn."""
@@ -187,6 +189,12 @@ class PillowImage:
     def reduced(self, factor: int) -> None:
         return None  # these are rare
 
+    def encoded(self) -> None:
+        return None
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        raise AssertionError("what Pillow opens it decodes")
+
 
 class _FastImage:
     """A trusted JPEG."""
@@ -196,9 +204,18 @@ class _FastImage:
         self._blob = blob
         self._path = path
         self._header = header
+        self._given: tuple[Box, UInt8Array] | None = None
         self.size = Size(header.height, header.width)
 
+    def encoded(self) -> bytes:
+        return self._blob
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        self._given = box, pixels
+
     def region(self, box: Box) -> UInt8Array:
+        if self._given is not None and self._given[0] == box:
+            return self._given[1]
         pixels = self._reader.fast_region(self._blob, box)
         if pixels is None:
             return self._pillow().region(box)

@@ -38,6 +38,13 @@ class WholeImage:
     def reduced(self, factor: int) -> None:
         """Not smaller than it is: there is nothing left to save."""
 
+    def encoded(self) -> None:
+        """There is nothing left to decode, or all of it is to be kept."""
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        """Not asked for anything, it is given nothing."""
+        raise AssertionError("the pixels of a whole image come as rows")
+
     def pil(self) -> Any:
         """The image for user code, as Pillow would give it."""
         image = require("PIL.Image", extra="image").fromarray(self.rows(0, self.size.height))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastpipe.testing import _surgery as surgery
 from fastpipe.testing._encode import Case, jpeg, saved
 
-__all__ = ["damaged_files"]
+__all__ = ["damaged_at_random", "damaged_files"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -79,3 +79,28 @@ def _others(photo: UInt8Array) -> Iterator[Case]:
         data = saved(photo, kind)
         cut = data[: len(data) // 2]
         yield Case(f"{kind.lower()} cut", f"cut.{kind.lower()}", cut, "cut in the middle")
+
+
+def damaged_at_random(data: bytes, rng: np.random.Generator) -> bytes:
+    """A JPEG with damage somewhere in its coded data: a bit, some bytes, a marker, or its end is gone.
+
+    Args:
+        data: the file.
+        rng: says where, and which damage.
+    """
+    start, made = data.index(b"\xff\xda") + 14, bytearray(data)
+    at = int(rng.integers(start, len(data) - 60))
+    kind = rng.integers(6)
+    if kind == 0:
+        made[at] ^= 1 << int(rng.integers(8))
+    elif kind == 1:
+        made[at : at + 20] = rng.integers(0, 256, 20, np.uint8).tobytes()
+    elif kind == 2:
+        made[at : at + 2] = bytes([0xFF, int(rng.integers(1, 256))])
+    elif kind == 3:
+        del made[at : at + int(rng.integers(1, 50))]
+    elif kind == 4:
+        made[at:at] = b"\xff\xd9"
+    else:
+        del made[at:]
+    return bytes(made)

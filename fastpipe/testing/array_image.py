@@ -52,6 +52,13 @@ class ArrayImage:
     def reduced(self, factor: int) -> None:
         """No smaller image."""
 
+    def encoded(self) -> None:
+        """There is no file."""
+
+    def give(self, box: Box, pixels: npt.NDArray[np.uint8]) -> None:
+        """Take pixels in the place of its own."""
+        raise AssertionError("an image without a file is decoded by nobody")
+
     def info(self) -> dict[Any, Any]:
         """What a file says beside its pixels."""
         return {"comment": b"from the file"}

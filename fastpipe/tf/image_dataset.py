@@ -119,7 +119,8 @@ def image_dataset(
             ``experimental_distribute_dataset``, of a worker for ``distribute_datasets_from_function``.
         bad_samples: what happens to rows whose files or boxes cannot be read, a
             :class:`fastpipe.BadSamples` or its policy's name.
-        decode: options of decoding, a :class:`fastpipe.Decode`.
+        decode: options of decoding, a :class:`fastpipe.Decode`.  With ``backend="dali"`` the JPEGs of a
+            batch, of all modalities, are decoded by one call, to the same pixels; not by ``engine="graph"``.
         threads: decoding threads; ``"auto"`` is the number of cores.
 
     Returns:

@@ -6,22 +6,26 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._nvtx import ranged
+from fastpipe.cache.entries import Entry
+from fastpipe.cache.identity import FileIdentity
 from fastpipe.engine.bad import BadSampleLog, Item
-from fastpipe.engine.batches import PendingSamples, UnreadableError, judged, say_where
+from fastpipe.engine.batches import PendingSamples, say_where
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.watched import UnreadableError, judged
+from fastpipe.protocols import PartlyDecoded
 from fastpipe.read.files import read_file
 from fastpipe.tf.kept import KeptColumn
 from fastpipe.tf.pixels import SampleMaker
 from fastpipe.tf.preprocessing import Preprocessing
 from fastpipe.tf.rows import Column
 from fastpipe.transform.sample_kernels import scale_bytes
-from fastpipe.types import UInt8Array
+from fastpipe.types import Box, UInt8Array
 
 __all__ = ["ColumnMaker", "PendingRows", "RowItem"]
 
@@ -54,6 +58,22 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+class _Opened(NamedTuple):
+    """What there is of a sample before it is made.
+
+    Attributes:
+        identity: by which it is kept; None where nothing is.
+        entry: where it is kept; None where it is not.
+        image: else, from its file; None where it is kept.
+        box: the part of the image that is used; None for all of it.
+    """
+
+    identity: FileIdentity | None
+    entry: Entry | None
+    image: Any = None
+    box: Box | None = None
+
+
 class ColumnMaker:
     """Makes the samples of one column, in the form that batches have them.
 
@@ -68,8 +88,8 @@ class ColumnMaker:
     def __init__(
         self, column: Column, pixels: SampleMaker, kept: KeptColumn | None, word: Any, clock: StageClock
     ) -> None:
-        self.column, self.kept, self.word = column, kept, word
-        self._pixels, self._clock = pixels, clock
+        self.column, self.kept, self.word, self.clock = column, kept, word, clock
+        self._pixels = pixels
         scale, offset = column.rescale or (1.0, 0.0)
         self.scale, self.offset = np.float32(scale), np.float32(offset)
         self._preprocessing: Preprocessing | None = None
@@ -82,13 +102,41 @@ class ColumnMaker:
         """Who decodes, in one line."""
         return self._pixels.describe()
 
+    @ranged("decode")
+    def open(self, item: RowItem) -> _Opened:
+        """Find the sample of a row where it is kept, or read and open its file."""
+        start = perf_counter_ns()
+        kept, row = self.kept, item.position
+        identity = None if kept is None else kept.identify(row)
+        entry = kept.find(identity) if kept is not None and identity is not None else None
+        if entry is not None:
+            self.clock.add("read", perf_counter_ns() - start)
+            return _Opened(identity, entry)
+        path, spec, boxes = self.column.paths[row], self.column.spec, self.column.boxes
+        blob = read_file(path)
+        read = perf_counter_ns()
+        image = self._pixels.open(blob, path)
+        box = None if boxes is None else boxes.of(row, image.size, spec.outside)
+        self.clock.add("read", read - start)
+        self.clock.add("decode", perf_counter_ns() - read)
+        return _Opened(identity, None, image, box)
+
+    def asked(self, opened: _Opened) -> list[tuple[PartlyDecoded, Box]]:
+        """What ``open`` returned, for a decoder of batches; nothing where that has nothing to do."""
+        image, box = opened.image, opened.box
+        if image is None:
+            return []
+        part = self._pixels.part(image, box, is_cut=self._preprocessing is not None)
+        return [] if part is None else [(image, part)]
+
     @ranged("sample")
-    def make(self, item: RowItem, out: Array) -> UInt8Array | None:
+    def make(self, item: RowItem, out: Array, opened: _Opened | None = None) -> UInt8Array | None:
         """Make one sample, from what is kept or from its file.
 
         Args:
             item: its row.
             out: ``word`` (H * W * C,), which is written.
+            opened: what ``open`` returned, where that was called before.
 
         Returns:
             None; or what the script's code is to be given by ``finish``, uint8 (h, w, C).
@@ -97,22 +145,19 @@ class ColumnMaker:
             UnreadableError: the file is bad.
             Exception: what the script's code raised.
         """
-        start = perf_counter_ns()
         try:
-            sample, read = self._sample(item, out)
+            sample = self._sample(opened or self.open(item), out)
         except Exception as error:
             where = Item(item.index, self.column.paths[item.position], item.target, self.column.name)
             raise (UnreadableError(where) if isinstance(judged(error), UnreadableError) else error) from error
         decoded = perf_counter_ns()
-        self._clock.add("read", read - start)
-        self._clock.add("decode", decoded - read)
         if self._preprocessing is None:
             self._convert(sample.reshape(-1), out)
         elif not self.column.thread_safe:
             return sample.copy() if sample.base is not None else sample
         else:
             self.finish(item, sample, out)
-        self._clock.add("transform", perf_counter_ns() - decoded)
+        self.clock.add("transform", perf_counter_ns() - decoded)
         return None
 
     @ranged("transform")
@@ -133,22 +178,14 @@ class ColumnMaker:
         self._convert(resized, out)
 
     @ranged("decode")
-    def _sample(self, item: RowItem, out: Array) -> tuple[Array, int]:
-        """The sample before it is scaled, or what the script's code is given; and when its file was read."""
-        kept, row = self.kept, item.position
-        identity = None if kept is None else kept.identify(row)
-        entry = kept.find(identity) if kept is not None and identity is not None else None
+    def _sample(self, opened: _Opened, out: Array) -> Array:
+        """The sample before it is scaled, or what the script's code is given."""
+        start, kept, spec = perf_counter_ns(), self.kept, self.column.spec
+        identity, entry, image, box = opened
         if kept is not None and entry is not None:
             found = kept.store.read(entry, 0, entry.shape[0])
-            return found if self._preprocessing else found.reshape(-1).view(
-                self._pixels.word
-            ), perf_counter_ns()
-        path = self.column.paths[row]
-        blob = read_file(path)
-        read = perf_counter_ns()
-        image = self._pixels.open(blob, path)
-        spec, boxes = self.column.spec, self.column.boxes
-        box = None if boxes is None else boxes.of(row, image.size, spec.outside)
+            self.clock.add("read", perf_counter_ns() - start)
+            return found if self._preprocessing else found.reshape(-1).view(self._pixels.word)
         if self._preprocessing is not None:
             made = self._pixels.cut(image, box)
             whole = np.ascontiguousarray(made)
@@ -161,7 +198,8 @@ class ColumnMaker:
             whole = made.view(np.uint8).reshape(*spec.size, -1)
         if kept is not None and identity is not None:
             kept.keep(identity, whole)
-        return made, read
+        self.clock.add("decode", perf_counter_ns() - start)
+        return made
 
     @ranged("transform")
     def _convert(self, sample: Array, out: Array) -> None:
@@ -223,10 +261,21 @@ class PendingRows(PendingSamples):
                     raise
         return there
 
+    def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
+        item = self.items[number]
+        assert isinstance(item, RowItem)
+        opened = [maker.open(item) for maker in self._makers]
+        self._open[number] = opened
+        return [part for maker, one in zip(self._makers, opened, strict=True) for part in maker.asked(one)]
+
+    def _decoding(self, nanoseconds: int) -> None:
+        self._makers[0].clock.add("decode", nanoseconds)
+
     def _make_from(self, number: int, item: Item) -> None:
         assert isinstance(item, RowItem)
+        opened = self._opened_before(number, item) or [None] * len(self._makers)
         for place, maker in enumerate(self._makers):
-            left = maker.make(item, self._arrays[place][number])
+            left = maker.make(item, self._arrays[place][number], opened[place])
             if left is not None:
                 self._left[number, place] = left
         self.made[number] = item

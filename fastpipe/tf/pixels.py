@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,9 @@ from fastpipe.read.images import ImageReader
 from fastpipe.read.whole import WholeImage
 from fastpipe.tf.graph_ops import MARGIN, decoded, resized
 from fastpipe.tf.options import ImageSpec
-from fastpipe.transform.geometry import Crop, Grey, Operation, fold
+from fastpipe.transform.geometry import Crop, Grey, Operation, Region, fold
 from fastpipe.transform.pillow import FILTERS, pillow_resize
-from fastpipe.transform.pixels import Conversion, draw
+from fastpipe.transform.pixels import Conversion, draw, part_of
 from fastpipe.transform.sample_kernels import bilinear_scratch, resize_bilinear
 from fastpipe.types import Box, Size, UInt8Array
 
@@ -38,6 +38,7 @@ class SampleMaker(Protocol):
     Attributes:
         word: NumPy type of a sample's numbers: uint8, or float32 from 0 to 255.
         tag: all that makes a difference to them, in words.
+        dct: libjpeg's transform, by which a decoder of batches gives these pixels; None where none does.
     """
 
     @property
@@ -45,6 +46,9 @@ class SampleMaker(Protocol):
 
     @property
     def tag(self) -> str: ...
+
+    @property
+    def dct(self) -> Literal["exact", "fast"] | None: ...
 
     def describe(self) -> str:
         """Who decodes, in one line."""
@@ -57,6 +61,10 @@ class SampleMaker(Protocol):
 
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
         """The box of an opened image as it is: uint8 (h, w, C)."""
+
+    def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
+        """What of an opened image a decoder of batches may decode for ``make``, or for ``cut``; None where
+        this object has to."""
 
     def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
         """Resample an image, uint8 (h, w, C), as ``make`` does."""
@@ -83,6 +91,8 @@ class PillowPixels:
         self._mode = FILTERS[spec.filter]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
         self.tag = f"pillow {spec} {reader.settings()}"
+        # Images with transparency are opened by Pillow, whatever their format.
+        self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
         return self._reader.describe()
@@ -94,13 +104,7 @@ class PillowPixels:
 
     def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
-        size = self._spec.size
-        operations: list[Operation] = [Grey(1)] if self._spec.channels == 1 else []
-        operations.append(Crop(box))
-        resize = pillow_resize(self._mode, Size(box.height, box.width), size)
-        region = None
-        if resize is not None and not isinstance(image, _OfPillow):
-            region = fold([*operations, resize], image.size)
+        region = self._region(image, box)
         if region is None:
             out[:] = self._by_pillow(image, box).reshape(-1)
         else:
@@ -113,6 +117,15 @@ class PillowPixels:
             return pixels
         return np.asarray(_cropped(self._converted(image), box)).reshape(box.height, box.width, -1)
 
+    def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
+        if isinstance(image, _OfPillow) or image.encoded() is None:
+            return None
+        box = box or Box(0, 0, *image.size)
+        if is_cut:
+            return box if self._spec.channels == 3 and _is_inside(box, image.size) else None
+        region = self._region(image, _proportioned(box, self._spec))
+        return None if region is None else part_of(image, region)
+
     def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
         size = Size(*pixels.shape[:2])
         if self._spec.channels == 3:
@@ -120,6 +133,14 @@ class PillowPixels:
         else:
             image = PIL.Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
             self.make(_OfPillow(image), None, out)
+
+    def _region(self, image: Any, box: Box) -> Region | None:
+        """All that becomes of a box, for the kernels; None where Pillow has to be asked."""
+        resize = pillow_resize(self._mode, Size(box.height, box.width), self._spec.size)
+        if resize is None or isinstance(image, _OfPillow):
+            return None
+        operations: list[Operation] = [Grey(1)] if self._spec.channels == 1 else []
+        return fold([*operations, Crop(box), resize], image.size)
 
     def _by_pillow(self, image: Any, box: Box) -> npt.NDArray[Any]:
         resampling = getattr(PIL.Image.Resampling, self._spec.filter.upper())
@@ -173,6 +194,13 @@ class _TensorFlowImage:
         self.size = size
         self._blob, self._channels, self._is_plain = blob, channels, is_plain
         self._whole: UInt8Array | None = None
+        self._given: tuple[Box, UInt8Array] | None = None
+
+    def encoded(self) -> bytes | None:
+        return self._blob if self._is_plain else None
+
+    def give(self, box: Box, pixels: UInt8Array) -> None:
+        self._given = box, pixels
 
     def whole(self) -> UInt8Array:
         if self._whole is None:
@@ -192,6 +220,8 @@ class _TensorFlowImage:
 
     def region(self, box: Box) -> tuple[UInt8Array, Box]:
         """Pixels, and where in them the box is."""
+        if self._given is not None and self._given[0] == box:
+            return self._given[1], Box(0, 0, box.height, box.width)
         if self._whole is None and self._is_plain and self._channels == 3 and box != Box(0, 0, *self.size):
             first, last = max(box.left - MARGIN, 0), min(box.left + box.width + MARGIN, self.size.width)
             window = (box.top, first, box.height, last - first)
@@ -214,6 +244,8 @@ class TensorFlowPixels:
         self._spec, self._reader = spec, reader
         self._has_kernel = spec.filter == "bilinear" and not spec.antialias and spec.aspect is None
         self.tag = f"tensorflow {tf.__version__} {spec}"
+        # TensorFlow's grey is the file's own, not one of its colours.
+        self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
     def describe(self) -> str:
         return "images  →  simplejpeg and TensorFlow, by its default transform"
@@ -250,6 +282,11 @@ class TensorFlowPixels:
         pixels, part = image.region(box or Box(0, 0, *image.size))
         cut: UInt8Array = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
         return cut
+
+    def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
+        if self.dct is None or image.encoded() is None:
+            return None
+        return box or Box(0, 0, *image.size)
 
 
 def _proportioned(box: Box, spec: ImageSpec) -> Box:

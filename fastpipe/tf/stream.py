@@ -15,8 +15,10 @@ from fastpipe.engine.bad import BadSampleLog, why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.together import said_of
 from fastpipe.index.order import epoch_order
 from fastpipe.options import Cache, Decode
+from fastpipe.read.dali import make_batch_decoder
 from fastpipe.tf.form import Form
 from fastpipe.tf.kept import open_kept
 from fastpipe.tf.making import ColumnMaker, PendingRows, RowItem
@@ -114,6 +116,9 @@ class _Runtime:
         self.pool = ThreadPool(self.threads, "fastpipe-decode")
         self._bad = BadSampleLog(batching.bad_samples)
         pixels = [maker_of(column.spec, making.decode) for column in rows.columns]
+        # Columns are all Pillow's or all TensorFlow's: one decoder is enough.
+        dct = next((one.dct for one in pixels if one.dct is not None), None)
+        self.decoder = None if dct is None else make_batch_decoder(making.decode.backend, self.threads, dct)
         kept = open_kept(making.cache, rows.columns, pixels)
         word = np.uint8 if making.output == "uint8" else np.float32
         self.makers = [
@@ -148,12 +153,14 @@ class _Runtime:
             items, self.makers, arrays, self._policy, self._bad,
             substitute if self._policy == "replace" else None,
         )  # fmt: skip
-        pending.begin(self.pool)
+        pending.begin(self.pool, self.decoder)
         return _Making(self, pending, arrays, draws, epoch)
 
     def describe(self) -> list[str]:
         """Who decodes, and what is kept, in lines."""
         lines = [f"threads  →  {self.threads}"]
+        if self.decoder is not None:
+            lines.append(said_of(self.decoder))
         lines += sorted({maker.describe() for maker in self.makers})
         kept = next((maker.kept for maker in self.makers if maker.kept is not None), None)
         if kept is not None:
@@ -199,7 +206,7 @@ class _Making:
 
     def cancel(self) -> None:
         """Give it up."""
-        self._pending.job.cancel()
+        self._pending.cancel()
 
 
 class _Gathered:

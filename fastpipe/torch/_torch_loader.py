@@ -238,8 +238,13 @@ class ThreadedIterator(_Counting):
         samples: Any = self._next_samples() if self._refill is None else self._next_filled(self._refill)
         if isinstance(self._collate_fn, KeyedCollate) and self._asked is not None:
             self._collate_fn.is_about(self._asked)
+        return self._collated(samples)
+
+    @ranged("collate")
+    def _collated(self, samples: Any) -> Any:
         data = self._collate_fn(samples)
-        if self._pin_memory:
+        # What goes to a GPU next is pinned on that way, or may be there already.
+        if self._pin_memory and not (self._delivery and self._delivery.pins):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
 

@@ -100,6 +100,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             raise
 
     def _shutdown_workers(self) -> None:
+        # The last things are freed when modules are gone, as torch sees it here: all has been done by then.
+        if _utils is None or _utils.python_exit_status is not False:
+            return
         if os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
             return
         if self._has_failed:  # who is stuck does not hear a polite request

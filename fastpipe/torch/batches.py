@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from fastpipe.device.making import Turn
+from fastpipe.device.transfer import uploaded
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import SlotPool
 from fastpipe.torch.lane_memory import shared_flat
@@ -135,6 +137,7 @@ class Batch:
         place: where its samples go.
         stock_here: whether the plan's stock part is left to the consuming thread.
         augment_there: whether augmentations of the samples are left to the device.
+        turn: of the device on which it is made, as far as it is; None for none.
     """
 
     def __init__(
@@ -147,8 +150,10 @@ class Batch:
         place: Place,
         stock_here: bool,
         augment_there: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self.pending, self.plan = pending, plan
+        self.turn = turn
         # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
         self._runtime = runtime
         self.stock_here = stock_here
@@ -162,11 +167,20 @@ class Batch:
         """Bytes of the batch's memory; 0 if samples are separate values."""
         return 0 if self._tensor is None else self._tensor.nbytes
 
+    def there(self) -> torch.Tensor | None:
+        """All of it, on the device on which it was made; None where it was not."""
+        return None if self.pending.there is None else self.pending.there.tensor()
+
     def whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, list[Any]] | None:
         """The tensor of these samples, and its rows as a dataset gives them; None where some of
         the samples are separate values."""
         if self._tensor is None:
             return None
+        there = self.there()
+        if there is not None:
+            if len(kept) < len(there):
+                there = there[uploaded(torch.tensor(kept, dtype=torch.int64), there.device)]
+            return there, self.plan.rows(there)
         if self._like is not None and any(self.pending.values[n] is not PLACED for n in kept):
             return None
         tensor = self._tensor if len(kept) == len(self._tensor) else self._tensor[kept]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._nvtx import ranged
 from fastpipe.device.transfer import Transfer
 from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
@@ -32,6 +33,7 @@ class Delivery:
         rest: the augmentations that finish them there, where the transform was split.
         on_epoch: called at the end of an epoch with the seconds from batch to batch, and those of them that
             were waited.
+        is_made_there: whether batches may be made on the device, and are to be collated there.
         augment: the user's augmentation of batches, or None.
         seed: makes its draws a function of epoch and batch.
         rank: this rank and the number of ranks.
@@ -46,13 +48,19 @@ class Delivery:
         rank: tuple[int, int],
         rest: Chain | None = None,
         on_epoch: Callable[[float, float], None] | None = None,
+        is_made_there: bool = False,
     ) -> None:
         self.finishes, self._rest, self._on_epoch = finishes, rest, on_epoch
-        self._pace = _Pace()
+        self._pace, self._is_made_there = _Pace(), is_made_there
         self._transfer, self._augment = transfer, augment
         self._seed, self._rank = seed, rank
         self._ahead: _Moving | None = None
         self._pulled = 0
+
+    @property
+    def pins(self) -> bool:
+        """Whether batches go from pinned memory to a device."""
+        return self._transfer is not None and self._transfer.is_asynchronous
 
     def reset(self) -> None:
         """Forget the batch that is on its way: another epoch begins."""
@@ -76,7 +84,7 @@ class Delivery:
 
     def _pull(self, iterator: Any) -> _Moving:
         try:
-            batch = iterator._next_data()
+            batch = self._collated(iterator)
         except Exception as error:  # also StopIteration; an interrupt is due at once
             return _Moving(DueError(error), iterator.how_far)
         progress = iterator._sampler_iter.progress
@@ -93,6 +101,14 @@ class Delivery:
             return _Moving(lambda: moved, iterator.how_far)
         return _Moving(self._transfer.start(batch, finish), iterator.how_far)
 
+    def _collated(self, iterator: Any) -> Any:
+        """The iterator's next batch; of what is on the device, on the stream that finishes it."""
+        if self._transfer is None or not self._is_made_there:
+            return iterator._next_data()
+        with self._transfer.on_stream():
+            return iterator._next_data()
+
+    @ranged("augment")
     def _augmented(self, batch: Any, epoch: int, number: int) -> Any:
         assert self._augment is not None
         if self._seed is None:
@@ -108,6 +124,7 @@ class Delivery:
         assert self._augment is not None
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
 
+    @ranged("finish")
     def _finished(self, unfinished: Unfinished) -> Any:
         batch, end, key = unfinished
         if end is None and key is None:

@@ -253,9 +253,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         rows: Sequence[Any] | None = None,
         sends_bytes: bool = False,
         split: Split | None = None,
+        device: torch.device | None = None,
     ) -> Batch:
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
-        transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it."""
+        transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it.  With
+        ``sends_bytes`` it is made on a device, where there is a way to."""
         positions = [self._position(index) for index in indices]
         samples = self.samples
         items = [item_of(samples, p) for p in positions]
@@ -280,9 +282,13 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if self._remote is not None and threaded:  # last, as many threads are awake then
             self._remote.reader().need(self._rows(np.array(positions, np.int64)))
         pool = runtime.pool if threaded else None
-        pending = runtime.maker.start(pool, items, plan, parameters, place.memory, place.finish, substitute)
+        turn = runtime.turn_on(device) if device and sends_bytes and plan.writes_bytes else None
+        pending = runtime.maker.start(
+            pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
+            device=turn if turn is not None and turn.is_there else None,
+        )  # fmt: skip
         there = split is not None and sends_bytes
-        return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there)
+        return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there, turn)
 
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""

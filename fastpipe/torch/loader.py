@@ -194,7 +194,7 @@ class FastLoader(DataLoader[_T_co]):
         """What is done where, and why; ``print`` it."""
         source = self._source()
         self._order.look_at(self)
-        self._split(source)
+        self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source)
         return LoaderPlan(
             self, source, order_note(self._order, self._effective_seed(), self.shard),
@@ -328,16 +328,19 @@ class FastLoader(DataLoader[_T_co]):
         augment = None if isinstance(self.augment, str) else self.augment
         if self._device is None and augment is None and not is_there:
             return None
-        transfer, finishes = None, False
+        transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
             transfer = Transfer(self._device)
-            if source is not None and self._is_plain and (is_there or self._device.type != "cpu"):
-                finishes = True
+            # What threads have augmented is done, and goes as it is.
+            finishes = source is not None and self._is_plain
+            finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
+            if source is not None and finishes:
                 source.send_bytes()
+                is_made_there = self.num_workers == 0 and source.make_on(self._device)
         rest = split.chain if split is not None and is_there else None
         # Workers that persist go on as they began.
         on_epoch = None if self.persistent_workers else self._splitting.seen
-        return Delivery(transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch)
+        return Delivery(transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch, is_made_there)
 
     @property
     def _is_plain(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import NamedTuple
+import threading
+from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -11,12 +13,17 @@ from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
 from fastpipe.arrays.process import KEPT_SLOTS, Process
 from fastpipe.cache.images import open_cache
+from fastpipe.device.decoders import device_decoder, share_of
+from fastpipe.device.making import DeviceMaker, Turn
+from fastpipe.device.sharing import new_share
 from fastpipe.engine.bad import BadSampleLog
 from fastpipe.engine.batches import BatchMaker
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.together import said_of
 from fastpipe.options import BadSamples, Cache, Decode
+from fastpipe.read.dali import make_batch_decoder
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
 from fastpipe.torch.kept import Found, ImageSource
@@ -26,6 +33,8 @@ from fastpipe.torch.staging import RemoteImages
 from fastpipe.transform.short_side import ShortSide
 
 __all__ = ["Options", "Runtime", "new_pool", "process_of"]
+
+_log = logging.getLogger("fastpipe.torch")
 
 
 class Options(NamedTuple):
@@ -56,7 +65,13 @@ class Runtime:
         reader = ImageReader(decode)
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache = open_cache(options.cache, reader.settings(), count)
+        self._threads = self.pool.threads if self.pool else 1
+        self._makers_on: dict[Any, DeviceMaker | None] = {}
+        self._lock = threading.Lock()
+        decoder = make_batch_decoder(decode.backend, self._threads)
         lines = [reader.describe()]
+        if decoder is not None:
+            lines.insert(0, said_of(decoder))
         if remote is not None:
             lines.append(remote.describe())
         if short_side is not None:
@@ -76,7 +91,33 @@ class Runtime:
             options.bad_samples.policy,
             BadSampleLog(options.bad_samples),
             self.clock,
+            decoder,
         )
+
+    def maker_on(self, device: Any) -> DeviceMaker | None:
+        """What makes batches of bytes on a device; None where the options say that none does."""
+        with self._lock:
+            if device not in self._makers_on:
+                self._makers_on[device] = self._new_maker(device)
+            return self._makers_on[device]
+
+    def turn_on(self, device: Any) -> Turn | None:
+        """A batch of bytes that begins on a device; None where none is made there."""
+        maker = self.maker_on(device)
+        return None if maker is None else maker.turn()
+
+    def _new_maker(self, device: Any) -> DeviceMaker | None:
+        try:
+            decoder = device_decoder(self.options.decode, device, self._threads)
+            share = new_share(share_of(self.options.decode))
+            maker = None if decoder is None else DeviceMaker(device, decoder, share)
+        except Exception as error:  # a driver too old, a library without its part for GPUs
+            text = f"{type(error).__name__}: {error}"
+            _log.warning("images are decoded on the CPU, not on %s: %s", device, text)
+            return None
+        if maker is not None:
+            _log.info("images are decoded on %s: %s", device, maker.describe())
+        return maker
 
     def fits(self, options: Options) -> bool:
         """Whether this is the runtime of these options in this process."""

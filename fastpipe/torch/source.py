@@ -91,6 +91,10 @@ class Source(ABC):
         """Leave out the end of a transform that can be made up for on the device, where there is one."""
         return
 
+    def make_on(self, device: Any) -> bool:
+        """Make batches of bytes on a device, where that is possible; whether it is."""
+        return False
+
     def split(self) -> Split:
         """The transform in two: what decoding does, and the rest for augmentation.
 
@@ -175,7 +179,7 @@ class MixedBatch:
 
     def jobs(self) -> list[Job]:
         """What the threads are doing."""
-        return [batch.pending.job for _, _, batch in self.parts]
+        return [job for _, _, batch in self.parts for job in batch.pending.jobs]
 
     def why_empty(self) -> BadSampleError | None:
         """Why it has no sample once it is finished; None if none was asked for."""

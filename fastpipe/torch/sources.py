@@ -11,12 +11,14 @@ import numpy.typing as npt
 import torch
 from torchvision.datasets import ImageFolder
 
+from fastpipe.device.making import DeviceMaker
+from fastpipe.device.transfer import uploaded
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
-from fastpipe.torch.batches import LAYOUTS, batch_memory, batch_memory_like
+from fastpipe.torch.batches import LAYOUTS, Batch, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.rows.dataset import RowsDataset, is_fast_rows
 from fastpipe.torch.rows.source import RowsSource
@@ -49,6 +51,7 @@ class FolderSource(Source):
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
         self._sends_bytes = False
+        self._device: torch.device | None = None  # where batches are made
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
     @cached_property
@@ -64,6 +67,25 @@ class FolderSource(Source):
         """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
         what is still to be done to such a batch."""
         self._sends_bytes = True
+
+    def make_on(self, device: torch.device) -> bool:
+        """Make batches of bytes on a device, where that is possible; whether it is."""
+        self._device = device
+        if len(self._makers_there()) < len(self.bases):
+            self._device = None
+        return self._device is not None
+
+    def _makers_there(self) -> list[DeviceMaker]:
+        """What makes the bases' batches on the device."""
+        device = self._device
+        makers = [] if device is None else [base._running().maker_on(device) for base in self.bases]
+        return [maker for maker in makers if maker is not None]
+
+    def waited(self, nanoseconds: int) -> None:
+        """Hear how long the consumer waited for a batch."""
+        super().waited(nanoseconds)
+        for maker in self._makers_there():
+            maker.waited(nanoseconds / 1e9)
 
     def split(self) -> Split:
         """The transform of all folders in two."""
@@ -102,9 +124,9 @@ class FolderSource(Source):
             for end, rows, local in located(self._dataset, integers(indices))
         ]
         if len(parts) > 1:
-            return _Mixed(parts, key, self._sends_bytes, self._split_now())
+            return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device)
         base, local = (parts[0][0], parts[0][2].tolist()) if parts else (self.bases[0], [])
-        return _Simple(base, local, key, self._sends_bytes, self._split_now())
+        return _Simple(base, local, key, self._sends_bytes, self._split_now(), self._device)
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
@@ -122,7 +144,9 @@ class FolderSource(Source):
         if self.by_split is not None:
             return self.by_split.describe("on the device" if self._sends_bytes else "in the decoding threads")
         plans = dict.fromkeys(repr(base.plan) for base in self.bases)
-        return [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
+        lines = [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
+        makers = dict.fromkeys(maker.describe() for maker in self._makers_there())
+        return [*lines, *(f"on {self._device}  →  JPEGs by {maker}; others as above" for maker in makers)]
 
 
 class _FolderLookout:
@@ -159,18 +183,25 @@ class _Simple:
     """A batch of one folder."""
 
     def __init__(
-        self, base: FastImageFolder, indices: Sequence[int], key: Key, sends_bytes: bool, split: Split | None
+        self,
+        base: FastImageFolder,
+        indices: Sequence[int],
+        key: Key,
+        sends_bytes: bool,
+        split: Split | None,
+        device: torch.device | None,
     ) -> None:
         self._base = base
-        self._batch = base._start_batch(indices, key, sends_bytes=sends_bytes, split=split)
+        self._batch = base._start_batch(indices, key, sends_bytes=sends_bytes, split=split, device=device)
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
 
     def jobs(self) -> list[Job]:
-        return [self._batch.pending.job]
+        return self._batch.pending.jobs
 
     def finish(self) -> list[Any]:
         samples = self._base._finish_batch(self._batch)
+        _say_given([self._batch])
         self.kept = self._batch.kept
         return samples
 
@@ -184,7 +215,14 @@ class _Simple:
 class _Mixed(MixedBatch):
     """A batch of several folders; in one memory, where they make the same tensors."""
 
-    def __init__(self, parts: Sequence[_Part], key: Key, sends_bytes: bool, split: Split | None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        key: Key,
+        sends_bytes: bool,
+        split: Split | None,
+        device: torch.device | None,
+    ) -> None:
         super().__init__()
         self._count = sum(len(rows) for _, rows, _ in parts)
         self._tensor: torch.Tensor | None = None
@@ -206,7 +244,10 @@ class _Mixed(MixedBatch):
         for base, numbers, local in parts:
             part = Key(key.seed, key.epoch, key.draws[numbers])
             rows = None if memory is None else [memory[number] for number in numbers]
-            batch = base._start_batch(local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split)
+            batch = base._start_batch(
+                local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split,
+                device=None if memory is None else device,
+            )  # fmt: skip
             self.parts.append((base, numbers, batch))
 
     def finish(self) -> list[Any]:
@@ -214,15 +255,37 @@ class _Mixed(MixedBatch):
         for base, numbers, batch in self.parts:
             made = base._finish_batch(batch)  # without images, if they are in the common memory
             found.update(zip(numbers[list(batch.kept)].tolist(), made, strict=True))
+        _say_given([batch for _, _, batch in self.parts])
         self.kept = sorted(found)
         samples = [found[number] for number in self.kept]
         if self._tensor is None:
             return samples
-        tensor = self._tensor if len(samples) == self._count else self._tensor[self.kept]
+        tensor = self._together(self._tensor)
+        if len(samples) < self._count:
+            tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64), tensor.device)]
         targets, key = [target for _, target in samples], self._key
         if key is not None:
             key = key._replace(draws=key.draws[self.kept])
         return samples_of(tensor, rows_of(tensor, self._kind), targets, self._end, key)
+
+    def _together(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The batch: where the common memory has it, or on the device on which parts of it were made."""
+        made = [(numbers, batch.there()) for _, numbers, batch in self.parts]
+        device = next((there.device for _, there in made if there is not None), None)
+        if device is None:
+            return tensor
+        whole = torch.empty_like(tensor, device=device)
+        for numbers, there in made:
+            rows = torch.from_numpy(numbers)
+            part = uploaded(tensor[rows], device) if there is None else there
+            whole[uploaded(rows, device)] = part
+        return whole
+
+
+def _say_given(batches: Sequence[Batch]) -> None:
+    """Tell each device on which parts of a batch were made that it is handed out."""
+    for turn in {batch.turn.maker: batch.turn for batch in batches if batch.turn is not None}.values():
+        turn.given()
 
 
 def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> Source | None:

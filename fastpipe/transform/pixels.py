@@ -16,7 +16,7 @@ from fastpipe.transform.geometry import Region
 from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, Size, UInt8Array
 
-__all__ = ["Conversion", "convert", "draw", "render"]
+__all__ = ["Conversion", "Resampling", "convert", "draw", "part_of", "render", "resampling_of"]
 
 Words = npt.NDArray[Any]
 
@@ -109,6 +109,40 @@ class _Source(NamedTuple):
         return Size(self.y.high - self.y.low, self.x.high - self.x.low)
 
 
+class Resampling(NamedTuple):
+    """How a part of an image becomes an output of three colours, for whoever decodes and resamples elsewhere.
+
+    Attributes:
+        part: what of the image is needed.
+        mode: the filter, a constant of ``weights``.
+        x, y: the axes along which it is resampled.
+        vertical_first: the order of the passes, each of which rounds.
+    """
+
+    part: Box
+    mode: int
+    x: kernels.Axis
+    y: kernels.Axis
+    vertical_first: bool
+
+
+def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
+    """All that ``render`` does with an image; None where that is more than decoding and resampling a part.
+
+    Args:
+        image, region: as of ``render``.
+    """
+    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
+    if region.grey is not None or _is_reduced(image, region, mode):
+        return None
+    x, y = _whole_axes(region, mode)
+    needed = _needed(x, y)
+    part = _placed_part(region, needed)
+    if part is None or part[2:] != needed[2:]:
+        return None
+    return Resampling(part, mode, x, y, region.vertical_first)
+
+
 def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
     """Decode and resample.
 
@@ -144,6 +178,24 @@ def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> No
         kernels.resample_to_bytes(*arguments, how.interleaved, out)
     else:
         kernels.resample_to_affine(*arguments, how.divide, how.mean, how.std, how.interleaved, out)
+
+
+def part_of(image: EncodedImage, region: Region) -> Box | None:
+    """What of an image ``draw`` and ``render`` will ask for by its ``region``; None where they will not.
+
+    Args:
+        image, region: as of ``render``.
+    """
+    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
+    if _is_reduced(image, region, mode):
+        return None
+    return _placed_part(region, _needed(*_whole_axes(region, mode)))
+
+
+def _is_reduced(image: EncodedImage, region: Region, mode: int) -> bool:
+    """Whether an image is made smaller while it is decoded."""
+    factor = reduction(region, mode, image.size)
+    return factor > 1 and image.reduced(factor) is not None
 
 
 def _source(image: EncodedImage, region: Region) -> tuple[_Source, int]:
@@ -208,15 +260,26 @@ def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.
     )  # fmt: skip
 
 
+def _whole_axes(region: Region, mode: int) -> tuple[kernels.Axis, kernels.Axis]:
+    """The same of all of the region's canvas."""
+    canvas = region.canvas
+    return _axes(region, mode, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
+
+
+def _needed(x: kernels.Axis, y: kernels.Axis) -> Box:
+    """The part of a canvas that is resampled."""
+    return Box(y.low, x.low, y.high - y.low, x.high - x.low)
+
+
 def _exact_source(image: EncodedImage, region: Region, mode: int) -> _Source:
     """The pixels that are needed, and the axes along which they are resampled."""
     canvas, placed = region.canvas, region.source
-    x, y = _axes(region, mode, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
+    x, y = _whole_axes(region, mode)
     if region.placed == Box(0, 0, *canvas):  # no fill anywhere
         rows = image.rows(placed.top + y.low, y.high - y.low)
         if rows is not None:
             return _Source(rows.reshape(-1), 3 * (placed.left + x.low), 3 * rows.shape[1], mode, x, y)
-    pixels = _decode(image, region, Box(y.low, x.low, y.high - y.low, x.high - x.low))
+    pixels = _decode(image, region, _needed(x, y))
     return _Source(pixels.reshape(-1), 0, 3 * (x.high - x.low), mode, x, y)
 
 
@@ -238,23 +301,28 @@ def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source |
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
     """The needed part of the canvas: decoded, and filled where the image does not reach."""
-    placed, source = region.placed, region.source
-    if placed == Box(0, 0, *region.canvas):  # no fill anywhere
-        return image.region(
-            Box(source.top + needed.top, source.left + needed.left, needed.height, needed.width)
-        )
+    part = _placed_part(region, needed)
+    if part is not None and part[2:] == needed[2:]:  # no fill anywhere
+        return image.region(part)
     canvas: UInt8Array = np.empty((needed.height, needed.width, 3), np.uint8)
     canvas[:] = region.fill
+    if part is not None:
+        placed, source = region.placed, region.source
+        top = placed.top + part.top - source.top - needed.top
+        left = placed.left + part.left - source.left - needed.left
+        canvas[top : top + part.height, left : left + part.width] = image.region(part)
+    return canvas
+
+
+def _placed_part(region: Region, needed: Box) -> Box | None:
+    """The part of the image that lies in a part of the canvas; None where it has none there."""
+    placed, source = region.placed, region.source
     top, left = max(needed.top, placed.top), max(needed.left, placed.left)
     bottom = min(needed.top + needed.height, placed.top + placed.height)
     right = min(needed.left + needed.width, placed.left + placed.width)
-    if bottom > top and right > left:
-        inside = Size(bottom - top, right - left)
-        part = Box(source.top + top - placed.top, source.left + left - placed.left, *inside)
-        canvas[top - needed.top : bottom - needed.top, left - needed.left : right - needed.left] = (
-            image.region(part)
-        )
-    return canvas
+    if bottom <= top or right <= left:
+        return None
+    return Box(source.top + top - placed.top, source.left + left - placed.left, bottom - top, right - left)
 
 
 def _grey(pixels: UInt8Array, height: int, width: int, *, interleaved: bool) -> UInt8Array:

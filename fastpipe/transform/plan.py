@@ -26,7 +26,7 @@ from fastpipe.protocols import EncodedImage
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
 from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pixels import Conversion, Words, draw
+from fastpipe.transform.pixels import Conversion, Resampling, Words, draw, part_of, resampling_of
 from fastpipe.transform.ramp import (
     Layout,
     conversion_of,
@@ -40,7 +40,7 @@ from fastpipe.transform.ramp import (
     tensor_shaped,
 )
 from fastpipe.transform.steps import Domain, Step, recognise, resized_size, state_of
-from fastpipe.types import FloatArray, Key, Size
+from fastpipe.types import Box, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
 
@@ -94,6 +94,11 @@ class Plan:
         steps = (*fused, *drawn)
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
         self._slices = [slice(a, b) for a, b in pairwise(ends)]
+        self._moving = [
+            (step, domain, part)
+            for step, domain, part in zip(self._fused, self._domains, self._slices, strict=False)
+            if step.geometry is not None
+        ]
         self.draws = int(ends[-1])
         self.kind = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
@@ -165,6 +170,29 @@ class Plan:
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
+    def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
+        """What of an image ``apply`` will ask for by ``region``; None where it asks for all of it, or none.
+
+        Args:
+            image, parameters: as of ``apply``.
+        """
+        region = self._region(parameters, image.size) if self._fused else None
+        return None if region is None else part_of(image, region)
+
+    def resampling(self, image: EncodedImage, parameters: Sequence[float]) -> Resampling | None:
+        """What ``apply`` does to an image before it writes bytes; None where that is more than resampling.
+
+        Args:
+            image, parameters: as of ``apply``.
+        """
+        region = self._region(parameters, image.size) if self._fused else None
+        return None if region is None else resampling_of(image, region)
+
+    @property
+    def writes_bytes(self) -> bool:
+        """Whether samples are tensors of bytes of three colours, all of one shape, as they were resampled."""
+        return self.output is not None and self._how.kind == "bytes" and self._how.channels == 3
+
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
         """A batch tensor over a flat uint8 tensor's storage, such as shared memory.
 
@@ -208,7 +236,7 @@ class Plan:
     def _region(self, parameters: Any, size: Size) -> Region | None:
         operations: list[Operation] = []
         current = size
-        for step, domain, part in zip(self._fused, self._domains, self._slices, strict=False):
+        for step, domain, part in self._moving:
             made = _operations(step, parameters[part], current, domain)
             if made is None:
                 return None

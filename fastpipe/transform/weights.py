@@ -27,6 +27,7 @@ __all__ = [
     "SHARP_BILINEAR",
     "TORCH_BICUBIC",
     "TORCH_BILINEAR",
+    "axis_table",
     "axis_weights",
     "span",
 ]
@@ -246,3 +247,43 @@ def axis_weights(
             for k in range(taps[i] // 2):
                 other = base + taps[i] - 1 - k
                 weights[base + k], weights[other] = weights[other], weights[base + k]
+
+
+@compiled(_t.void(_int, _int, _int, _int, _int, _int, _int, _int, _flag, _flag, _i32))
+def axis_table(
+    mode: int, in_size: int, start8: int, extent8: int, out_size: int, first: int, count: int, pitch: int,
+    turned: bool, mirrored: bool, table: Any,
+) -> None:  # fmt: skip
+    """All that is needed to resample along an axis, in one piece of memory.
+
+    Args:
+        mode, in_size, start8, extent8, out_size, first, count, pitch: as of ``axis_weights``.
+        turned: the weights for resampling the mirrored input, on the input as it is.
+        mirrored: the outputs in the other direction.
+        table: int32 (count * (pitch + 2),): the outputs' first inputs, numbers of inputs, and weights.
+    """
+    starts, taps, weights = table[:count], table[count : 2 * count], table[2 * count :]
+    axis_weights(mode, in_size, start8, extent8, out_size, first, count, starts, taps, weights, pitch, turned)
+    for i in range(count // 2 if mirrored else 0):
+        j = count - 1 - i
+        starts[i], starts[j] = starts[j], starts[i]
+        taps[i], taps[j] = taps[j], taps[i]
+        for k in range(pitch):
+            one, other = i * pitch + k, j * pitch + k
+            weights[one], weights[other] = weights[other], weights[one]
+
+
+@compiled()  # when it is first called: only devices need it
+def axis_tables(axes: Any, starts: Any, tables: Any) -> None:
+    """The tables of several axes, one behind the other.
+
+    Args:
+        axes: int64 (A, 12): of each the filter, and the fields of a ``kernels.Axis``.
+        starts: int64 (A,): where the table of each begins.
+        tables: int32 (N,), which is written.
+    """
+    for number in range(len(axes)):
+        mode, in_size, start8, extent8, out_size, first, count = axes[number, :7]
+        pitch, turned, mirrored = axes[number, 11], axes[number, 7] != 0, axes[number, 8] != 0
+        table = tables[starts[number] : starts[number] + count * (pitch + 2)]
+        axis_table(mode, in_size, start8, extent8, out_size, first, count, pitch, turned, mirrored, table)

@@ -21,6 +21,7 @@ from fastpipe.bench import peers
 from fastpipe.bench.augment.peers import AUGMENT_PEERS
 from fastpipe.bench.boxes import crop_box
 from fastpipe.bench.data import Photos, scan
+from fastpipe.bench.gpu.peers import decoding_peers
 from fastpipe.bench.hdf5.peers import TABLE_PEERS
 from fastpipe.bench.peer_children import ffcv, litdata, pillow_simd, protocol, serve, tfdata
 from fastpipe.bench.peer_children.protocol import Job, PeerError, Stream, batch_problem
@@ -61,6 +62,7 @@ def batch(shape: tuple[int, ...]) -> np.ndarray:
 def test_every_peer_has_its_own_key_and_a_source() -> None:
     assert len({peer.key for peer in PEERS}) == len(PEERS)
     others = (*TABLE_PEERS, *VOLUME_PEERS, *BUCKET_PEERS, *(one.peer for one in AUGMENT_PEERS))
+    others = (*others, *decoding_peers("cuda"))
     assert {peer.source for peer in (*PEERS, *others)} == set(serve.SOURCES)
     assert all(bool(peer.module) != bool(peer.environment) for peer in PEERS)
 

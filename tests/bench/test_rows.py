@@ -72,7 +72,7 @@ def test_boxes_lie_inside_and_have_the_areas_of_random_resized_crop() -> None:
 def test_every_row_has_its_own_key() -> None:
     for cores in (1, 2, 4, 64):
         keys = [spec.key for spec in loader_specs(cores)]
-        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 8
+        assert len(keys) == len(set(keys)) == 2 * len(worker_counts(cores)) + 9
         large = [spec for spec in loader_specs(cores, is_large=True) if spec.key not in keys]
         assert [(spec.key, spec.scaled) for spec in large] == [("fastloader-scaled", True)]
     assert worker_counts(64)[-1] == 64

@@ -101,7 +101,17 @@ def test_a_budget_stops_in_time_but_not_before_three_rounds() -> None:
     assert session.rounds == 5  # type: ignore[attr-defined]
     clock = Clock()
     _, session = run([Steady("a", clock, 100)], clock, Plan(rounds=None, budget_s=0.1))
-    assert session.rounds == Plan.LEAST_ROUNDS  # type: ignore[attr-defined]
+    assert session.rounds == Plan.least  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "budget_s", "least", "made"), [(4, 99.0, 1, 4), (9, 5.5, 1, 5), (9, 0.1, 1, 1)]
+)
+def test_with_both_the_rounds_are_the_most(rounds: int, budget_s: float, least: int, made: int) -> None:
+    clock = Clock()
+    plan = Plan(rounds=rounds, budget_s=budget_s, least=least)
+    _, session = run([Steady("a", clock, 100)], clock, plan)
+    assert session.rounds == made  # type: ignore[attr-defined]
 
 
 def test_who_breaks_leaves_and_the_others_stay() -> None:

@@ -53,6 +53,13 @@ def test_a_batch_class_of_the_users_moves_itself_and_stays_there() -> None:
         assert map_tensors(moved, lambda tensor: tensor)["own"][0] is moved["own"][0]
 
 
+def test_a_packed_sequence_moves_itself() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = Transfer(torch.device("meta")).start([packed], lambda moved: moved)()[0]
+    assert type(moved) is type(packed) and moved.data.device.type == "meta"
+    assert moved.batch_sizes.device.type == "cpu" and torch.equal(moved.batch_sizes, packed.batch_sizes)
+
+
 def test_a_device_that_is_not_there() -> None:
     assert checked_device("cpu") == torch.device("cpu")
     with pytest.raises(OptionError, match="must be a device of torch's, got 'gpu'"):

@@ -28,8 +28,17 @@ class Image:
 
     def __init__(self, blob: bytes) -> None:
         self.value = int(blob)
+        self.given: dict[Box, Any] = {}
+
+    def encoded(self) -> bytes | None:
+        return None if self.value == 3 else str(self.value).encode()
+
+    def give(self, box: Box, pixels: Any) -> None:
+        self.given[box] = pixels
 
     def region(self, box: Box) -> Any:
+        if box in self.given:
+            return self.given[box]
         if self.value % 10 == 8:
             raise ValueError("bits end early")
         return np.full((box.height, box.width, 3), self.value, np.uint8)
@@ -46,6 +55,9 @@ class Image:
 class Plan:
     """Adds the parameter to the pixels; fails on 7 as a transform does."""
 
+    def part(self, image: Any, parameters: Any) -> Box | None:
+        return None if image.value == 2 else Box(0, 0, 1, 1)
+
     def apply(self, image: Any, parameters: Any, out: Any = None) -> Any:
         value = int(image.region(Box(0, 0, 1, 1))[0, 0, 0])
         if value % 10 == 7:
@@ -55,6 +67,23 @@ class Plan:
             return result
         out[:] = result
         return None
+
+
+class Decoder:
+    """Decodes batches, but what ends early."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[bytes]] = []
+
+    def decode(self, parts: Sequence[tuple[bytes, Box]]) -> list[Any]:
+        self.asked.append([blob for blob, _ in parts])
+        return [
+            None if blob.endswith(b"8") else np.full((box.height, box.width, 3), int(blob), np.uint8)
+            for blob, box in parts
+        ]
+
+    def describe(self) -> str:
+        return "a decoder of batches"
 
 
 def _read(path: str) -> bytes:
@@ -77,9 +106,20 @@ def pool(request: pytest.FixtureRequest) -> Iterator[ThreadPool | None]:
         made.close()
 
 
+_decoders: list[Any] = [None]
+
+
+@pytest.fixture(params=[None, Decoder], ids=["each by its thread", "all at once"], autouse=True)
+def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder | None]:
+    """Who decodes in the makers of a test."""
+    _decoders[0] = request.param and request.param()
+    yield _decoders[0]
+    _decoders[0] = None
+
+
 def _maker(bad: BadSamples | str = "raise", read: Callable[[str], bytes] = _read) -> BatchMaker:
     options = BadSamples.of(bad)
-    return BatchMaker(read, _open, options.policy, BadSampleLog(options), StageClock())
+    return BatchMaker(read, _open, options.policy, BadSampleLog(options), StageClock(), _decoders[0])
 
 
 def _items(values: Sequence[int]) -> list[Item]:

@@ -554,6 +554,29 @@ def test_the_interpreter_ends_quietly(how: str) -> None:
     assert _said_by(code) == ""
 
 
+_GOES_ON = """
+import os, threading
+from fastpipe.engine import pool
+begun, job = threading.Event(), pool.Job(lambda n: None, 1)
+def go_on():
+    begun.set()
+    while not threads._queue.closed:
+        pass
+    try:
+        threads.go_on_with(job)
+    except pool.ClosedError as error:
+        os.write(1, str(error).encode())
+        raise
+threads = pool.ThreadPool(1)
+threads.submit(lambda n: None, 1, go_on)
+begun.wait()
+"""
+
+
+def test_a_thread_that_goes_on_with_a_job_when_the_interpreter_ends_is_told_and_ends() -> None:
+    assert _said_by(_GOES_ON) == "this thread pool has been closed"
+
+
 _DAEMON = """
 import os, threading
 from fastpipe.engine import pool

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,29 +204,42 @@ def survives(
     assert not out.with_name("x.h5.partial").exists()
 
 
+@pytest.fixture
+def killed_at(
+    tmp_path: Path, forked: Forked, caplog: pytest.LogCaptureFixture
+) -> Callable[[str, Callable[[int], Iterable[int]]], None]:
+    """Kills a job at those of its calls that are chosen, given how many there are, each time from its begin."""
+
+    def kill(job: str, chosen: Callable[[int], Iterable[int]]) -> None:
+        caplog.set_level(logging.INFO, "fastpipe.generate")
+        undisturbed = whole(job, tmp_path / "whole")
+        total = number_of_calls(job, begun(job, tmp_path / "x"))
+        assert content(tmp_path / "x") == undisturbed and total > 40
+        for die_at in chosen(total):
+            survives(forked, job, tmp_path / "x", die_at, undisturbed, caplog)
+
+    return kill
+
+
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_at_some_call(
-    tmp_path: Path, forked: Forked, job: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fastpipe.generate")
-    undisturbed = whole(job, tmp_path / "whole")
-    total = number_of_calls(job, begun(job, tmp_path / "x"))
-    assert content(tmp_path / "x") == undisturbed and total > 40
+def test_killed_at_some_call(killed_at: Any, job: str) -> None:
     rng = random.Random(job)
-    for die_at in sorted({*rng.sample(range(1, total), 4), *rng.sample(range(total - 20, total), 2)}):
-        survives(forked, job, tmp_path / "x", die_at, undisturbed, caplog)
+    killed_at(
+        job,
+        lambda total: sorted({*rng.sample(range(1, total), 4), *rng.sample(range(total - 20, total), 2)}),
+    )
+
+
+@pytest.mark.parametrize("job", ["files", "more in files"])
+def test_killed_while_files_get_their_names(killed_at: Any, job: str) -> None:
+    """Some are of the new job then, and some of the one before."""
+    killed_at(job, lambda total: range(total - 24, total))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_at_every_call(
-    tmp_path: Path, forked: Forked, job: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fastpipe.generate")
-    undisturbed = whole(job, tmp_path / "whole")
-    total = number_of_calls(job, begun(job, tmp_path / "x"))
-    for die_at in range(1, total + 1):
-        survives(forked, job, tmp_path / "x", die_at, undisturbed, caplog)
+def test_killed_at_every_call(killed_at: Any, job: str) -> None:
+    killed_at(job, lambda total: range(1, total + 1))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])

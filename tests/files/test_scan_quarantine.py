@@ -86,6 +86,16 @@ def quarantine(data: Path, *more: object) -> int:
     return main(["scan", str(data), "--quarantine", str(data.parent / "quarantine"), *map(str, more)])
 
 
+def test_files_are_not_put_back_into_a_folder_that_is_not_there(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quarantine(data) == 0
+    assert restore(data, tmp_path / "mistyped") == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "mistyped").exists()
+    assert restore(data) == 0
+
+
 def restore(data: Path, *more: object) -> int:
     return main(["scan", "--restore", str(data.parent / "quarantine"), *map(str, more)])
 

@@ -428,9 +428,11 @@ class Other:
     """Another process, which computes until it is told to go on."""
 
     def __init__(self, place: Path, *arguments: str) -> None:
-        (place / "script.py").write_text(_SCRIPT)
+        script = place / "script.py"
+        if not script.exists():  # else one that was started before may be reading it
+            script.write_text(_SCRIPT)
         self.process = subprocess.Popen(
-            [sys.executable, "script.py", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, script.name, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             cwd=place, env={**os.environ, "PYTHONPATH": str(_ROOT)},
         )  # fmt: skip
 

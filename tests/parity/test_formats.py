@@ -19,10 +19,10 @@ from torchvision.datasets.folder import default_loader
 from fastpipe import Decode, FastImageFolder
 from fastpipe.errors import BadSampleError
 from fastpipe.read import files
-from fastpipe.testing import OddImage, odd_images, photo_tree, write_fifo
+from fastpipe.testing import OddImage, damaged_at_random, odd_images, photo_tree, write_fifo
 from fastpipe.torch.keys import take_key
 
-BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow"]
+BACKENDS = ["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"]
 TRANSFORM = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 
 # Pillow warns of palettes with transparency and of truncated metadata, as it does in ImageFolder.
@@ -88,7 +88,7 @@ from torchvision import transforms as v1
 from fastpipe import Decode, FastImageFolder
 from fastpipe.errors import BadSampleError
 transform = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
-for backend in ("auto", "simplejpeg", "pillow"):
+for backend in ("auto", "simplejpeg", "pillow", "dali"):
     dataset = FastImageFolder(sys.argv[1], transform, decode=Decode(backend=backend), threads=4)
     good = []
     for index in range(len(dataset)):
@@ -115,26 +115,6 @@ def test_no_file_crashes_the_process_or_makes_it_speak(odd: tuple[Path, dict[str
     assert 60 < good < count
 
 
-def spoilt(data: bytes, rng: np.random.Generator) -> bytes:
-    """A JPEG with damage somewhere in its coded data."""
-    start, made = data.index(b"\xff\xda") + 14, bytearray(data)
-    at = int(rng.integers(start, len(data) - 60))
-    kind = rng.integers(6)
-    if kind == 0:
-        made[at] ^= 1 << int(rng.integers(8))
-    elif kind == 1:
-        made[at : at + 20] = rng.integers(0, 256, 20, np.uint8).tobytes()
-    elif kind == 2:
-        made[at : at + 2] = bytes([0xFF, int(rng.integers(1, 256))])
-    elif kind == 3:
-        del made[at : at + int(rng.integers(1, 50))]
-    elif kind == 4:
-        made[at:at] = b"\xff\xd9"
-    else:
-        del made[at:]
-    return bytes(made)
-
-
 def test_damage_gives_pillow_s_pixels_or_pillow_s_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +133,7 @@ def test_damage_gives_pillow_s_pixels_or_pillow_s_error(
         whole = folder / f"{number:02}.jpg"
         photo.save(whole, quality=85, **option)
         for variant in range(15):
-            (folder / f"{number:02}_{variant:02}.jpg").write_bytes(spoilt(whole.read_bytes(), rng))
+            (folder / f"{number:02}_{variant:02}.jpg").write_bytes(damaged_at_random(whole.read_bytes(), rng))
     transform = v1.Compose([v1.RandomResizedCrop(32, scale=(0.05, 0.5)), v1.PILToTensor()])
     fast, stock = FastImageFolder(tmp_path / "tree", transform), ImageFolder(tmp_path / "tree")
     good = 0

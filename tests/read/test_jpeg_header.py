@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from fastpipe.read.jpeg_header import read_jpeg_header
-from fastpipe.testing import photograph
+from fastpipe.testing import photograph, walked_header
 
 PHOTO = photograph(np.random.default_rng(3), (70, 93))
 
@@ -91,6 +92,41 @@ def test_spoilt_files_never_raise(data: st.DataObject) -> None:
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     header = read_jpeg_header(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
     assert header is None or (header.height > 0 and header.width > 0)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """A file with bytes replaced, left out, put in and doubled, mostly in its header, and perhaps cut."""
+    exif = Image.Exif()
+    exif[0x0112] = draw(st.integers(0, 9))
+    mode = draw(st.sampled_from(["RGB", "L", "CMYK"]))
+    whole = bytearray(
+        encoded(
+            Image.fromarray(PHOTO[:40, :50]).convert(mode), progressive=draw(st.booleans()),
+            restart_marker_blocks=draw(st.sampled_from([0, 3])), subsampling=draw(st.integers(-1, 2)),
+            exif=exif.tobytes() if draw(st.booleans()) else b"",
+        )
+    )  # fmt: skip
+    telling = st.sampled_from([0, 1, 3, 0x11, 0x22, 63, 0xC0, 0xC2, 0xC4, 0xD0, 0xD9, 0xDA, 0xDD, 0xE1, 0xFF])
+    for _ in range(draw(st.integers(0, 5))):
+        at = draw(st.integers(0, min(len(whole), draw(st.sampled_from([700, 1 << 20]))) - 1))
+        count = draw(st.integers(1, 20))
+        match draw(st.sampled_from(["replace", "leave out", "put in", "double"])):
+            case "replace":
+                whole[at] = draw(st.one_of(telling, st.integers(0, 255)))
+            case "leave out":
+                del whole[at : min(at + count, len(whole) - 1)]
+            case "put in":
+                whole[at:at] = draw(st.binary(min_size=1, max_size=count))
+            case _:
+                whole[at:at] = whole[at : at + 3 * count]
+    return bytes(whole[: draw(st.integers(0, len(whole)))] if draw(st.booleans()) else whole)
+
+
+@settings(max_examples=1500)
+@given(spoilt())
+def test_it_is_what_a_plain_walk_finds(data: bytes) -> None:
+    assert read_jpeg_header(data) == walked_header(data)
 
 
 # ---- files that only Pillow may judge -------------------------------------------------------
@@ -250,3 +286,208 @@ def test_where_the_frame_is_and_how_it_is_sent(progressive: bool) -> None:
     assert header.is_progressive == progressive
     body = data[header.frame : header.frame + 5]
     assert body == bytes([8, *header.height.to_bytes(2, "big"), *header.width.to_bytes(2, "big")])
+
+
+# ---- segments with which Pillow does not open a file -----------------------------------------
+
+
+def is_trusted(data: bytes) -> bool:
+    header = read_jpeg_header(data)
+    assert header == walked_header(data)
+    return header is not None and header.trusted
+
+
+def pillow_decodes(data: bytes) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about EXIF and MPF that it cannot read
+        try:
+            Image.open(io.BytesIO(data)).convert("RGB")
+        except Exception:  # whichever it is: each is the sample's error
+            return False
+    return True
+
+
+def resource(code: int, data: bytes, name: bytes = b"") -> bytes:
+    """One of Photoshop's image resources."""
+    head = b"8BIM" + struct.pack(">HB", code, len(name)) + name + bytes(1 - len(name) % 2)
+    return head + struct.pack(">I", len(data)) + data + bytes(len(data) % 2)
+
+
+def resolution(kind: int, count: int, value: bytes, more: bytes = b"") -> bytes:
+    """EXIF with a resolution of some type."""
+    return exif("big", (0x011A, kind, count, value), (0x0128, 3, 1, short("big", 2))) + more
+
+
+def multi_picture(count: int) -> bytes:
+    """MPF's index of pictures, of which only the first is in the file."""
+    entries = b"".join(
+        struct.pack(">LLLHH", 0x030000 if i == 0 else 0, 99, 99 * i, 0, 0) for i in range(count)
+    )
+    index = ((0xB000, 7, 4, b"0100"), (0xB001, 4, 1, struct.pack(">I", count)))
+    # Behind the header and number of tags, three tags and the next directory's place.
+    return b"MPF\0" + exif("big", *index, (0xB002, 7, 16 * count, struct.pack(">I", 50)))[6:] + entries
+
+
+JFIF = b"JFIF\0\1\1\1" + struct.pack(">HH", 72, 72) + bytes(2)
+PHOTOSHOP = b"Photoshop 3.0\0"
+INCH = struct.pack(">IHHIHH", 72 << 16, 1, 1, 72 << 16, 1, 1)
+TABLE = bytes(range(1, 65))
+REFUSED = {
+    "icc": [(0xE2, b"ICC_PROFILE\0\1")],
+    "icc, nothing": [(0xE2, b"ICC_PROFILE\0")],
+    "icc, second": [(0xE2, b"ICC_PROFILE\0\1\2" + bytes(9)), (0xE2, b"ICC_PROFILE\0\0")],
+    "jfif": [(0xE0, b"JFIF\0")],
+    "jfif, no zero": [(0xE0, b"JFIF")],
+    "jfif, other": [(0xE0, b"JFIFX")],
+    "jfif, second": [(0xE0, JFIF), (0xE0, b"JFIF\0\1")],
+    "adobe": [(0xEE, b"Adobe")],
+    "adobe, one byte": [(0xEE, b"Adobe\0")],
+    "adobe, second": [(0xEE, b"Adobe\0\x64" + bytes(4) + b"\1"), (0xEE, b"Adobe")],
+    "photoshop": [(0xED, PHOTOSHOP + b"8BIM\3\xed")],
+    "photoshop, second": [(0xED, PHOTOSHOP + resource(0x03ED, INCH) + b"8BIM\4\4")],
+    "photoshop, odd": [(0xED, PHOTOSHOP + resource(0x0404, b"odd", b"name") + b"8BIM\4\4")],
+    "exif, byte": [(0xE1, resolution(1, 1, b"H\0\0\0"))],
+    "exif, undefined": [(0xE1, resolution(7, 1, b"H\0\0\0"))],
+    "exif, no text": [(0xE1, resolution(2, 1, bytes(4)))],
+    "exif, digit": [(0xE1, resolution(2, 2, b"7\0\0\0"))],
+    "exif, behind the orientation": [
+        (0xE1, exif("little", (0x0112, 3, 1, short("little", 1)), (0x011A, 1, 1, b"H\0\0\0"),
+                    (0x0128, 3, 1, short("little", 2)))),
+    ],
+    "exif, header with zeros changed": [(0xE1, b"Exif\0\0MM*\0" + resolution(1, 1, b"H\0\0\0")[10:])],
+    "exif, signature twice": [(0xE1, b"Exif\0\0" + resolution(1, 1, b"H\0\0\0"))],
+    "exif, in two parts": [
+        (0xE1, resolution(1, 1, b"H\0\0\0")[:20]), (0xE1, b"Exif\0\0" + resolution(1, 1, b"H\0\0\0")[20:]),
+    ],
+    "tables, cut": [(0xDB, bytes(1) + TABLE[:-1])],
+    "tables, cut in the second": [(0xDB, bytes(1) + TABLE + b"\1")],
+    "tables, cut, of 16 bits": [(0xDB, b"\x10" + TABLE)],
+    "tables, a fifth": [(0xDB, b"\4" + TABLE)],
+    "hierarchical": [(0xDE, b"\x08\0\x46\0\x5d\1\1\x11")],
+    "unknown marker": [(0x02, b"")],
+    "restart interval, none": [(0xDD, b"")],
+}  # fmt: skip
+
+
+def with_segments(segments: list[tuple[int, bytes]], data: bytes) -> bytes:
+    for code, body in reversed(segments):
+        data = with_segment(data, code, body)
+    return data
+
+
+@pytest.mark.parametrize("segments", REFUSED.values(), ids=REFUSED.keys())
+def test_what_pillow_does_not_open_is_not_trusted(segments: list[tuple[int, bytes]]) -> None:
+    data = with_segments(segments, without_jfif(encoded()))
+    assert not pillow_decodes(data)
+    assert not is_trusted(data)
+
+
+def without_jfif(data: bytes) -> bytes:
+    """As cameras write it; JFIF has a resolution, and Pillow looks for none in EXIF then."""
+    assert data[2:4] == b"\xff\xe0"
+    return data[:2] + data[4 + int.from_bytes(data[4:6], "big") :]
+
+
+@pytest.mark.parametrize(
+    "marker", [b"\xff\x01", b"\xff\xd8", b"\xff\xd9", b"\xff\x00", b"\xff\xc8", b"\xff\xf0"], ids=str
+)
+def test_markers_that_do_not_belong_into_a_header_are_not_trusted(marker: bytes) -> None:
+    data = encoded()
+    assert not is_trusted(data[:2] + marker + data[2:])
+
+
+def test_a_camera_s_and_photoshop_s_segments_are_trusted() -> None:
+    ratio = resolution(5, 1, struct.pack(">I", 38), struct.pack(">II", 72, 1))
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    parts = [profile[:200], profile[200:400], profile[400:]]
+    long = b"Exif\0\0" + bytes(500)  # goes on where the first EXIF segment ends
+    for segments in (
+        [(0xE1, ratio)], [(0xE1, ratio), (0xE1, long)],
+        [(0xE1, resolution(2, 5, struct.pack(">I", 38), b"300\0\0"))],
+        [(0xE2, b"ICC_PROFILE\0" + bytes([i + 1, 3]) + part) for i, part in enumerate(parts)],
+        [(0xE2, b"ICC_PROFILE\0\1\2" + profile)],  # the other one is missing
+        [(0xE0, JFIF)], [(0xE0, JFIF + b"rgb"), (0xE0, b"JFXX\0\x10")],
+        [(0xEE, b"Adobe\0\x64" + bytes(4) + b"\1")],
+        [(0xED, PHOTOSHOP + resource(0x03ED, INCH) + resource(0x0404, b"odd", b"name"))],
+        [(0xED, PHOTOSHOP)],
+        [(0xED, PHOTOSHOP + resource(0x0404, bytes(99))[:60]), (0xED, PHOTOSHOP + b"the rest")],
+        [(0xE2, multi_picture(2))], [(0xE2, multi_picture(1))], [(0xE2, b"FPXR\0")], [(0xE2, b"MPF\0")],
+        [(0xE1, XMP)], [(0xE1, b"http://ns.adobe.com/xap/1.0/\0")], [(0xE1, b"")],
+        [(0xEF, b"any")], [(0xFE, b"a comment")],
+        [(0xDB, b"\0" + TABLE + b"\x13" + TABLE + TABLE)],
+    ):  # fmt: skip
+        for data in (encoded(), without_jfif(encoded())):
+            full = with_segments(segments, data)
+            assert is_trusted(full), segments
+            assert pillow_decodes(full)
+
+
+def test_several_pictures_are_what_pillow_makes_of_those() -> None:
+    """The index above is one that Pillow reads."""
+    assert Image.open(io.BytesIO(with_segment(encoded(), 0xE2, multi_picture(2)))).format == "MPO"
+
+
+@pytest.mark.parametrize("quality", [1, 100])
+def test_files_that_pillow_saves_with_all_it_can_say_are_trusted(quality: int) -> None:
+    tags = Image.Exif()
+    tags[0x011A], tags[0x011B], tags[0x0128], tags[0x010F] = 300.0, 300.0, 2, "maker"
+    for more in (
+        {"exif": tags.tobytes()},
+        {"dpi": (72, 72)},
+        {"comment": b"said"},
+        {"icc_profile": bytes(150_000)},
+    ):
+        assert is_trusted(encoded(quality=quality, **more))
+
+
+SIGNATURES = [
+    (0xE0, JFIF[:5]), (0xE1, b"Exif\0\0"), (0xE1, XMP[:29]), (0xE2, b"ICC_PROFILE\0"), (0xE2, b"MPF\0"),
+    (0xED, PHOTOSHOP), (0xED, PHOTOSHOP + b"8BIM"), (0xEE, b"Adobe"), (0xDB, b""), (0xFE, b""),
+]  # fmt: skip
+
+
+@st.composite
+def directories(draw: st.DrawFn) -> bytes:
+    """What follows EXIF's or MPF's signature: tags that Pillow reads, of any type, perhaps cut."""
+    tags = draw(st.permutations([0x0112, 0x011A, 0x011A, 0x0128, 0xB000, 0xB001, 0xB002]))[
+        : draw(st.integers(0, 6))
+    ]
+    order = draw(st.sampled_from(["little", "big"]))
+    sizes = st.one_of(st.integers(0, 5), st.integers(0, (1 << 32) - 1))
+    values = st.one_of(
+        st.sampled_from([b"7\0\0\0", b"72\0\0", bytes(4), b"\0\0\0\x14"]), st.binary(min_size=4, max_size=4)
+    )
+    whole = exif(order, *((tag, draw(st.integers(0, 17)), draw(sizes), draw(values)) for tag in tags))
+    whole = whole[6:] + draw(st.binary(max_size=30))
+    if draw(st.booleans()):
+        return whole
+    return (
+        draw(st.sampled_from([whole[:4], b"MM*\0", b"II\0*", b"II+\0"])) + whole[4 : draw(st.integers(4, 99))]
+    )
+
+
+@st.composite
+def crafted(draw: st.DrawFn) -> bytes:
+    """A file with segments that begin as known ones do, and go on at random or end."""
+    segments = []
+    for _ in range(draw(st.integers(1, 3))):
+        code, begins = draw(st.sampled_from(SIGNATURES))
+        body = begins[: draw(st.integers(0, len(begins)))] if draw(st.integers(0, 3)) == 0 else begins
+        if begins in (b"Exif\0\0", b"MPF\0") and draw(st.booleans()):
+            body += draw(directories())
+        elif begins == PHOTOSHOP:
+            body += b"".join(
+                resource(draw(st.integers(0x3ED, 0x3EF)), draw(st.binary(max_size=9))) for _ in range(3)
+            )
+            body = body[: draw(st.integers(0, len(body)))]
+        else:
+            body += draw(st.one_of(st.binary(max_size=20), st.integers(0, 20).map(bytes)))
+        segments.append((code, body))
+    data = encoded(Image.fromarray(PHOTO[:16, :16]), progressive=draw(st.booleans()))
+    return with_segments(segments, without_jfif(data) if draw(st.booleans()) else data)
+
+
+@settings(max_examples=1000)
+@given(crafted())
+def test_whatever_is_trusted_pillow_opens(data: bytes) -> None:
+    assert not is_trusted(data) or pillow_decodes(data)

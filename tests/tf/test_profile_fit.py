@@ -101,7 +101,8 @@ def test_callbacks_are_taken_in_each_way_that_keras_takes_them(kind: str) -> Non
 def test_a_tf_dataset_is_profiled_with_a_step() -> None:
     data = tf.data.Dataset.range(4000).batch(4)
     report = fastpipe.profile(data, lambda batch: np.sin(np.arange(4_000_000.0)).sum(), seconds=0.5)
-    assert not report.is_loader_bound and report.steps >= 5
+    # A batch of 40 µs for a step of 40 ms; where others have the cores, the step waits for more than that.
+    assert report.stall_share < 0.5 and report.steps >= 5
 
 
 def test_an_error_in_a_fit_is_its_own() -> None:

@@ -14,7 +14,17 @@ from fastpipe.bench.data import listed, scan
 from fastpipe.bench.loaders import SIDE, check_transform
 from fastpipe.testing import mel_rows
 
-__all__ = ["BANDS", "CLASSES", "FRAMES", "SIZE", "Batches", "made_batches", "made_motion", "made_volumes"]
+__all__ = [
+    "BANDS",
+    "CLASSES",
+    "FRAMES",
+    "SIZE",
+    "VOLUMES",
+    "Batches",
+    "made_batches",
+    "made_motion",
+    "made_volumes",
+]
 
 BANDS, FRAMES = 80, 400
 CLASSES = 1000

@@ -37,6 +37,7 @@ from fastpipe.bench.peer_children import (
     spdl,
     tensorstore,
     tfdata,
+    torch_decode,
     torchaudio,
     zarr,
 )
@@ -72,6 +73,7 @@ SOURCES: dict[str, Callable[[Any], Stream]] = {
     "spdl": spdl.stream,
     "tensorstore": tensorstore.stream,
     "tfdata": tfdata.stream,
+    "torch_decode": torch_decode.stream,
     "torchaudio": torchaudio.stream,
     "zarr": zarr.stream,
 }

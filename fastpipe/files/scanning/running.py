@@ -68,7 +68,12 @@ def restore(folder: str, root: str | None, console: Console) -> int:
 
     Returns:
         0; 1 where some files could not be put back.
+
+    Raises:
+        OptionError: there is no such folder.
     """
+    if root is not None and not os.path.isdir(root):
+        raise OptionError(f"there is no folder {shown(root)} to put the files into: make it first")
     with Quarantine(folder, make=False) as quarantine:
         back, left = quarantine.restore(root)
     console.print(Text(f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back"), soft_wrap=True)

@@ -133,7 +133,7 @@ class RowsBatch:
 
     def jobs(self) -> list[Job]:
         """What its threads are doing."""
-        return [self.pending.job]
+        return self.pending.jobs
 
     def finish(self) -> Sequence[Any]:
         """Wait for it; run what must run in this thread, in order; return its samples."""

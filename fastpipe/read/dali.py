@@ -1,0 +1,259 @@
+"""Decoding by NVIDIA DALI, on the CPU or on a GPU: the parts of a whole batch by one run of a pipeline."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.read._libjpeg_warnings import silence_codecs
+from fastpipe.read.gpu_regions import decodes_regions, region_of
+from fastpipe.types import Box
+
+__all__ = ["DaliDecoder", "make_batch_decoder"]
+
+_log = logging.getLogger("fastpipe.read")
+_MOST_FAILURES = 8
+_LEAVE_S = 10.0
+
+_Part = tuple[bytes, Box]
+
+# Pipelines that this process has made or is making, and whether it was forked from one that has: DALI's own
+# threads are not there then, and a pipeline would wait for them for ever, also when one of the parent's is
+# taken down.
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+_decoders: weakref.WeakSet[DaliDecoder] = weakref.WeakSet()
+_has_made = _is_forked = _is_registered = False
+_importing: list[None] = []  # by threads that are about to
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = _is_forked or _has_made or bool(_importing)
+    for pipeline in list(_made):
+        if (core := getattr(pipeline, "_pipe", None)) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))  # never taken down
+            pipeline._pipe = None
+    if _is_forked:
+        for decoder in list(_decoders):
+            decoder._is_closed = True
+
+
+def _end_before_dali() -> None:
+    """Once DALI is imported: what is registered last is called first."""
+    global _is_registered
+    if not _is_registered:
+        _is_registered = True
+        atexit.register(_end)
+
+
+def _end() -> None:
+    """Give the pipelines up, before DALI takes them down when the interpreter ends.
+
+    It would do so while threads are inside one of them, or make another."""
+    if not _is_forked:
+        for decoder in list(_decoders):
+            decoder.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def make_batch_decoder(
+    backend: str, threads: int, dct: Literal["exact", "fast"] = "exact"
+) -> DaliDecoder | None:
+    """What decodes the images of a batch by one call, for a back end; None where threads decode them.
+
+    Args:
+        backend: as in :class:`fastpipe.Decode`.
+        threads: that it may have.
+        dct: of ``DaliDecoder``.
+
+    Raises:
+        MissingDependencyError: its package is not installed.
+    """
+    if backend != "dali":
+        return None
+    if _is_forked:
+        _log.warning(
+            "DALI does not work in a process that was forked from one which has used it: its threads decode "
+            "images themselves, to the same pixels. With multiprocessing_context='forkserver', or "
+            "num_workers=0, DALI decodes"
+        )
+        return None
+    return DaliDecoder(threads, dct=dct)
+
+
+def _codecs_version() -> str:
+    """Of nvImageCodec, with which DALI decodes."""
+    return str(require("nvidia.nvimgcodec", extra="image").__version__)
+
+
+class DaliDecoder:
+    """A pipeline that decodes rectangles of JPEGs; on the CPU no driver is needed for it.
+
+    A pipeline that has met a file which it cannot decode is of no more use.  It is made anew then, and the
+    files of that batch are tried in halves, until it is known which it was; that one is declined from then
+    on.
+
+    Args:
+        threads: of the pipeline.
+        device_id: of the GPU on which it decodes; None for the CPU.
+        array: makes an array of the caller's kind over DALI's memory, without a copy.
+        dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` TensorFlow's.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        device_id: int | None = None,
+        array: Callable[[Any], Any] = np.asarray,
+        dct: Literal["exact", "fast"] = "exact",
+    ) -> None:
+        _importing.append(None)  # a child that is forked now would wait for the import for ever
+        try:
+            self._dali = require("nvidia.dali", extra="dali")
+            self._fn = require("nvidia.dali.fn", extra="dali")
+        finally:
+            _importing.pop()
+        _end_before_dali()
+        self._threads, self._device_id, self._array = threads, device_id, array
+        self._is_fast = dct == "fast"
+        self._lock = threading.Lock()
+        self._is_closed = False
+        _decoders.add(self)
+        self._pipeline: Any = None
+        self._most = 0  # images that it takes in a run
+        self._by_region = device_id is None or decodes_regions(_codecs_version())
+        self._failures = 0  # of single files, since something was decoded
+        self._declined: dict[int, set[int]] = {}  # by length, as that costs nothing, hashes of files
+
+    def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
+        """Decode parts of trusted JPEGs.
+
+        Args:
+            parts: of each the file, and a rectangle inside the image.
+            stream: of CUDA's, on which the pixels are there, where they are on a GPU.
+
+        Returns:
+            Of each uint8 (H, W, 3); None for those that are declined.
+        """
+        found: list[Any] = [None] * len(parts)
+        if self._is_closed:  # the lock may be one of the parent's
+            return found
+        with self._lock:
+            if self._is_closed or self._failures >= _MOST_FAILURES:
+                return found
+            numbers = [
+                number
+                for number, (blob, box) in enumerate(parts)
+                # Of one column libjpeg does not always interpolate the colours of a 4:2:0 image.
+                if box.width > 1 and not self._is_declined(blob)
+            ]
+            self._decode(parts, numbers, found, stream)
+        return found
+
+    def close(self) -> None:
+        """Decline everything from now on; what is being decoded is waited for, but not for ever."""
+        self._is_closed = True
+        if self._lock.acquire(timeout=_LEAVE_S):
+            try:
+                self._pipeline = None
+            finally:
+                self._lock.release()
+
+    def describe(self) -> str:
+        """Its name and what it does, in a few words."""
+        where = "" if self._device_id is None else f" on GPU {self._device_id}"
+        what = "only the region that is needed" if self._by_region else "whole images"
+        return f"DALI {self._dali.__version__}{where}, {what}, a batch at a time"
+
+    def _is_declined(self, blob: bytes) -> bool:
+        hashes = self._declined.get(len(blob))
+        return hashes is not None and hash(blob) in hashes
+
+    def _decode(self, parts: Sequence[_Part], numbers: list[int], found: list[Any], stream: Any) -> None:
+        """Decode these, or halves of them where that fails."""
+        if not numbers or self._is_closed or self._failures >= _MOST_FAILURES:
+            return
+        try:
+            images = self._run([parts[number] for number in numbers], stream)
+        except RuntimeError as error:  # DALI has no other for a file's faults
+            self._pipeline = None
+            if len(numbers) == 1:
+                text = str(error)  # not the error: its traceback has the whole batch
+                blob = parts[numbers[0]][0]
+                _log.info("DALI does not decode a file of %d bytes: %s", len(blob), text)
+                self._declined.setdefault(len(blob), set()).add(hash(blob))
+                self._fail(text)
+                return
+            middle = len(numbers) // 2
+            self._decode(parts, numbers[:middle], found, stream)
+            self._decode(parts, numbers[middle:], found, stream)
+            return
+        self._failures = 0
+        for number, image in zip(numbers, images, strict=True):
+            found[number] = image if self._by_region else region_of(image, parts[number][1])
+
+    def _fail(self, error: str) -> None:
+        """Count a file that could not be decoded: where nothing is any more, it is not for the files."""
+        self._failures += 1
+        if self._failures == _MOST_FAILURES:
+            _log.warning(
+                "DALI has failed for %d images one after the other, and is not asked again: they are decoded "
+                "without it. The last error: %s", _MOST_FAILURES, error,
+            )  # fmt: skip
+
+    def _run(self, parts: Sequence[_Part], stream: Any) -> list[Any]:
+        pipeline = self._pipeline_of(len(parts))
+        boxes = np.array([box for _, box in parts], np.int32)
+        files = [np.frombuffer(blob, np.uint8) for blob, _ in parts]
+        where = {"starts": list(boxes[:, :2]), "shapes": list(boxes[:, 2:])} if self._by_region else {}
+        (images,) = pipeline.run(stream, files=files, **where)
+        return [self._array(images[number]) for number in range(len(parts))]
+
+    def _pipeline_of(self, count: int) -> Any:
+        """A pipeline for so many images, or more."""
+        if self._pipeline is None or self._most < count:
+            self._most = max(count, self._most)
+            self._pipeline = self._new_pipeline()
+        return self._pipeline
+
+    def _new_pipeline(self) -> Any:
+        global _has_made
+        _has_made = True  # before, as it imports more, and starts threads
+        fn, types = self._fn, self._dali.types
+        # Batches are handed to it as they come, so there is nothing to be made ahead; and what a run returns
+        # stays as it is for as long as somebody has it.
+        pipeline = self._dali.Pipeline(
+            batch_size=self._most, num_threads=self._threads, device_id=self._device_id,
+            prefetch_queue_depth=1, exec_dynamic=True,
+        )  # fmt: skip
+        with pipeline:
+            files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)
+            options: dict[str, Any] = {
+                "output_type": types.RGB, "adjust_orientation": False, "use_fast_idct": self._is_fast,
+                # As libjpeg does, on a GPU only where it is asked for.
+                "jpeg_fancy_upsampling": self._device_id is not None,
+                "device": "cpu" if self._device_id is None else "mixed",
+            }  # fmt: skip
+            if self._by_region:
+                starts = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
+                shapes = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
+                images = fn.decoders.image_slice(files, start=starts, shape=shapes, axes=[0, 1], **options)
+            else:
+                images = fn.decoders.image(files, **options)
+            pipeline.set_outputs(images)
+        _made.add(pipeline)
+        pipeline.build()
+        silence_codecs()
+        return pipeline
