@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastpipe.bench.report import markdown, short_markdown
-from fastpipe.bench.results import load
 from fastpipe.testing import photo_tree as make_photo_tree
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -21,27 +21,35 @@ def _readme() -> str:
     return (_ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 8), ("benchmarks/README.md", 7)])
-def test_tables_are_made_from_committed_results(page: str, count: int) -> None:
-    marked = r"<!-- table:(begin|short) (\S+) -->\n(.*?)<!-- table:end -->"
-    blocks = re.findall(marked, (_ROOT / page).read_text(), re.S)
-    assert len(blocks) == count, "tables between two markers"
-    for kind, path, text in blocks:
-        assert text == (short_markdown if kind == "short" else markdown)(load(_ROOT / path))
+def test_the_table_of_predictions_is_made_from_its_results() -> None:
+    rows = runpy.run_path(str(_ROOT / "benchmarks/predictions.py"))["row"]
+    marked = r"<!-- predictions:begin (\S+) -->\n(.*?)<!-- predictions:end -->"
+    [(path, text)] = re.findall(marked, (_ROOT / "benchmarks/README.md").read_text(), re.S)
+    cases = json.loads((_ROOT / path).read_text())["cases"]
+    assert text.splitlines()[2:] == [rows(case) for case in cases] and len(cases) == 4
 
 
-def test_the_swap_and_the_snippet_run(documents_code: Callable[[str], dict[str, Any]]) -> None:
-    # Those with TensorFlow are tested where that is loaded.
-    blocks = [
-        code for code in re.findall(r"```python\n(.*?)```", _readme(), re.S) if "fastpipe.tf" not in code
-    ]
-    added = [code for code in re.findall(r"```diff\n(.*?)```", _readme(), re.S) if "fastpipe.tf" not in code]
-    assert len(added) == 6
-    swaps = [
-        "\n".join(line[1:] for line in diff.splitlines() if line.startswith(("+", " "))) for diff in added
-    ]
-    for code in [*blocks, *(f"transform = None\n{swap}" for swap in swaps)]:
-        assert "dataset" in documents_code(f"PATCH = (8, 16, 16)\n{code}")
+_TABLES = runpy.run_path(str(_ROOT / "benchmarks/tables.py"))
+
+
+@pytest.mark.parametrize("page", _TABLES["pages"](), ids=lambda page: str(page.relative_to(_ROOT)))
+def test_tables_are_made_from_committed_results(page: Path) -> None:
+    text = page.read_text()
+    assert _TABLES["written"](text) == text, "run `python benchmarks/tables.py`"
+    kinds = re.findall(r"^<!-- table:(\w+)", text, re.M)
+    assert [kind == "end" for kind in kinds] == [False, True] * (len(kinds) // 2)
+
+
+def test_readme_and_the_benchmarks_have_tables() -> None:
+    for page, count in (("README.md", 1), ("benchmarks/README.md", 7), ("docs/benchmarks/index.md", 11)):
+        assert (_ROOT / page).read_text().count("<!-- table:end -->") == count, page
+
+
+def test_the_swap_and_the_snippets_run(documents_code: Callable[[str], dict[str, Any]]) -> None:
+    (diff,) = re.findall(r"```diff\n(.*?)```", _readme(), re.S)
+    swap = "\n".join(line[1:] for line in diff.splitlines() if line.startswith(("+", " ")))
+    for code in [*re.findall(r"```python\n(.*?)```", _readme(), re.S), f"transform = None\n{swap}"]:
+        assert "dataset" in documents_code(code)
 
 
 @pytest.mark.parametrize("page", _PAGES)
