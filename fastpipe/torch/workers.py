@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import multiprocessing
 import os
 import re
-import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from fastpipe._parents import end_with_parent
+from fastpipe._parents import end_with_parent, end_with_pipe, outliving_parent
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch import noting
@@ -29,7 +28,6 @@ from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_thr
 from fastpipe.torch.samples import BatchSample
 
 if sys.platform != "win32":  # where there are no lanes either
-    import fcntl
     import resource
 
 __all__ = ["WorkerCollate", "WorkerInit", "explained", "lanes_for"]
@@ -118,7 +116,9 @@ class WorkerCollate:
             if space is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
         try:
-            return self._function(samples)
+            # Its memory has a name for a moment, which a worker that is killed would leave.
+            with outliving_parent() if self._function is default_collate else nullcontext():
+                return self._function(samples)
         except RuntimeError as error:
             space = room()
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
@@ -246,19 +246,4 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
 def _end_with(parent: int | None) -> None:
     """End together with the parent, also while this process is stuck."""
     if sys.platform == "linux" and not end_with_parent(parent):
-        _end_with_pipe()  # a fork server is in between, or another thread has started it
-
-
-def _end_with_pipe() -> None:
-    """The same by the pipe whose other end the parent holds: the kernel sends the signal when it closes."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    pipe = parent.sentinel
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    if poll.poll(0):  # the parent has ended meanwhile
-        os.kill(os.getpid(), signal.SIGKILL)
+        end_with_pipe()  # a fork server is in between, or another thread has started it

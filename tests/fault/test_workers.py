@@ -533,6 +533,66 @@ def test_stuck_workers_end_with_a_parent_that_is_killed(
     wait_until_gone([worker])
 
 
+def nothing() -> None:
+    pass
+
+
+def until_parent_has_ended() -> None:
+    """Both as the pipe to it tells and as the kernel does, which come one after the other."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    while os.getppid() == parent.pid:
+        pass
+
+
+class SlowNames:
+    """Lets a worker do something while the memory that torch makes has a name."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def __call__(self, worker: int) -> None:
+        make_memory = torch.UntypedStorage._new_using_fd_cpu  # type: ignore[attr-defined]
+
+        def slowly(size: int) -> Any:
+            name = Path(f"/dev/shm/torch_{os.getpid()}_0_0")
+            name.touch()
+            self._act()
+            name.unlink()
+            return make_memory(size)
+
+        torch.UntypedStorage._new_using_fd_cpu = slowly  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("work", "method"),
+    [(_work, "fork"), (_work_in_a_thread, "fork"), pytest.param(_work, "forkserver", marks=_TRACKED)],
+)
+def test_workers_leave_no_names_where_their_parent_is_killed(
+    tmp_path: Path, work: Callable[[Any], None], method: str
+) -> None:
+    meet = Meet(tmp_path, until_parent_has_ended)
+    parent = os.fork()
+    if parent == 0:
+        try:
+            multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+            loader = FastLoader(
+                Numbers(nothing), 2, num_workers=1, worker_init_fn=SlowNames(meet), multiprocessing_context=method
+            )
+            work(loader)
+        finally:
+            traceback.print_exc()
+            meet.nobody_comes()
+            os._exit(1)
+    pid = meet.pid()
+    worker = os.pidfd_open(pid)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    wait_until_gone([worker])
+    assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
+
+
 # ---- errors of the user's code -------------------------------------------------------------------
 
 
