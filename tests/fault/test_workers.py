@@ -578,7 +578,11 @@ def test_workers_leave_no_names_where_their_parent_is_killed(
         try:
             multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
             loader = FastLoader(
-                Numbers(nothing), 2, num_workers=1, worker_init_fn=SlowNames(meet), multiprocessing_context=method
+                Numbers(nothing),
+                2,
+                num_workers=1,
+                worker_init_fn=SlowNames(meet),
+                multiprocessing_context=method,
             )
             work(loader)
         finally:
