@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ _WARM = 2  # steps in which everything starts
 _MOST_STEPS = 400
 _LEAST_STEPS = 5
 _SETTLE_S, _MOST_SETTLE_S = 0.2, 8.0
+_TRAINING_S = 12.0  # for which a loop that does not train is only looked at: training may begin after it
 
 
 class Enough(BaseException):
@@ -115,7 +117,7 @@ class Loop:
         self.counts_starts = False
         self.is_over = self.has_ended = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
-        self._asked = self._got = 0
+        self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
         self._cpu: int | None = None
         self._delay: int | None = None
@@ -140,6 +142,7 @@ class Loop:
             Enough: all is measured.
             StopIteration: ``take`` has no more.
         """
+        self.end_again()
         now = perf_counter_ns()
         if self._got:
             self._step_ended(now)
@@ -160,17 +163,27 @@ class Loop:
         if is_measured:
             self.device.got()
         if self._is_first and self.phase in (Phase.WARMING, Phase.AS_IT_IS):
-            self.epoch_starts.append((self._got - now) / 1e9)
+            self._asked -= self._start
+            self.epoch_starts.append((self._got - self._asked) / 1e9)
         return batch
+
+    def end_again(self) -> None:
+        """End a script that has gone on after its end, as by an ``except`` for whatever it is.
+
+        Raises:
+            Enough: one of its loops has ended it.
+        """
+        if self.has_ended or any(loop.has_ended for loop in self.others):
+            raise Enough
 
     @property
     def is_in_step(self) -> bool:
         """Whether the script is busy with a batch."""
         return self._got != 0
 
-    def begin_epoch(self) -> None:
-        """What follows is another iteration of the loader."""
-        self._got, self._is_first = 0, True
+    def begin_epoch(self, took: int = 0) -> None:
+        """What follows is another iteration of the loader, to begin which took so many nanoseconds."""
+        self._got, self._is_first, self._start = 0, True, took
         self.device.skip()
 
     def end_epoch(self) -> None:
@@ -215,6 +228,8 @@ class Loop:
         elif self.phase is Phase.AS_IT_IS and self._has_enough(count, seconds, self._seconds):
             if self._waited_elsewhere > self._waited:
                 return  # another loop's loader is to be looked at, not this one's
+            if seconds < self._seconds + _TRAINING_S and not _trains():
+                return
             if self._is_replayed:
                 self.step_delay_ns = self._delay_of_step()
                 self._enter(Phase.SETTLING)
@@ -281,13 +296,25 @@ class Loop:
         return max(0, delay - self._delay) // max(1, len(self.steps[self.phase]))
 
 
-class WatchedIterator:
-    """An iterator of a loader whose steps are measured; otherwise it is the loader's own."""
+def _trains() -> bool:
+    """Whether what runs may train: not in torch's ``no_grad()`` or ``inference_mode()``."""
+    torch = sys.modules.get("torch")
+    return torch is None or torch.is_grad_enabled()
 
-    def __init__(self, inner: Iterator[Any], loop: Loop) -> None:
+
+class WatchedIterator:
+    """An iterator of a loader whose steps are measured; otherwise it is the loader's own.
+
+    Args:
+        inner: the loader's.
+        loop: that is told of its steps.
+        took: nanoseconds that it took to make the loader's.
+    """
+
+    def __init__(self, inner: Iterator[Any], loop: Loop, took: int = 0) -> None:
         self._inner, self._loop = inner, loop
         self._take = inner.__next__
-        loop.begin_epoch()
+        loop.begin_epoch(took)
 
     def __iter__(self) -> WatchedIterator:
         return self

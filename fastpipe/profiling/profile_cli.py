@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -14,6 +17,7 @@ import fastpipe
 from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
+from fastpipe.profiling.report import Report
 from fastpipe.profiling.script import profile_script
 
 __all__ = ["ABOUT", "add_arguments", "run"]
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     try:
         report = profile_script(
             args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice,
-            is_module=args.is_module,
+            is_module=args.is_module, leave=partial(_leave, args, console, progress),
         )  # fmt: skip
     except Exception as error:
         trace = _within_script(error.__traceback__)
@@ -74,12 +78,27 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
             raise
         sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python shows it
         return 1
+    _tell(report, args, console, progress)
+    return 0
+
+
+def _tell(report: Report, args: argparse.Namespace, console: Console, progress: Progress) -> None:
     report.show(console)
     for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
         if path is not None:
             path.write_text(content(), encoding="utf-8")
             progress.done(f"wrote {path}")
-    return 0
+
+
+def _leave(args: argparse.Namespace, console: Console, progress: Progress, report: Report) -> NoReturn:
+    """For a script that goes on: nothing of this process is left that could."""
+    try:
+        _tell(report, args, console, progress)
+        progress.done(f"{args.script} goes on whatever ends it, as after 'except:', and was left")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 def _within_script(trace: TracebackType | None) -> TracebackType | None:

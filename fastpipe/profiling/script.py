@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from types import FrameType, ModuleType
+from typing import NoReturn
 
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
@@ -29,6 +30,7 @@ __all__ = ["profile_script"]
 
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
+_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that goes on after its end is ended again
 _CALLS = 0.9  # of a function's time, in one that it calls
 
 
@@ -40,6 +42,7 @@ def profile_script(
     limit_s: float = 50.0,
     try_advice: bool = False,
     is_module: bool = False,
+    leave: Callable[[Report], NoReturn] | None = None,
 ) -> Report:
     """Run a script and find out whether it waits for data, for what, and what would help.
 
@@ -55,6 +58,8 @@ def profile_script(
             may take eight more.
         try_advice: whether the best advice is tried in the script's loop.
         is_module: whether ``path`` is the name of a module, which runs as ``python -m NAME`` would.
+        leave: called with the report, and has to end the process, where the script does not let itself be
+            ended, as it goes on after whatever is raised; None to let it go on.
 
     Raises:
         OptionError: there is no such script or module.
@@ -66,7 +71,7 @@ def profile_script(
     watch = Watch(
         lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
     )
-    begin, is_cut_short = perf_counter(), False
+    run = _Run(diagnosis, watch, leave)
     with (
         closing(diagnosis),
         closing(watch),
@@ -76,26 +81,68 @@ def profile_script(
         try:
             source = Path(str(module.__file__)).read_bytes()
             code = compile(source, str(module.__file__), "exec", dont_inherit=True)
-            with _limited(limit_s, diagnosis):
+            with _limited(limit_s, run):
                 exec(code, vars(module))
         except Enough:
-            is_cut_short = True
+            run.is_cut_short = True
         except Exception as error:
             # Whoever asked for the batch may make an error of its own of the end, as TensorFlow does.
-            if not (diagnosis.excuses(error) or any(one.loop.has_ended for one in watch.found)):
+            if not (diagnosis.excuses(error) or run.was_ended):
                 raise
-            is_cut_short = True
         except SystemExit as error:
             if error.code not in (None, 0) and not watch.found:
                 raise OptionError(
                     f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
                 ) from error
-        ran = perf_counter() - begin
+        return run.report()
+
+
+class _Run:
+    """A script that runs, and what is known of it.
+
+    Attributes:
+        is_cut_short: whether it was ended by the limit.
+    """
+
+    def __init__(
+        self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
+    ) -> None:
+        self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
+        self._began = perf_counter()
+        self.is_cut_short = False
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether one of its loops has ended it."""
+        return any(one.loop.has_ended for one in self._watch.found)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a loop has been measured, which is worth a few seconds more, or is being left."""
+        return self._diagnosis.is_looking or self.was_ended
+
+    def report(self) -> Report:
+        """What was found."""
+        diagnosis, watch = self._diagnosis, self._watch
         if not diagnosis.is_known and watch.found:  # a loop that was over before enough was known of it
             diagnosis.see(max(watch.found, key=lambda one: one.loop.total_s))
-    report = diagnosis.report() if diagnosis.is_known else Report(None)
-    report = replace(report, seconds=ran, is_cut_short=is_cut_short, outside=_outside(watch))
-    return replace(report, advice=(*_generation_advice(report), *report.advice))
+        found = replace(
+            diagnosis.report() if diagnosis.is_known else Report(None),
+            seconds=perf_counter() - self._began,
+            is_cut_short=self.is_cut_short or self.was_ended,
+            outside=_outside(watch),
+        )
+        return replace(found, advice=(*_generation_advice(found), *found.advice))
+
+    def leave_script(self) -> None:
+        """Tell what was found, and end the process."""
+        if self._leave is None:
+            return
+        self.is_cut_short = True
+        report = self.report()
+        self._diagnosis.close()
+        self._watch.close()
+        self._leave(report)
 
 
 def _generation_advice(report: Report) -> Iterator[Advice]:
@@ -179,26 +226,31 @@ def _spec_of(name: str) -> ModuleSpec:
 
 
 @contextmanager
-def _limited(seconds: float, diagnosis: Diagnosis) -> Iterator[None]:
-    """End what runs in the main thread after so many seconds."""
+def _limited(seconds: float, run: _Run) -> Iterator[None]:
+    """End what runs in the main thread after so many seconds; leave it where it goes on after that."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-    is_late = False
+    is_late, ends = False, 0
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal is_late
-        if is_late or not diagnosis.is_looking:
-            raise Enough
-        is_late = True  # a loop that has been measured is worth a few seconds more
-        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+        nonlocal is_late, ends
+        if not is_late and run.is_ending:
+            is_late = True
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+            return
+        if ends == _MOST_ENDS:
+            run.leave_script()
+        ends += 1
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        raise Enough
 
     def told(args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, Enough):
             hook(args)
             return
         with lock:  # a thread that takes batches has ended, for which the main one may wait for ever
-            if threading.excepthook is told:
+            if threading.excepthook is told and not ends:
                 signal.pthread_kill(main, signal.SIGALRM)
 
     main, hook, lock = threading.get_ident(), threading.excepthook, threading.Lock()

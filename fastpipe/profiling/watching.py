@@ -13,6 +13,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from fastpipe.profiling._torch_view import has_workers, view_of
@@ -204,8 +205,11 @@ class Watch:
         known = self.known(loader)
         if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
             self._instrument(known)
+        known.loop.end_again()
+        began = perf_counter_ns()
         inner = begin(loader if known.view is None else known.view)
-        return inner if known.loop.is_over else WatchedIterator(inner, known.loop)
+        took = perf_counter_ns() - began
+        return inner if known.loop.is_over else WatchedIterator(inner, known.loop, took)
 
     def known(self, loader: Any) -> Watched:
         """What is known of a loader, which is iterated from now on if it was not yet."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fastpipe.profiling import loops
 from fastpipe.profiling.loops import Enough, Loop, Phase, Steps, WatchedIterator
@@ -65,6 +66,41 @@ def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Any) -> Non
     steps = loop.steps[Phase.AS_IT_IS]
     assert len(loop.steps[Phase.WARMING]) == 2 and len(steps) == 15
     assert steps.wait_s == pytest.approx((0.040 + 0.050 + 13 * 0.001) / 15)
+
+
+def test_how_long_an_iterator_took_to_make_belongs_to_its_first_batch(clock: Any) -> None:
+    loop = Loop(float("inf"), is_replayed=False)
+    loop.counts_starts = True
+    for took in (500, 40):
+        clock.forward(took)
+        for _ in WatchedIterator(batches(clock, 4, 3), loop, int(took * 1e6)):
+            clock.forward(7)
+    assert loop.epoch_starts == pytest.approx([0.503, 0.043])
+    assert loop.steps[Phase.AS_IT_IS].wait_s == pytest.approx((0.043 + 4 * 0.003) / 5)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_loop_that_does_not_train_is_looked_at_for_longer(clock: Any, trains: bool) -> None:
+    loop = Loop(2.0, is_replayed=True)
+    with torch.set_grad_enabled(trains):
+        for _ in WatchedIterator(batches(clock, 400, 3), loop):
+            clock.forward(97)
+            if loop.phase is Phase.SETTLING:
+                break
+    wanted = 20 if trains else 20 + 120
+    assert len(loop.steps[Phase.AS_IT_IS]) == wanted
+
+
+def test_all_loops_end_a_script_that_was_ended(clock: Any) -> None:
+    first, other = Loop(0.02, False, lambda: None), Loop(0.02, False, lambda: None)
+    first.others = other.others = [first, other]
+    watched = WatchedIterator(batches(clock, 50, 3), first)
+    with pytest.raises(Enough):
+        for _ in watched:
+            clock.forward(7)
+    for one in (watched, WatchedIterator(batches(clock, 50, 3), other)):
+        with pytest.raises(Enough):
+            next(one)
 
 
 def test_what_a_loop_gets_when_it_is_replayed_and_tried(clock: Any) -> None:

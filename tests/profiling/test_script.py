@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+import fastpipe
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
 from fastpipe.profiling.script import profile_script
@@ -118,6 +120,65 @@ def test_a_script_that_does_not_end_is_ended(script: Callable[[str], str]) -> No
     path = script("while True:\n    sum(range(1000))\n")
     report = profile_script(path, limit_s=1.0)
     assert report.loader is None and report.outside[0][0].startswith("train.py <module>")
+
+
+def test_an_end_that_a_script_goes_on_after_comes_again(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = script(f"""{DATASET}
+for epoch in range(5):
+    try:
+        for batch in DataLoader(Slow(), batch_size=4):
+            batch.sum()
+    except:
+        with Path(__file__).with_name("ended").open("a") as file:
+            print(epoch, file=file)
+""")
+    report = profile_script(path, seconds=0.3)
+    assert (tmp_path / "ended").read_text().split() == ["0", "1", "2", "3", "4"]
+    assert report.instant_s is not None and report.is_cut_short
+
+
+def test_a_script_that_goes_on_after_every_end_is_left(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = script(f"""{DATASET}
+while True:
+    try:
+        for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
+            batch.sum()
+    except BaseException:
+        pass
+""")
+    code = f"""
+import torch.utils.data
+from fastpipe.profiling import script
+script._GRACE_S = script._AGAIN_S = 0.2
+from fastpipe.cli import main
+main(["profile", "--seconds", "0.3", "--limit", "3", "--json", "report.json", {path!r}])
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.path.dirname(fastpipe.__path__[0])}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0 and "goes on whatever ends it" in ran.stderr, ran.stderr
+    assert "train.py:20 <module>" in ran.stdout and json.loads((tmp_path / "report.json").read_text())
+    assert not list(tmp_path.glob("fastpipe-profile-*"))
+
+
+def test_the_loop_that_trains_is_looked_at_not_the_one_that_judges_before_it(
+    script: Callable[[str], str],
+) -> None:
+    path = script(f"""{DATASET}
+import time
+import torch
+
+with torch.no_grad():
+    end = time.monotonic() + 1.5
+    for batch in DataLoader(Slow(), batch_size=2):
+        if time.monotonic() > end:
+            break
+for batch in DataLoader(Slow(), batch_size=4):
+    batch.sum()
+""")
+    report = profile_script(path, seconds=0.3)
+    assert report.loader is not None and report.loader.batch_size == 4 and report.instant_s is not None
 
 
 @pytest.mark.parametrize(("grace_s", "reached"), [(1000.0, ["later", "done"]), (0.05, ["later"])])
