@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from fastpipe._sizes import in_bytes
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.mounts import file_system
+from fastpipe.profiling.scratch import Scratch
 from fastpipe.profiling.swaps import accelerated
 from fastpipe.profiling.watching import Watched
 
@@ -65,14 +65,14 @@ class _Copies:
     def __init__(self, loader: Any, samples: Any) -> None:
         self._loader, self._samples = loader, samples
         self.count = min(len(samples), _BATCHES * loader.batch_size)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Scratch | None = None
         self._near: Any = None
 
     def close(self) -> None:
         """Remove the copies."""
         self._near = None
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
 
     def begin(self) -> Iterator[Any]:
         """An iterator of one epoch.
@@ -81,9 +81,9 @@ class _Copies:
             OSError: there is no room, or a file cannot be read.
         """
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fastpipe-profile-")
+            self._folder = Scratch()
         if self._near is None:
-            self._near = self._loader_of(self._folder.name)
+            self._near = self._loader_of(self._folder.path)
         return iter(self._near)
 
     def _loader_of(self, folder: str) -> Any:

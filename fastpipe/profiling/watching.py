@@ -7,9 +7,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +17,7 @@ from typing import Any, Protocol
 from fastpipe.profiling._torch_view import has_workers, view_of
 from fastpipe.profiling.loops import Loop, WatchedIterator
 from fastpipe.profiling.recorder import OUTSIDE, Recorder
+from fastpipe.profiling.scratch import Scratch
 from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.profiling.timed import (
     BOUNDARIES,
@@ -119,8 +118,9 @@ class Watch:
 
     def __enter__(self) -> Watch:
         try:
-            self._folder = tempfile.mkdtemp(prefix="fastpipe-profile-")
-            self._closers.append(functools.partial(_remove_folder, self._folder))
+            scratch = Scratch()
+            self._folder = scratch.path
+            self._closers.append(scratch.close)
             boundaries = {**BOUNDARIES, WatchedIterator.__next__.__code__: Boundary("waiting")}
             self.recorder = Recorder(boundaries, [threading.get_ident()], kind=self._kind)
             self._closers.append(self.recorder.stop)
@@ -335,12 +335,6 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def _remove_folder(folder: str) -> None:
-    for _ in range(2):  # as the first ignores what a signal's handler raises, like an error of its own
-        if os.path.isdir(folder):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(finders: list[Any], finder: Any) -> None:
