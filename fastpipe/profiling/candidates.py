@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keeping import of_kept
+from fastpipe.profiling.keras_data import batches_by_threads, is_parallel
 from fastpipe.profiling.near import of_staged
 from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
@@ -40,7 +42,7 @@ def candidates(
         uneven: by which measurement workers are fast enough, but their batches not always there in time.
     """
     if images is not None and accounts:
-        return list(of_tables(watched, costs, images, accounts[0].batches))
+        return [*of_tables(watched, costs, images, accounts[0].batches), *_by_threads(watched, cores)]
     if not hasattr(watched.loader, "num_workers"):
         return []
     if is_fast(watched.loader):
@@ -86,6 +88,17 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
             yield Candidate(
                 f"{what}{place_of(watched)}", f"{why}; measured on your data", other.__iter__, max(2, workers)
             )  # fmt: skip
+
+
+def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
+    """More threads for a dataset of Keras's that makes its batches in one."""
+    data = watched.loader
+    if hasattr(data, "use_multiprocessing") and not is_parallel(data) and cores > 1:
+        yield Candidate(
+            f"workers={cores} of {type(data).__name__}, by super().__init__(workers={cores})",
+            f"one thread makes its batches, and there are {cores} cores; measured on your data",
+            functools.partial(batches_by_threads, data, cores), cores,
+        )  # fmt: skip
 
 
 def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candidate]:

@@ -6,9 +6,10 @@ import logging
 import math
 import statistics
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from types import CodeType
 from typing import Any
 
 from fastpipe._cpus import available_cpus
@@ -27,15 +28,16 @@ from fastpipe.profiling.costs import (
     step_with,
 )
 from fastpipe.profiling.device_memory import torch_of
-from fastpipe.profiling.findings import Advice, LoaderNote, Part
+from fastpipe.profiling.findings import Advice, Part
 from fastpipe.profiling.forms import same_form
 from fastpipe.profiling.growing import Growth
 from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.models import ModelChanges
+from fastpipe.profiling.notes import note_of
 from fastpipe.profiling.report import Report
-from fastpipe.profiling.stacks import Line
+from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import DECODE, READ
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watch, Watched
@@ -99,15 +101,21 @@ class Diagnosis:
         skipped = 0 if serial else max(2, getattr(loader, "num_workers", 0))
         clock = getattr(loader, "clock", None)
         before = clock.totals() if clock is not None else {}
-        if watched.is_opaque:
-            self._look_at_graph(loader, skipped)
+        if watched.is_graph:
+            self._look_inside(loader.__iter__, skipped)
+            self._costs = self._costs.with_others(self._alone.cpu_s if self._alone is not None else None)
+        elif watched.begin is not None:
+            self._look_inside(watched.begin, skipped, watched.boundaries)
+        elif watched.is_opaque:
+            assert isinstance(watched.witness, FitWitness)
+            self._images = watched.witness.images
         else:
             # Workers that persist would stay after this, for a script that may not go on.
             one = view_of(loader) if watched.view is not None else loader
             try:
                 self._alone = alone(one.__iter__, skipped, self._seconds)
             except Exception as error:  # the script's loop has an answer to it, perhaps, and meets it itself
-                _log.warning("the loader alone is not measured: %s: %s", type(error).__name__, error)
+                _log.warning("the loader alone is not measured: %s", _first_line(error))
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
         if not watched.is_opaque:
@@ -149,15 +157,23 @@ class Diagnosis:
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
                 return alone(candidate.begin, candidate.skipped, self._seconds)
         except Exception as error:  # whatever it is: the script's own loader works
-            text = f"{type(error).__name__}: {error}"  # not the error: its traceback has the whole loader
+            text = _first_line(error)  # not the error: its traceback has the whole loader
             _log.warning("not measured: %s: %s", candidate.what, text)
             return None
 
-    def _look_at_graph(self, loader: Any, skipped: int) -> None:
-        """Measure a ``tf.data.Dataset`` alone, and what it does in Python: in a ``fit`` others do so, too."""
-        witness = FitWitness()
+    def _look_inside(
+        self,
+        begin: Callable[[], Iterator[Any]],
+        skipped: int,
+        boundaries: Mapping[CodeType, Boundary] | None = None,
+    ) -> None:
+        """Measure what TensorFlow or Keras trains on alone, and what it does in Python: in a ``fit`` others
+        do so, too."""
+        witness = FitWitness(more=boundaries)
         try:
-            self._alone = alone(loader.__iter__, skipped, self._seconds)
+            self._alone = alone(begin, skipped, self._seconds)
+        except Exception as error:
+            _log.warning("what it trains on is not measured alone: %s", _first_line(error))
         finally:
             witness.close()
         if self._alone is None:
@@ -165,7 +181,7 @@ class Diagnosis:
         self._accounts = witness.accounts()
         # Each sample's cost is in what was seen; how many there were, in what the loader handed out.
         self._accounts[0].batches = self._alone.taken
-        self._costs = costs_of(self._accounts).with_others(self._alone.cpu_s)
+        self._costs = costs_of(self._accounts)
         self._images = witness.images
 
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
@@ -246,7 +262,7 @@ class Diagnosis:
         instant = loop.steps[Phase.INSTANT]
         starts, device = loop.epoch_starts, loop.device.times()
         found = Report(
-            _note(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
+            note_of(self._watched), len(steps), steps.seconds, steps.wait_s, steps.busy_s,
             instant.seconds if len(instant) else None,
             None if loop.step_cpu_ns is None else loop.step_cpu_ns / 1e9,
             None if loop.step_delay_ns is None else loop.step_delay_ns / 1e9,
@@ -371,18 +387,9 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
         yield from batches
 
 
-def _note(watched: Watched) -> LoaderNote:
-    loader = watched.loader
-    dataset = getattr(loader, "dataset", None)
-    kind = type(loader).__name__
-    if dataset is not None:
-        kind += f" over {type(dataset).__name__}"
-    workers = getattr(loader, "num_workers", 0) or 0
-    is_stock = watched.witness is not None
-    return LoaderNote(
-        kind, workers, 0 if is_stock and not workers else watched.loop.ahead,
-        getattr(loader, "batch_size", None), _shown(watched.made_at), _shown(watched.used_at),
-    )  # fmt: skip
+def _first_line(error: Exception) -> str:
+    """What an error says, without the traceback that TensorFlow has in its text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _length(loader: Any) -> int | None:
@@ -390,7 +397,3 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:  # of what is iterated without an end that is known
         return None
-
-
-def _shown(line: Line | None) -> str:
-    return str(line) if line is not None and line.file else ""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import operator
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any, TypeVar
 
-__all__ = ["current_frames"]
+__all__ = ["current_frames", "native_ids"]
+
+T = TypeVar("T")
 
 # Before 3.12 garbage is collected wherever an object is made, and Python 3.11 makes a frame object for each
 # thread while it holds the lock of the list of threads.  A finalizer or a weak reference's callback lets
@@ -28,15 +35,46 @@ def current_frames() -> dict[int, FrameType]:
 
     >>> import threading
     >>> current_frames()[threading.get_ident()].f_code.co_name
-    'current_frames'
+    '_without_collecting'
     """
+    return _without_collecting(sys._current_frames)
+
+
+def native_ids() -> dict[int, int]:
+    """The kernel's numbers of all threads that have a frame, also of those that Python did not start.
+
+    It is in the number of a thread's clock (``CPUCLOCK_PID`` in the kernel's ``posix-timers.h``).
+
+    >>> import threading
+    >>> native_ids()[threading.get_ident()] in (threading.get_native_id(), -1)
+    True
+    """
+    if sys.platform != "linux":
+        return dict.fromkeys(current_frames(), -1)
+    return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}
+
+
+def _clocks() -> dict[int, int]:
+    """Asking for the clock of a thread that has ended would read memory that is not there any more.
+
+    So this is one call of functions in C, in which no other thread gets the interpreter's lock, without which
+    none can end.
+    """
+    idents, same = itertools.tee(itertools.chain.from_iterable(map(_CALL, (sys._current_frames,))))
+    return dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=True))
+
+
+_CALL: Any = operator.methodcaller("__call__")
+
+
+def _without_collecting(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
     if not _COLLECTS_ANYWHERE:
-        return sys._current_frames()
+        return ask()
     with _one_at_a_time:  # or the second to come would take collecting to be off, and the first turn it on
         collects = gc.isenabled()
         gc.disable()
         try:
-            return sys._current_frames()
+            return ask()
         finally:
             if collects:
                 gc.enable()

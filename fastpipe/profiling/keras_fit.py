@@ -1,25 +1,30 @@
-"""Sees what ``keras.Model.fit`` trains on: a ``tf.data.Dataset``, of whose batches Python sees nothing.
+"""Sees what ``keras.Model.fit`` trains on, of whose batches the script's thread sees nothing.
 
 So a step's time is taken from one batch's begin to the next one's, and how long it takes with data at once
 from a second ``fit``, of one batch that is kept.  What the dataset does in Python (``tf.py_function``) is
-seen in TensorFlow's threads.
+seen in TensorFlow's threads, and so is what generators and datasets of Keras's do.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.keras_data import data_of
 from fastpipe.profiling.loops import Loop, Phase
 from fastpipe.profiling.recorder import Recorder
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watch, Watched
 
-__all__ = ["WATCHED", "FitWitness", "watch_fit"]
+__all__ = ["FitWitness", "watch_fit"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Replay(BaseException):
@@ -31,15 +36,16 @@ class FitWitness:
 
     Args:
         loop: whose steps are the batches; None where somebody else counts them.
+        more: boundaries of code that makes batches in other threads.
     """
 
-    def __init__(self, loop: Loop | None = None) -> None:
+    def __init__(self, loop: Loop | None = None, more: Mapping[CodeType, Boundary] | None = None) -> None:
         script_ops = sys.modules["tensorflow.python.ops.script_ops"]
         function: Any = script_ops.FuncRegistry.__call__
         self.images = ImageReads()
         self.images.begin()
         self._loop, self._account = loop, Account(-1)
-        self._recorder = Recorder({function.__code__: Boundary("dataset")})
+        self._recorder = Recorder({function.__code__: Boundary("dataset"), **(more or {})})
         self._recorder.tally = self._account.tally
         self._recorder.start()
         self._is_open = True
@@ -69,14 +75,17 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         given = signature.bind(*args, **kwargs)
         model: Any = given.args[0]
         x: Any = given.arguments.get("x")
-        if watch.is_paused or not hasattr(x, "element_spec") or not hasattr(x, "take"):
+        data = None if watch.is_paused else data_of(x, keras)
+        if data is None:
             return fit(*args, **kwargs)
         known = watch.known(x)
+        known.loop.end_again()
         if known.loop.is_over:
             return fit(*args, **kwargs)
-        known.is_opaque = True
+        known.is_opaque, known.begin, known.boundaries = True, data.begin, data.boundaries
         if known.witness is None:
-            known.witness = FitWitness(known.loop)
+            known.witness = FitWitness(known.loop, data.boundaries)
+        given.arguments["x"] = data.x
         given.arguments["callbacks"] = _with_steps(given.arguments.get("callbacks"), keras, known)
         try:
             return fit(*given.args, **given.kwargs)
@@ -84,7 +93,12 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
             if known.witness is not None:
                 known.witness.close()
         # The script's other arguments are about an end that this has not: validation, epochs, callbacks.
-        once = x.take(1).cache().repeat()
+        try:
+            once = data.once()
+        except Exception as error:  # a batch that only Keras can take
+            _log.warning("steps with data at once: not measured: %s: %s", type(error).__name__, error)
+            known.loop.finish()
+            raise
         return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])
 
     own = "fit" in vars(keras.Model)
@@ -97,9 +111,6 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
             del keras.Model.fit
 
     return undo
-
-
-WATCHED = {"keras": watch_fit}  # as ``Watch`` has it
 
 
 def _with_steps(callbacks: Any, keras: Any, known: Watched) -> list[Any]:

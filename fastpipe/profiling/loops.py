@@ -234,7 +234,7 @@ class Loop:
                 self.step_delay_ns = self._delay_of_step()
                 self._enter(Phase.SETTLING)
             else:
-                self._finish()
+                self.finish()
         elif self.phase is Phase.SETTLING and self._is_settled(seconds):
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
@@ -242,11 +242,11 @@ class Loop:
                 self.step_cpu_ns = ((processes_cpu_ns() or self._cpu) - self._cpu) // count
             if self.step_delay_ns is not None:
                 self.step_delay_ns = max(0, self.step_delay_ns - (self._delay_of_step() or 0))
-            self._finish()
+            self.finish()
         elif self.phase is Phase.ADAPTING and count >= _WARM:
             self._enter(Phase.TRIED)
         elif self.phase is Phase.TRIED and self._has_enough(count, seconds, self._seconds / 2):
-            self._finish()
+            self.finish()
 
     def _wait_for_device(self) -> None:
         """What a GPU has still to do belongs to the steps that asked for it: once for all of them."""
@@ -264,7 +264,12 @@ class Loop:
         """Whether the loader has made all that it makes ahead, in the time that it needs for that."""
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Go on with what is to be tried.
+
+        Raises:
+            Enough: there is nothing more.
+        """
         self._wait_for_device()
         self._trial = None if self._next_phase is None else self._next_phase()
         if self._trial is None:

@@ -9,9 +9,9 @@ from typing import Any, overload
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
 from fastpipe.profiling.epochs import WatchedLoader
-from fastpipe.profiling.keras_fit import WATCHED
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
+from fastpipe.profiling.tf_loops import WATCHED
 from fastpipe.profiling.watching import Watch
 
 __all__ = ["Profiling", "profile"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from fastpipe.profiling.frames import current_frames
+from fastpipe.profiling.frames import current_frames, native_ids
 from fastpipe.profiling.looking import LookingThread
 from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
@@ -152,8 +151,11 @@ class Recorder:
         # All of them first: reading clocks lets the threads go on.
         stacks = [(ident, stack_of(frames[ident])) for ident in wanted if ident in frames]
         del frames
+        natives = native_ids()
         for ident, stack in stacks:
-            clock, before = self._clock(ident)
+            if ident not in natives:  # it has ended
+                continue
+            clock, before = self._clock(ident, natives[ident])
             now = clock.read()
             self._clocks[ident] = clock, now
             if not self._counts():
@@ -169,20 +171,11 @@ class Recorder:
         own = threading.get_ident()
         return [ident for ident in frames if ident != own]
 
-    def _clock(self, ident: int) -> tuple[ThreadClock, Spent]:
+    def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)
-        if found is None:
-            clock = ThreadClock(_native_id(ident))
+        if found is None or found[0].native_id != native:  # that of a thread which has ended is given again
+            if found is not None:
+                found[0].close()
+            clock = ThreadClock(native)
             found = self._clocks[ident] = clock, clock.read()
         return found
-
-
-def _native_id(ident: int) -> int:
-    """The kernel's number of a thread that has a frame, also of one that Python did not start.
-
-    It is in the number of the thread's clock (``CPUCLOCK_PID`` in the kernel's ``posix-timers.h``).
-    """
-    if sys.platform != "linux":
-        return -1
-    # The thread cannot end meanwhile: for that it would need the interpreter's lock, which this one has.
-    return ~(time.pthread_getcpuclockid(ident) >> 3)

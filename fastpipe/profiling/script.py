@@ -21,9 +21,9 @@ from typing import NoReturn
 from fastpipe.errors import OptionError
 from fastpipe.profiling.diagnosis import Diagnosis
 from fastpipe.profiling.findings import Advice
-from fastpipe.profiling.keras_fit import WATCHED
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
+from fastpipe.profiling.tf_loops import WATCHED
 from fastpipe.profiling.watching import Watch
 
 __all__ = ["profile_script"]
@@ -150,8 +150,8 @@ def _generation_advice(report: Report) -> Iterator[Advice]:
     if report.is_outside_bound:
         name, seconds = report.outside[0]
         unseen = "" if report.loader else (
-            ". If it trains, its loop was not seen: that has to be over a DataLoader, a tf.data.Dataset in "
-            "model.fit, or report = fastpipe.profile(batches, step)"
+            ". If it trains, its loop was not seen: that has to be over a DataLoader or a tf.data.Dataset, "
+            "or model.fit of a dataset or generator; or use report = fastpipe.profile(batches, step)"
         )  # fmt: skip
         yield Advice(
             f"if {name} makes samples, make them once, by all cores, with fastpipe.generate; or keep what it "

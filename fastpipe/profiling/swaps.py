@@ -13,7 +13,7 @@ from fastpipe.errors import FastpipeError
 from fastpipe.profiling.arrays_read import ArrayRead
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
-from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.images_read import ImageRead, ImageReads
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.profiling.times import NOTHING, Spent
@@ -105,7 +105,7 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
 
 
 def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:
-    """fastpipe's images for TensorFlow, where the script's are opened with Pillow in ``tf.py_function``."""
+    """fastpipe's images for TensorFlow, where the script's are opened with Pillow."""
     reads = [read for read in images.found if read.size is not None]
     sizes = {read.size for read in reads}
     if not reads or len(sizes) != 1 or not batches:
@@ -118,12 +118,15 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
         return
     each = max(1, round(images.count / batches))  # images of a batch, of all modalities
     tf = fastpipe.tf
+    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow has black there
+    told = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
+            f"image_size=({height}, {width})"]  # fmt: skip
 
     def begin() -> Iterator[Any]:
         return iter(
             tf.image_dataset(
-                table, None, batch_size=each, image_size=(height, width), boxes=known or None, cache="off",
-                shuffle=False, drop_remainder=len(reads) >= each,
+                table, None, batch_size=each, image_size=(height, width), boxes=known or None,
+                outside=outside, cache="off", shuffle=False, drop_remainder=len(reads) >= each,
             ).repeat()
         )  # fmt: skip
 
@@ -131,12 +134,24 @@ def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches:
     shares = costs.shares()
     python = sum(share for stage, share in shares.items() if stage != GRAPH)
     yield Candidate(
-        f"read images by fastpipe: fastpipe.tf.image_dataset(table{', boxes=…' if known else ''}, "
-        f"image_size=({height}, {width})){place_of(watched)}",
-        f"tf.py_function takes {python:.0%} of what a batch takes; measured on {len(reads)} of your images, "
-        "without a cache; what TensorFlow does to them stays as it is",
+        f"read images by fastpipe: fastpipe.tf.image_dataset({', '.join(told)}){place_of(watched)}",
+        f"Python takes {python:.0%} of what a batch takes; measured on {len(reads)} of your images, "
+        "without a cache; what else is done to them stays as it is",
         begin, rest=graph, is_rest_beside=True,
     )  # fmt: skip
+
+
+def _reaches_outside(read: ImageRead) -> bool:
+    """Whether a box is larger than its image."""
+    if read.box is None:
+        return False
+    left, top, right, bottom = read.box
+    try:
+        with sys.modules["PIL.Image"].open(read.file) as image:
+            width, height = image.size
+    except OSError:
+        return False
+    return left < 0 or top < 0 or right > width or bottom > height
 
 
 def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:

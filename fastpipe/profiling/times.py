@@ -55,6 +55,9 @@ class ThreadClock:
     Args:
         native_id: of the thread; None for the one that calls.
 
+    Attributes:
+        native_id: the same.
+
     >>> clock = ThreadClock()
     >>> before = clock.read()
     >>> (clock.read() - before).wall > 0
@@ -63,9 +66,11 @@ class ThreadClock:
     """
 
     def __init__(self, native_id: int | None = None) -> None:
-        thread = threading.get_native_id() if native_id is None else native_id
+        self.native_id = threading.get_native_id() if native_id is None else native_id
         try:
-            self._descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(
+                f"/proc/self/task/{self.native_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC
+            )
         except OSError:
             self._descriptor = -1
 

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
+from types import CodeType
 from typing import Any, Protocol
 
 from fastpipe.profiling._torch_view import has_workers, view_of
@@ -57,6 +58,9 @@ class Watched:
         witness: what its dataset did; None where that is not looked at.
         view: the loader with a dataset that is witnessed, while it is watched.
         is_opaque: whether its batches are taken where a step's waiting cannot be told from its work.
+        begin: of what batches Keras takes in its own way, makes an iterator over them; None where that
+            cannot be done.
+        boundaries: of the code that makes those.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
@@ -69,9 +73,16 @@ class Watched:
         self.witness: Seer | None = None
         self.view: Any = None
         self.is_opaque = False
+        self.begin: Callable[[], Iterator[Any]] | None = None
+        self.boundaries: Mapping[CodeType, Boundary] = {}
         loop.ahead = (getattr(loader, "num_workers", 0) or 0) * (
             getattr(loader, "prefetch_factor", 2) or 2
         ) or 2
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is a ``tf.data.Dataset``, of which Python sees only what is done in Python."""
+        return hasattr(self.loader, "element_spec")
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
         """Whether a loader is this one's next: some scripts make one for each epoch, in the same lines."""
@@ -189,12 +200,18 @@ class Watch:
             return False
         return type(loader).__iter__ is module.DataLoader.__iter__
 
-    def iterate(self, loader: Iterable[Any], begin: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+    def iterate(
+        self,
+        loader: Iterable[Any],
+        begin: Callable[[Any], Iterator[Any]] = iter,
+        witness: Callable[[Loop], Seer] | None = None,
+    ) -> Iterator[Any]:
         """A watched iterator of a loader.
 
         Args:
             loader: the script's.
             begin: makes an iterator of it, or of a view of it.
+            witness: of what it does; None for what is seen of torch's, and nothing of others.
         """
         if begin is iter:
             self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
@@ -206,6 +223,8 @@ class Watch:
         if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
             self._instrument(known)
         known.loop.end_again()
+        if witness is not None and known.witness is None and not known.loop.is_over:
+            known.witness = witness(known.loop)
         began = perf_counter_ns()
         inner = begin(loader if known.view is None else known.view)
         took = perf_counter_ns() - began

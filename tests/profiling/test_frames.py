@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from fastpipe.profiling.frames import current_frames
+from fastpipe.profiling.frames import current_frames, native_ids
 
 # Garbage whose callbacks let other threads run is made and collected wherever that is possible.
 LOCKS_UP = """
 import gc, sys, threading, time, weakref
-from fastpipe.profiling.frames import current_frames
+from fastpipe.profiling.frames import current_frames, native_ids
 
 class Cycle: pass
 
@@ -91,3 +91,28 @@ def test_a_child_forked_while_others_ask_collects_garbage_and_can_ask() -> None:
     finally:
         is_over.set()
         looking.join()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="run it on Linux, where threads have numbers of the kernel's"
+)
+def test_threads_numbers_are_those_of_the_kernel_also_while_others_begin_and_end() -> None:
+    over = threading.Event()
+
+    def begin_and_end() -> None:
+        while not over.is_set():
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+
+    threads = [threading.Thread(target=begin_and_end) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3000):
+            found = native_ids()
+            assert [found[thread.ident or 0] for thread in threads] == [one.native_id for one in threads]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
