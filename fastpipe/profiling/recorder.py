@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from fastpipe.profiling.frames import current_frames, native_ids
+from fastpipe.profiling.frames import current_stacks, native_ids
 from fastpipe.profiling.looking import LookingThread
-from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
+from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.times import NOTHING, Spent, ThreadClock
 
 __all__ = ["OUTSIDE", "Recorder", "Tally"]
@@ -93,6 +92,7 @@ class Recorder:
         kind: says of what kind it is where a thread is below no boundary.
         counts: says whether what is seen now is to count.
 
+    >>> import threading
     >>> with Recorder({}, [threading.get_ident()]) as recorder:
     ...     _ = sum(number * number for number in range(3_000_000))
     >>> sum(spent.cpu for spent in recorder.tally.stages("").values()) > 0
@@ -146,13 +146,10 @@ class Recorder:
             clock.close()
 
     def _look(self) -> None:
-        frames = current_frames()
-        wanted = self._threads if self._threads is not None else self._others(frames)
         # All of them first: reading clocks lets the threads go on.
-        stacks = [(ident, stack_of(frames[ident])) for ident in wanted if ident in frames]
-        del frames
+        stacks = current_stacks(self._threads)
         natives = native_ids()
-        for ident, stack in stacks:
+        for ident, stack in stacks.items():
             if ident not in natives:  # it has ended
                 continue
             clock, before = self._clock(ident, natives[ident])
@@ -166,10 +163,6 @@ class Recorder:
             if kind == OUTSIDE:
                 for function in self._stacks.functions(stack):
                     self.outside[function] = self.outside.get(function, 0) + (now - before).wall
-
-    def _others(self, frames: dict[int, Any]) -> list[int]:
-        own = threading.get_ident()
-        return [ident for ident in frames if ident != own]
 
     def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)

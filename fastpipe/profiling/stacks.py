@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fastpipe.profiling.calls import Calls
 from fastpipe.profiling.stages import OTHER, stage_of
 
-__all__ = ["Boundary", "Line", "Stacks", "stack_of"]
+__all__ = ["Boundary", "Line", "Stacks"]
 
 _IMPORTING = "<frozen importlib"
 _OWN = str(Path(__file__).resolve().parents[1])
@@ -48,19 +48,6 @@ class Boundary(NamedTuple):
 
     kind: str
     stage: str | None = None
-
-
-def stack_of(frame: FrameType | None) -> list[FrameType]:
-    """A frame and those that have called it, the innermost first.
-
-    Of a thread that runs it has to be taken before anything lets that thread go on: from then on ``f_back``
-    may lead to memory that is used for something else; CPython 3.11 was seen to crash in it.
-    """
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 class Stacks:

@@ -16,10 +16,11 @@ from types import CodeType
 from typing import Any, Protocol
 
 from fastpipe.profiling._torch_view import has_workers, view_of
+from fastpipe.profiling.frames import stack_of
 from fastpipe.profiling.loops import Loop, WatchedIterator
 from fastpipe.profiling.recorder import OUTSIDE, Recorder
 from fastpipe.profiling.scratch import Scratch
-from fastpipe.profiling.stacks import Boundary, Line, Stacks, stack_of
+from fastpipe.profiling.stacks import Boundary, Line, Stacks
 from fastpipe.profiling.timed import (
     BOUNDARIES,
     Account,

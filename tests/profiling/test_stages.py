@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from fastpipe.profiling.calls import Calls
-from fastpipe.profiling.stacks import Boundary, Stacks, stack_of
+from fastpipe.profiling.frames import stack_of
+from fastpipe.profiling.stacks import Boundary, Stacks
 from fastpipe.profiling.stages import stage_of
 
 
