@@ -58,7 +58,10 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
     def stacks() -> dict[int, list[FrameType]]:
         frames = sys._current_frames()
         wanted = frames.keys() - {threading.get_ident()} if threads is None else threads
-        return {ident: stack_of(frames[ident]) for ident in wanted if ident in frames}
+        try:
+            return {ident: stack_of(frames[ident]) for ident in wanted if ident in frames}
+        finally:
+            frames.clear()  # this frame is one of them, and would keep all of them, with what these refer to
 
     return _without_collecting(stacks)
 

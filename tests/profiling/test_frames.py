@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
-from fastpipe.profiling.frames import current_frames, native_ids
+from fastpipe.profiling.frames import current_frames, current_stacks, native_ids
 
 # Garbage whose callbacks let other threads run is made and collected wherever that is possible.
 LOCKS_UP = """
 import gc, sys, threading, time, weakref
-from fastpipe.profiling.frames import current_frames, native_ids
+from fastpipe.profiling.frames import current_frames, current_stacks, native_ids
 
 class Cycle: pass
 
@@ -116,3 +117,17 @@ def test_threads_numbers_are_those_of_the_kernel_also_while_others_begin_and_end
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_stacks_that_were_looked_at_keep_nothing(no_gc: None) -> None:
+    class Kept:
+        pass
+
+    def look() -> weakref.ref[Kept]:
+        kept = Kept()
+        thread = threading.Thread(target=current_stacks)
+        thread.start()
+        thread.join()
+        return weakref.ref(kept)
+
+    assert look()() is None
