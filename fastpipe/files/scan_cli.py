@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         0; 1 where something remains that cannot be read, or could not be put back.
     """
     if args.restore is not None:
-        return files.restore(args.restore, args.folder, console)
+        return files.restore(args.restore, args.folder, console, args.json)
     if args.folder is None:
         raise OptionError("name a folder with one folder for each class, or an HDF5 file")
     return files.scan(args, console, progress)

@@ -220,10 +220,30 @@ def test_what_a_link_leads_out_to_stays(data: Path, capsys: pytest.CaptureFixtur
 def test_what_was_found_is_said_where_the_quarantine_cannot_be_used(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (data.parent / "quarantine" / LIST).mkdir(parents=True)
+    assert quarantine(data) == 2
+    out, err = capsys.readouterr()
+    assert "corrupt: 4" in out and "4 remain" in out and "Is a directory" in err
+
+
+def test_a_file_is_no_quarantine_which_is_said_at_once(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (data.parent / "quarantine").write_bytes(b"a file")
     assert quarantine(data) == 2
     out, err = capsys.readouterr()
-    assert "corrupt: 4" in out and "4 remain" in out and "File exists" in err
+    assert not out and "this is no folder" in err
+
+
+def test_what_is_put_back_is_written_as_json(data: Path) -> None:
+    place, report = data.parent / "quarantine", data.parent / "report.json"
+    assert quarantine(data) == 0
+    (data / "a" / "bad.jpg").write_bytes(b"another one")
+    assert main(["scan", "--restore", str(place), "--json", str(report)]) == 1
+    found = json.loads(report.read_text())
+    assert str(data / "a" / "inner" / "cut.jpg") in found["back"]
+    assert [one["path"] for one in found["left"]] == [str(data / "a" / "bad.jpg")]
+    assert main(["scan", "--restore", str(place), "--json", str(data / "none" / "report.json")]) == 2
 
 
 def test_one_process_at_a_time(

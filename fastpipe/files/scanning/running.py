@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -58,13 +60,14 @@ def scan(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     return 1 if len(found.bad) > len(done.moved) else 0
 
 
-def restore(folder: str, root: str | None, console: Console) -> int:
+def restore(folder: str, root: str | None, console: Console, json_file: Path | None = None) -> int:
     """Put everything back that is in a quarantine.
 
     Args:
         folder: the quarantine.
         root: the folder that has the place of the one where the files were; None for that one.
         console: where to say what was done.
+        json_file: where to write that, too: ``"back"``, paths, and ``"left"``, paths and why.
 
     Returns:
         0; 1 where some files could not be put back.
@@ -74,8 +77,12 @@ def restore(folder: str, root: str | None, console: Console) -> int:
     """
     if root is not None and not os.path.isdir(root):
         raise OptionError(f"there is no folder {shown(root)} to put the files into: make it first")
+    _check_place(json_file)
     with Quarantine(folder, make=False) as quarantine:
         back, left = quarantine.restore(root)
+    if json_file is not None:
+        content = {"back": back, "left": [{"path": path, "why": why} for path, why in left]}
+        json_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
     console.print(Text(f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back"), soft_wrap=True)
     for path, why in left:
         console.print(Text(f"not put back: {shown(path)}: {shown(why)}", style="red"), soft_wrap=True)
@@ -93,6 +100,12 @@ def _check(args: argparse.Namespace, root: str) -> None:
     if os.path.isfile(root) and (args.fix or args.quarantine is not None):
         raise OptionError("--fix and --quarantine are for folders of images, not for parts of a file")
     if args.quarantine is not None:
+        if os.path.lexists(args.quarantine) and not os.path.isdir(args.quarantine):
+            raise OptionError(f"--quarantine {args.quarantine}: this is no folder: name another one")
         check_apart(args.quarantine, root)
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise OptionError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
+    _check_place(args.json)
+
+
+def _check_place(json_file: Path | None) -> None:
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise OptionError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")

@@ -32,7 +32,9 @@ def check(examined: Examined) -> Iterator[Finding]:
         return
     examined.photos = found.photos[:: max(1, len(found.photos) // _PHOTOS)][:_PHOTOS]
     mean = sum(found.nbytes) / len(found.files)
-    count = f"{found.walked:,} files" if found.is_all else f"some of the files, {found.walked:,} of them seen"
+    count = "1 file" if found.walked == 1 else f"{found.walked:,} files"
+    if not found.is_all:
+        count = f"some of the files, {found.walked:,} of them seen"
     yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")
     yield from _sequential(found)
     yield from _small(found, examined)

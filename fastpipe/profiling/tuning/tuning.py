@@ -77,7 +77,7 @@ class Tuning(Shown):
     def _verdict(self) -> str:
         now, then = in_duration(self.best.batch_s), in_duration(self.before.batch_s)
         if self.best is self.before:
-            return f"{now} a batch with the settings that it has: nothing better was found"
+            return f"{now} a batch with the settings that it has: nothing better was found than"
         return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
 
     def _told(self, trial: Trial) -> str:
@@ -243,10 +243,14 @@ def _generators_kept(loader: Any) -> Iterator[None]:
     own = [_state_of(one) for one in _generators_of(loader, torch.Generator)]
     python, numpy = random.getstate(), np.random.get_state()
     torchs = torch.get_rng_state()
+    # A step may draw there, as dropout does.
+    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         torch.set_rng_state(torchs)
+        if cudas is not None:
+            torch.cuda.set_rng_state_all(cudas)
         np.random.set_state(numpy)
         random.setstate(python)
         for put_back in own:
