@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.pool import ThreadPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import CodeType, GeneratorType
 from typing import Any
 
@@ -108,15 +109,18 @@ def is_parallel(x: Any) -> bool:
 
 def batches_by_threads(x: Any, threads: int) -> Iterator[Any]:
     """Batches of a ``PyDataset`` as Keras makes them with so many workers, in order."""
-    # The look ahead is the queue of Keras's, which so many batches fill.
-    with ThreadPool(threads) as pool:
-        ahead, places = [], _places(x)
-        for at in itertools.islice(places, threads + 1):
-            ahead.append(pool.apply_async(x.__getitem__, (at,)))
-        while ahead:
-            batch = ahead.pop(0).get()
-            ahead += [pool.apply_async(x.__getitem__, (at,)) for at in itertools.islice(places, 1)]
-            yield batch
+    ahead: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for at in _places(x):
+                ahead.append(pool.submit(x.__getitem__, at))
+                if len(ahead) > threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for one in ahead:
+                one.cancel()
 
 
 def _places(x: Any) -> Iterator[int]:

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from fastpipe.profiling.device_time import DeviceClock, synchronized
+from fastpipe.profiling.meters import Meter
 from fastpipe.profiling.replays import Replay, rebuilt
 from fastpipe.profiling.times import processes_cpu_ns, threads_delay_ns
 
@@ -115,12 +116,12 @@ class Loop:
         self._thread = self._elsewhere = self._waited = self._waited_elsewhere = 0
         self.ahead = 0
         self.counts_starts = False
-        self.is_over = self.has_ended = False
+        self.is_over = self.has_ended = self._is_finishing = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
-        self._cpu: int | None = None
-        self._delay: int | None = None
+        self._cpu = Meter(processes_cpu_ns)
+        self._delays = {phase: Meter(threads_delay_ns) for phase in (Phase.AS_IT_IS, Phase.INSTANT)}
         self._trial: Iterator[Any] | None = None
         self._is_first = True
 
@@ -142,6 +143,8 @@ class Loop:
             Enough: all is measured.
             StopIteration: ``take`` has no more.
         """
+        if self._is_finishing:  # what is measured meanwhile may take this loop's own batches
+            return take()
         self.end_again()
         now = perf_counter_ns()
         if self._got:
@@ -185,6 +188,9 @@ class Loop:
         """What follows is another iteration of the loader, to begin which took so many nanoseconds."""
         self._got, self._is_first, self._start = 0, True, took
         self.device.skip()
+        self._cpu.pause()
+        for meter in self._delays.values():
+            meter.pause()
 
     def end_epoch(self) -> None:
         """The script has left the loop."""
@@ -217,8 +223,17 @@ class Loop:
         if len(self.spans) < 4 * _MOST_STEPS:
             self.spans.append((self.phase.value, self._asked, self._got, now))
         self._is_first, self._elsewhere = False, 0
+        for meter in self._meters():
+            meter.step(now)
         if not self.is_over:
             self._advance(now)
+
+    def _meters(self) -> Iterator[Meter]:
+        """Those of this phase."""
+        if self.phase in self._delays:
+            yield self._delays[self.phase]
+        if self.phase is Phase.INSTANT:
+            yield self._cpu
 
     def _advance(self, now: int) -> None:
         """Go on to the next phase, when enough is known of this one."""
@@ -230,18 +245,21 @@ class Loop:
                 return  # another loop's loader is to be looked at, not this one's
             if seconds < self._seconds + _TRAINING_S and not _trains():
                 return
+            for meter in self._meters():
+                meter.finish(now)
             if self._is_replayed:
-                self.step_delay_ns = self._delay_of_step()
                 self._enter(Phase.SETTLING)
             else:
                 self.finish()
         elif self.phase is Phase.SETTLING and self._is_settled(seconds):
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
-            if self._cpu is not None:
-                self.step_cpu_ns = ((processes_cpu_ns() or self._cpu) - self._cpu) // count
-            if self.step_delay_ns is not None:
-                self.step_delay_ns = max(0, self.step_delay_ns - (self._delay_of_step() or 0))
+            for meter in self._meters():
+                meter.finish(now)
+            self.step_cpu_ns = self._cpu.per_step
+            as_it_is, instant = (self._delays[phase].per_step for phase in self._delays)
+            if as_it_is is not None:
+                self.step_delay_ns = max(0, as_it_is - (instant or 0))
             self.finish()
         elif self.phase is Phase.ADAPTING and count >= _WARM:
             self._enter(Phase.TRIED)
@@ -271,7 +289,11 @@ class Loop:
             Enough: there is nothing more.
         """
         self._wait_for_device()
-        self._trial = None if self._next_phase is None else self._next_phase()
+        self._is_finishing = True
+        try:
+            self._trial = None if self._next_phase is None else self._next_phase()
+        finally:
+            self._is_finishing = False
         if self._trial is None:
             self.is_over = True
             if self._next_phase is not None:
@@ -288,17 +310,8 @@ class Loop:
         self.phase, self._phase_began = phase, perf_counter_ns()
         if phase is Phase.SETTLING:
             self._replay = Replay(self.batch)
-        if phase is Phase.INSTANT:
-            self._cpu = processes_cpu_ns()
-        if phase in (Phase.AS_IT_IS, Phase.INSTANT):
-            self._delay = threads_delay_ns()
-
-    def _delay_of_step(self) -> int | None:
-        """Nanoseconds in which threads waited for cores, of each step of this phase."""
-        delay = threads_delay_ns()
-        if delay is None or self._delay is None:
-            return None
-        return max(0, delay - self._delay) // max(1, len(self.steps[self.phase]))
+        for meter in self._meters():
+            meter.start(self._phase_began)
 
 
 def _trains() -> bool:
