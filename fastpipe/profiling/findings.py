@@ -180,6 +180,16 @@ class Findings:
         parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
         return f"stall {self.stall_share:.0%}{': ' if parts else ''}{parts}"
 
+    @property
+    def without_advice(self) -> str:
+        """What is said in the place of advice, where a loop loses time and there is none."""
+        if self.advice or self.alone is None or not self.is_loader_bound:
+            return ""
+        return (
+            "no advice: nothing that fastpipe could measure in this loader's place is faster; where a batch's "
+            "time goes is above"
+        )
+
     def effect(self, advice: Advice) -> str:
         """What a change will do to a step, and did when it was tried; empty where that is not known."""
         if advice.predicted_s is None or not self.step_s:

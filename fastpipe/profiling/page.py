@@ -101,6 +101,8 @@ def _stages(report: Findings) -> Iterator[str]:
 
 
 def _advice(report: Findings) -> Iterator[str]:
+    if report.without_advice:
+        yield f"<p>{escape(report.without_advice)}</p>"
     if not report.advice:
         return
     yield "<h2>What would help</h2><ol>"

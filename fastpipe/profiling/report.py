@@ -48,6 +48,8 @@ class Report(Shown, Findings):
             console.print(Text(f"{number}. {advice.what}", style="bold"), soft_wrap=True)
             effect = self.effect(advice)
             console.print(Text(f"   {effect}{': ' if effect else ''}{advice.why}"), soft_wrap=True)
+        if self.without_advice:
+            console.print(Text(self.without_advice), soft_wrap=True)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""
