@@ -57,6 +57,7 @@ def test_both_mask_the_same(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert (found != mels).flatten(1).any(1).sum() > 40
 
 
+@pytest.mark.slow
 def test_with_masks_both_learn_as_well(scripts: Any, data: str, same_generators: None) -> None:
     found = [scripts[name].main(data, 3) for name in ("before", "after")]
     plain, _ = scripts["after"].main(data, 3, plain=True)

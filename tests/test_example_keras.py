@@ -179,6 +179,7 @@ def change(data: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_both_change_images_as_much(data: str) -> None:
     [(plain, before, after)] = _beside((change, data))
     for mean, least, greatest, _ in (before, after):

@@ -27,6 +27,7 @@ def _run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "no:cacheprovider")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -108,6 +109,7 @@ sys.stdin.read()
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("the inner run is ended before it can clean up")
 def test_a_hang_ends_the_run_with_its_stack(pytester: pytest.Pytester) -> None:
     result = _run(

@@ -512,6 +512,7 @@ def test_a_quick_run_gives_table_json_and_picture(
         assert max(map(len, output.getvalue().splitlines()[:16])) <= width
 
 
+@pytest.mark.slow
 def test_operations_may_be_left_out(
     tree: Path, tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_start_up_is_measured_in_new_processes(
     assert not list(tmp_path.iterdir())  # a user's compiled code is neither used nor written
 
 
+@pytest.mark.slow
 def test_start_up_of_a_loader_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(ContenderError, match="ended with code 1: FileNotFoundError"):
         first_batch_seconds(LoaderSpec("key", "label", "replaced"), tmp_path, batch_size=4)

@@ -517,6 +517,7 @@ def result(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {**made, "printed": printed, "text": (folder / "result.json").read_text()}
 
 
+@pytest.mark.slow
 @pytest.mark.hang_after(240)
 def test_a_run_on_the_processor_has_all_sections(result: dict[str, Any], tree: Path) -> None:
     keys = [row["key"] for row in result["rows"]]
@@ -535,6 +536,7 @@ def test_a_run_on_the_processor_has_all_sections(result: dict[str, Any], tree: P
     assert str(tree) not in result["text"] and str(Path.home()) not in result["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.hang_after(240)
 def test_what_steps_lose_is_told_and_busy_is_not_made_up(result: dict[str, Any]) -> None:
     assert set(result["training"]) == {"train", *PATCHED}
@@ -548,6 +550,7 @@ def test_what_steps_lose_is_told_and_busy_is_not_made_up(result: dict[str, Any])
     assert "lost for want of data" in result["printed"] and "GPU busy" not in result["printed"]
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open")
 @pytest.mark.hang_after(240)
 def test_a_result_of_a_gpu_is_printed_and_drawn(result: dict[str, Any], tmp_path: Path) -> None:

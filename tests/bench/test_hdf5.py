@@ -200,6 +200,7 @@ def test_both_evaluations_find_the_same(tables: list[Table]) -> None:
     grouped.close()
 
 
+@pytest.mark.slow
 def test_start_up_and_memory_are_measured(
     folder: Path, tables: list[Table], in_this_process: Callable[..., None]
 ) -> None:
@@ -317,6 +318,7 @@ def result(folder: Path) -> Iterator[dict[str, Any]]:
     yield {**load(path), "printed": out.getvalue(), "text": path.read_text()}
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed
@@ -341,6 +343,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_a_result_is_printed_written_and_drawn(result: dict[str, Any], tmp_path: Path) -> None:
     result = {name: value for name, value in result.items() if name not in ("printed", "text")}
@@ -397,6 +400,7 @@ def test_a_wrong_value_ends_the_command_with_1(
     assert not json_file.exists()
 
 
+@pytest.mark.slow
 def test_an_own_file_has_one_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "own.h5", "w") as file:
         values = np.arange(40 * 6, dtype=np.int32).reshape(40, 6)
@@ -426,6 +430,7 @@ def test_bad_input_is_one_line(
     assert captured.out == "" and message in captured.err and len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tables: list[Table]
 ) -> None:

@@ -319,7 +319,7 @@ def test_a_package_that_is_missing_is_told_with_the_remedy(
     assert "pip install 'fastpipe[bench]'" in found["why"]
 
 
-@pytest.mark.parametrize("key", ["hdf5_mel", "volume_patches"])
+@pytest.mark.parametrize("key", ["hdf5_mel", pytest.param("volume_patches", marks=pytest.mark.slow)])
 def test_a_pipeline_is_checked_and_measured(key: str, tmp_path: Path) -> None:
     with Progress(Console(file=io.StringIO())) as progress:
         found = child.outcome(key, tmp_path, True, progress)

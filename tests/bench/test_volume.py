@@ -336,6 +336,7 @@ def test_bytes_decoded_are_counted_for_both_orders(scroll: Scroll) -> None:
         assert told[kind]["median"] == pytest.approx(np.mean(told[kind]["raw"]))
 
 
+@pytest.mark.slow
 def test_memory_is_measured_by_threads(scroll: Scroll, in_this_process: Callable[..., None]) -> None:
     in_this_process(memory)
     told = memory_of_topologies(scroll, 2, [Topology(1, 0), Topology(2, 0)])["rows"]
@@ -388,6 +389,7 @@ def result(folder: Path) -> dict[str, Any]:
     return {**load(path), "printed": done.stdout, "text": path.read_text()}
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed and result["main"] == "cold-tour"
@@ -402,6 +404,7 @@ def test_a_quick_run_gives_table_and_json(result: dict[str, Any], folder: Path) 
     assert str(folder) not in result["text"] and str(Path.home()) not in result["text"]
 
 
+@pytest.mark.slow
 def test_a_result_is_printed_and_written(result: dict[str, Any]) -> None:
     result = {name: value for name, value in result.items() if name not in ("printed", "text")}
     row = {"threads": 4, "workers": 2, "budget_mb": 170.0, "mb": 9.0, "nothing_mb": 5.0}
@@ -449,6 +452,7 @@ def test_a_wrong_voxel_ends_the_command_with_1(
     assert captured.out == "" and not json_file.exists()
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_there_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_and_here: None
 ) -> None:

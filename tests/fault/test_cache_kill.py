@@ -152,6 +152,7 @@ def _entries(folder: Path) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again_while_it_fills_a_cache(
     tree: Path, tmp_path: Path, expected: str, seed: int

@@ -121,6 +121,7 @@ class Copies:
 # ---- what is there is damaged --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_journal_that_was_cut_off_anywhere_in_its_last_lines(tmp_path: Path, small_blocks: None) -> None:
     copies = Copies(sample, tmp_path)
     journal = copies.files["journal"]
@@ -896,6 +897,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, workers: int) -> None:
     found = []

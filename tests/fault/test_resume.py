@@ -143,7 +143,10 @@ def _points(name: str, workers: int) -> list[int]:
     return chosen.sample(range(1, 3 * BATCHES * EPOCHS), 3)
 
 
-CASES = [(name, workers) for name in LOADERS for workers in (0, 2)]
+CASES = [(name, 0) for name in LOADERS] + [
+    (name, 2) if name.startswith("seed") else pytest.param(name, 2, marks=pytest.mark.slow)
+    for name in LOADERS
+]
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)
@@ -166,6 +169,7 @@ def test_killed_at_random_points(tree: Path, tmp_path: Path, run: Run, name: str
         assert [line["hash"] for line in _noted(log)] == expected, f"killed at {point}"
 
 
+@pytest.mark.slow
 def test_killed_several_times(tree: Path, tmp_path: Path, run: Run) -> None:
     def make() -> FastLoader[Any]:
         workers = len(_noted(log)) % 3  # as many as there are cores to be had today

@@ -481,6 +481,7 @@ for what in (uncaught, kept):
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_beside_a_stopped_worker(tmp_path: Path) -> None:
     root = Path(fastpipe.__file__).parents[1]
     ran = subprocess.run(

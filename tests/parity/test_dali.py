@@ -255,6 +255,7 @@ def said_by(code: str, root: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_interpreter_ends_while_a_batch_is_decoded(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (2000, 3000, 3), np.uint8)
     (tmp_path / "a").mkdir()
@@ -310,6 +311,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_the_first_pipeline_is_made_decodes_without_dali(photos: Path) -> None:
     said = said_by(_WHILE_MADE, photos)
     assert said.count("does not work in a process that was forked") == 1 == said.count("\n"), said

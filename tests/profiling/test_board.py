@@ -158,6 +158,7 @@ def test_a_profile_without_steps_is_not_written(tmp_path: Path) -> None:
         Report(None).to_tensorboard(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_profile_beside_torch_is_written(tmp_path: Path) -> None:
     """In a process of its own: TensorFlow and torch in one, in the order in which a script has them."""
     script = tmp_path / "script.py"

@@ -95,6 +95,7 @@ def test_without_room_nothing_is_measured(
     assert not list(made.iterdir())
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_mount_says_to_copy(
     photo_tree: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_what_goes_to_loggers_and_the_progress_bar(clock: ManualClock, tmp_path:
     assert names <= trainer.callback_metrics.keys()
 
 
+@pytest.mark.slow
 def test_ranks_time_themselves_and_the_first_ones_loggers_are_told(tmp_path: Path) -> None:
     """Two processes, in which any advice or warning of Lightning's about what is logged fails."""
     script = tmp_path / "ranks.py"
@@ -307,6 +308,7 @@ def test_copies_and_classes_of_ones_own(clock: ManualClock, tmp_path: Path) -> N
     assert type(Own()) is Own
 
 
+@pytest.mark.slow
 def test_it_is_of_whichever_lightning_the_script_uses() -> None:
     code = """
 import sys

@@ -122,6 +122,7 @@ def test_as_a_user_runs_it(photo_tree: Path, tmp_path: Path) -> None:
     assert {path.suffix for path in photo_tree.rglob("*") if path.is_file()} == {".jpg"}
 
 
+@pytest.mark.slow
 def test_no_framework_is_loaded_into_the_process() -> None:
     code = """
 import sys
