@@ -186,8 +186,8 @@ class Findings:
         if self.advice or self.alone is None or not self.is_loader_bound:
             return ""
         return (
-            "no advice: nothing that fastpipe could measure in this loader's place is faster; where a batch's "
-            "time goes is above"
+            "no advice: nothing that fastpipe could measure in its place is faster; where a batch's "
+            "time goes, is above"
         )
 
     def effect(self, advice: Advice) -> str:

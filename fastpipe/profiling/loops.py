@@ -95,6 +95,7 @@ class Loop:
         is_replayed: whether the last batch is given again and again when enough is known of the loop as it
             is: so much of a step's time is left where data comes at once.
         next_phase: called when both are known; returns batches of another loader to try, or None to end.
+        may_judge: whether it may be one that judges before another one trains, for which there is time.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Loop:
         seconds: float,
         is_replayed: bool,
         next_phase: Callable[[], Iterator[Any] | None] | None = None,
+        may_judge: bool = False,
     ) -> None:
         self._seconds, self._is_replayed, self._next_phase = seconds, is_replayed, next_phase
+        self._may_judge = may_judge
         self.phase = Phase.WARMING
         self.steps: dict[Phase, Steps] = {phase: Steps() for phase in Phase}
         self.epoch_starts: list[float] = []
@@ -128,6 +131,7 @@ class Loop:
     def close(self) -> None:
         """Let go of batches and of whoever would be asked for more."""
         self.is_over, self._next_phase, self._trial, self.batch = True, None, None, None
+        self.has_ended = False  # whoever has kept an iterator may go on with it
         self._replay, self.others = iter(()), ()
         self.device.close()
 
@@ -243,7 +247,7 @@ class Loop:
         elif self.phase is Phase.AS_IT_IS and self._has_enough(count, seconds, self._seconds):
             if self._waited_elsewhere > self._waited:
                 return  # another loop's loader is to be looked at, not this one's
-            if seconds < self._seconds + _TRAINING_S and not _trains():
+            if self._may_judge and seconds < self._seconds + _TRAINING_S and not _trains():
                 return
             for meter in self._meters():
                 meter.finish(now)

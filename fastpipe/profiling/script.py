@@ -69,7 +69,8 @@ def profile_script(
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     diagnosis = Diagnosis(seconds / 4, try_advice)
     watch = Watch(
-        lambda one: Loop(seconds, True, next_phase=lambda: diagnosis.next_phase(watch, one)), also=WATCHED
+        lambda one: Loop(seconds, True, lambda: diagnosis.next_phase(watch, one), may_judge=True),
+        also=WATCHED,
     )
     run = _Run(diagnosis, watch, leave)
     with (
@@ -89,6 +90,7 @@ def profile_script(
             # Whoever asked for the batch may make an error of its own of the end, as TensorFlow does.
             if not (diagnosis.excuses(error) or run.was_ended):
                 raise
+            run.is_cut_short = True
         except SystemExit as error:
             if error.code not in (None, 0) and not watch.found:
                 raise OptionError(

@@ -171,7 +171,7 @@ class Watch:
         self._make_loop = _no_loop  # what it refers to refers to this
         for one in self._found:
             # Now: when garbage is collected torch cannot tell workers any more that they are to end.
-            one.view = None
+            one.view = one.begin = None
             one.loop.close()
             if one.witness is not None:
                 one.witness.close()

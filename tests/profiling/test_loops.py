@@ -81,7 +81,7 @@ def test_how_long_an_iterator_took_to_make_belongs_to_its_first_batch(clock: Any
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_loop_that_does_not_train_is_looked_at_for_longer(clock: Any, trains: bool) -> None:
-    loop = Loop(2.0, is_replayed=True)
+    loop = Loop(2.0, is_replayed=True, may_judge=True)
     with torch.set_grad_enabled(trains):
         for _ in WatchedIterator(batches(clock, 400, 3), loop):
             clock.forward(97)
@@ -101,6 +101,8 @@ def test_all_loops_end_a_script_that_was_ended(clock: Any) -> None:
     for one in (watched, WatchedIterator(batches(clock, 50, 3), other)):
         with pytest.raises(Enough):
             next(one)
+    first.close()
+    assert next(watched) == 8  # after the profile
 
 
 def test_what_a_loop_gets_when_it_is_replayed_and_tried(clock: Any) -> None:
