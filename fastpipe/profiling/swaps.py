@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from fastpipe.profiling.watching import Watched
 __all__ = ["accelerated", "of_folders", "of_rows", "of_tables", "of_volumes"]
 
 _MUCH = 0.1  # of a batch's time
+_MOST_OF_VOLUME = 0.25  # that a patch is: of more, reading parts is not the point
 
 
 def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
@@ -82,26 +84,49 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
-    """fastpipe's dataset of patches, where the script's has volumes open and cuts samples out of them."""
+    """fastpipe's dataset of patches, where the script's cuts them out of volumes that it has open, or loads."""
     loader, batch = watched.loader, watched.loop.batch
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
-    if not volumes or not shape or loader.batch_size is None or len(shape) > len(volumes[0].shape):
+    if not volumes or loader.batch_size is None:
         return
-    labels = next((one for one in volumes[1:] if one.shape == volumes[0].shape and len(values) > 1), None)
+    while len(shape) > len(volumes[0].shape) and shape[0] == 1:  # a channel that the script has put in front
+        shape = shape[1:]
+    if (
+        not shape
+        or len(shape) > len(volumes[0].shape)
+        or _MOST_OF_VOLUME * math.prod(volumes[0].shape) < math.prod(shape)
+    ):
+        return
+    what, options, told = _patches_of(volumes, has_labels=len(values) > 1)
     try:
         dataset = fastpipe.FastPatchDataset(
-            volumes[0].path, shape, labels=None if labels is None else labels.path,
-            sampling=fastpipe.sampling.Uniform(max(len(loader.dataset), 1)),
-        )  # fmt: skip
-        order = fastpipe.Shuffle(unit="group") if _shuffles(loader) or labels is not None else None
+            what, shape, sampling=fastpipe.sampling.Uniform(max(len(loader.dataset), 1)), **options
+        )
+        order = fastpipe.Shuffle(unit="group") if _shuffles(loader) or len(values) > 1 else None
         fast: Any = fastpipe.FastLoader(dataset, loader.batch_size, shuffle=order)
     except (FastpipeError, OSError, TypeError, ValueError):
         return
-    more = "" if labels is None else f", labels={os.path.basename(labels.path)!r}"
-    name = os.path.basename(volumes[0].path)
-    told = f'FastPatchDataset({name!r}, {shape}{more}) and FastLoader(shuffle=Shuffle(unit="group"))'
-    yield from _with_rest(costs, f"read patches by fastpipe: {told}{place_of(watched)}", "volume", fast)
+    name, more = told
+    text = f'FastPatchDataset({name}, {shape}{more}) and FastLoader(shuffle=Shuffle(unit="group"))'
+    yield from _with_rest(costs, f"read patches by fastpipe: {text}{place_of(watched)}", "volume", fast)
+
+
+def _patches_of(
+    volumes: Sequence[OpenVolume], has_labels: bool
+) -> tuple[Any, dict[str, Any], tuple[str, str]]:
+    """What fastpipe's dataset is given, its options, and both as they are told."""
+    first, name = volumes[0], repr(os.path.basename(volumes[0].path))
+    if not first.is_loaded:
+        labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
+        more = "" if labels is None else f", labels={os.path.basename(labels)!r}"
+        return first.path, {"labels": labels}, (name, more)
+    pairs = list(zip(volumes[::2], volumes[1::2], strict=False))
+    if has_labels and pairs and all(one.shape == other.shape for one, other in pairs):
+        table = [(one.path, other.path) for one, other in pairs]
+        return table, {}, (f"[({name}, {os.path.basename(pairs[0][1].path)!r}), …]", "")
+    same = [one.path for one in volumes if len(one.shape) == len(first.shape)]
+    return same, {}, (f"[{name}, …]" if len(same) > 1 else name, "")
 
 
 def of_tables(watched: Watched, costs: LoaderCosts, images: ImageReads, batches: int) -> Iterator[Candidate]:

@@ -19,7 +19,7 @@ from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
 from fastpipe.profiling.recorder import Recorder, Tally
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import COLLATE
-from fastpipe.profiling.volumes_open import OpenVolume, volumes_of
+from fastpipe.profiling.volumes_open import OpenVolume, VolumeLoads, volumes_of
 
 __all__ = [
     "BOUNDARIES",
@@ -47,7 +47,7 @@ class Account:
         cpu_ns: in which the process has run, but for who looks at it.
         tally: by stage and line.
         arrays: of HDF5 files that the dataset reads.
-        volumes: that it has open.
+        volumes: that it has open, or else loads.
         spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
     """
 
@@ -72,7 +72,9 @@ class Account:
         found.spans = deque((tuple(span) for span in content["spans"]), maxlen=_SPANS)
         found.tally = Tally.from_json(content["tally"])
         found.arrays = [ArrayRead.from_json(read) for read in content["arrays"]]
-        found.volumes = [OpenVolume(path, tuple(shape)) for path, shape in content["volumes"]]
+        found.volumes = [
+            OpenVolume(path, tuple(shape), is_loaded) for path, shape, is_loaded in content["volumes"]
+        ]
         return found
 
 
@@ -105,6 +107,7 @@ class Witness:
         """End looking, in this process."""
         if self._pid == os.getpid():
             self._reads.end()
+            self._loads.end()
             self._recorder.stop()
             self._pid = 0
             if Witness._asked is self:
@@ -116,6 +119,7 @@ class Witness:
         if not self._began:
             self.account  # looking begins with the first  # noqa: B018
             self._reads.begin()
+            self._loads.begin()
             self._dataset = dataset
             self._began = perf_counter_ns()
 
@@ -151,14 +155,14 @@ class Witness:
             os.replace(f"{path}.unfinished", path)
 
     def _look(self) -> None:
-        if not self._account.volumes and self._dataset is not None:
-            self._account.volumes = volumes_of(self._dataset)
+        if self._dataset is not None and not any(not one.is_loaded for one in self._account.volumes):
+            self._account.volumes = volumes_of(self._dataset) or list(self._loads.found)
         self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
 
     def _begin(self) -> None:
         self._account = Account(_worker_number())
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
-        self._reads, self._dataset = ArrayReads(), None
+        self._reads, self._loads, self._dataset = ArrayReads(), VolumeLoads(), None
         self._account.arrays = self._reads.found
         self._recorder = Recorder(
             BOUNDARIES, [threading.get_ident()], self.tell, counts=lambda: Witness._asked in (None, self)

@@ -1,25 +1,81 @@
-"""Which volumes a dataset has open: arrays of tensorstore and zarr among its attributes."""
+"""Volumes that a dataset has open, arrays of tensorstore and zarr among its attributes, or that it loads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["OpenVolume", "volumes_of"]
+from fastpipe.profiling.observed import observe
+
+__all__ = ["OpenVolume", "VolumeLoads", "volumes_of"]
 
 _FORMATS = ("zarr", "zarr3", "n5")
+_LOADERS = (("nibabel", "load"), ("tifffile", "imread"), ("zarr", "open"), ("numpy", "load"))
+_LEAST_DIMENSIONS = 3
+_MOST_LOADS, _MOST_VOLUMES = 512, 64  # that are looked at, and kept
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is open.
+    """A volume that is open, or was loaded for a sample.
 
     Attributes:
-        path: of its folder, or its URL.
+        path: of its file or folder, or its URL.
         shape: of the whole.
+        is_loaded: whether a sample loads it.
     """
 
     path: str
     shape: tuple[int, ...]
+    is_loaded: bool = False
+
+
+class VolumeLoads:
+    """Sees which volumes are loaded from files, by functions of packages that are looked up when called.
+
+    >>> import numpy
+    >>> path = str(getfixture("tmp_path") / "x.npy")
+    >>> numpy.save(path, numpy.zeros((4, 5, 6)))
+    >>> with VolumeLoads() as loads:
+    ...     _ = numpy.load(path)
+    >>> [(volume.shape, volume.is_loaded) for volume in loads.found]
+    [((4, 5, 6), True)]
+    """
+
+    def __init__(self) -> None:
+        self.found: list[OpenVolume] = []
+        self._count = 0
+        self._ends: dict[tuple[str, str], Callable[[], None]] = {}
+
+    def begin(self) -> None:
+        """Look at those packages that are loaded; or do so when this is called again."""
+        for package, name in _LOADERS:
+            if self._count < _MOST_LOADS and package in sys.modules and (package, name) not in self._ends:
+                self._ends[package, name] = observe(sys.modules[package], name, self._see)
+
+    def end(self) -> None:
+        """Look no more."""
+        while self._ends:
+            self._ends.popitem()[1]()
+
+    def __enter__(self) -> VolumeLoads:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _see(self, value: Any, file: Any = None, *_: Any, **__: Any) -> None:
+        self._count += 1
+        if self._count >= _MOST_LOADS:
+            self.end()
+        shape = tuple(getattr(value, "shape", ()))
+        if not isinstance(file, (str, os.PathLike)) or len(shape) < _LEAST_DIMENSIONS:
+            return
+        volume = OpenVolume(os.path.abspath(os.fspath(file)), shape, True)
+        if volume not in self.found and len(self.found) < _MOST_VOLUMES:
+            self.found.append(volume)
 
 
 def volumes_of(dataset: Any) -> list[OpenVolume]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import h5py
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import fastpipe
 from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
+from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
-from fastpipe.profiling.volumes_open import volumes_of
+from fastpipe.profiling.swaps import of_volumes
+from fastpipe.profiling.volumes_open import OpenVolume, VolumeLoads, volumes_of
 
 SECONDS = 0.8
 
@@ -112,6 +116,64 @@ def test_patches_of_a_volume_are_read_by_fastpipe(tmp_path: Path) -> None:
     assert "FastPatchDataset('image', (8, 8, 8), labels='labels')" in first.what
     assert first.predicted_s is not None and first.predicted_s < report.step_s
     assert first.tried_s is not None
+
+
+class Loaded(Dataset[Any]):
+    """Patches of volumes that are loaded for each sample."""
+
+    def __init__(self, files: list[tuple[str, str]]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        image, labels = (nibabel.load(file).get_fdata() for file in self.files[index % len(self.files)])
+        box = (slice(4, 12), slice(8, 16), slice(0, 8))
+        return image[None][(slice(None), *box)], labels[box]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_patches_of_volumes_that_are_loaded_for_each_are_read_by_fastpipe(
+    tmp_path: Path, workers: int
+) -> None:
+    values = np.random.default_rng(0).integers(0, 9, (64, 64, 48)).astype(np.int16)
+    files = [(str(tmp_path / f"{case}.nii.gz"), str(tmp_path / f"{case}-labels.nii.gz")) for case in range(2)]
+    for name in (name for pair in files for name in pair):
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), name)
+    load = nibabel.load
+    report = fastpipe.profile(
+        DataLoader(Loaded(files), batch_size=4, num_workers=workers), lambda batch: None, seconds=SECONDS
+    )
+    assert nibabel.load is load
+    first = report.advice[0]
+    assert "FastPatchDataset([('0.nii.gz', '0-labels.nii.gz'), …], (8, 8, 8))" in first.what
+    assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
+
+
+def test_samples_that_are_whole_volumes_are_no_patches() -> None:
+    class Loop:
+        batch: ClassVar = [torch.zeros(2, 16, 16, 16)]
+
+    volume = OpenVolume("/x.npy", (16, 16, 20), True)
+    watched = SimpleNamespace(loader=DataLoader(range(4), batch_size=2), loop=Loop)
+    assert not list(of_volumes(watched, LoaderCosts(), [volume]))  # type: ignore[arg-type]
+
+
+def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "flat.npy", np.zeros((4, 4)))
+    np.save(tmp_path / "x.npy", np.zeros((4, 4, 4)))
+    load = np.load
+    with VolumeLoads() as loads:
+        np.load(tmp_path / "flat.npy"), np.load(tmp_path / "x.npy"), np.load(tmp_path / "x.npy")
+        with (tmp_path / "x.npy").open("rb") as file:
+            np.load(file)
+        with pytest.raises(FileNotFoundError):
+            np.load(tmp_path / "none.npy")
+        for _ in range(600):
+            np.load(tmp_path / "flat.npy")
+        assert np.load is load  # enough was seen
+    assert loads.found == [OpenVolume(str(tmp_path / "x.npy"), (4, 4, 4), True)]
 
 
 def test_volumes_that_cannot_be_opened_elsewhere_are_none(tmp_path: Path) -> None:
