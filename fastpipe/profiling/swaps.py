@@ -84,7 +84,7 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
-    """fastpipe's dataset of patches, where the script's cuts them out of volumes that it has open, or loads."""
+    """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
     loader, batch = watched.loader, watched.loop.batch
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
