@@ -9,27 +9,29 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 if sys.platform != "win32":
     import fcntl
 
 __all__ = ["Scratch"]
 
-_PREFIX = "fastpipe-profile-"
+_PREFIX, _LOCK = "fastpipe-profile-", ".lock"
 _YOUNG_S = 60.0  # in which whoever makes a folder has locked it
 
 
 class Scratch:
-    """An empty folder in the one for temporary files; all of it goes with ``close``.
+    """A folder of its own in the one for temporary files; all of it goes with ``close``.
 
-    It is locked for as long as this process, or one that it has forked, lives: so others see which are left.
+    A file in it is locked for as long as this process, or one that it has forked, lives: so others see which
+    folders are left.
 
     Attributes:
         path: of the folder.
 
     >>> scratch = Scratch()
     >>> os.listdir(scratch.path)
-    []
+    ['.lock']
     >>> scratch.close()
     >>> os.path.exists(scratch.path)
     False
@@ -38,40 +40,35 @@ class Scratch:
     def __init__(self) -> None:
         _remove_left()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
-        self._lock = _locked(self.path)
+        self._lock = open(os.path.join(self.path, _LOCK), "wb")  # noqa: SIM115  # as long as this lives
+        _is_locked(self._lock)
 
     def close(self) -> None:
-        """Remove the folder."""
-        for _ in range(2):  # as the first ignores what a signal's handler raises, like an error of its own
+        """Remove the folder; it may be called again, also after an exception of a signal's handler."""
+        for _ in range(2):  # as the first ignores what such a handler raises, like an error of its own
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
 
-def _locked(path: str | os.PathLike[str]) -> int | None:
-    """A descriptor of a folder that nobody else has locked; None if somebody has, or that cannot be told."""
+def _is_locked(file: BinaryIO) -> bool:
+    """Whether a file is locked from now on, which nobody else had locked."""
     if sys.platform == "win32":
-        return None
-    descriptor = None
+        return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has, or the file system has no locks
+        return False
+    return True
 
 
 def _remove_left() -> None:
     """Remove folders of processes that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or one that is removed just now
-            if time.time() - folder.stat().st_mtime < _YOUNG_S:
+        with contextlib.suppress(OSError):  # another user's, one that is removed just now, or none of these
+            lock = folder / _LOCK
+            if folder.is_symlink() or time.time() - lock.stat().st_mtime < _YOUNG_S:
                 continue
-            lock = _locked(folder)
-            if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+            with lock.open("rb") as file:
+                if _is_locked(file):
+                    shutil.rmtree(folder, ignore_errors=True)

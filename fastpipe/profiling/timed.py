@@ -164,8 +164,10 @@ class Witness:
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads, self._loads, self._dataset = ArrayReads(), VolumeLoads(), None
         self._account.arrays = self._reads.found
+        # Where nobody else makes the batches, one thread may do so after another: TensorFlow's, for Keras.
+        threads = None if self._account.worker < 0 else [threading.get_ident()]
         self._recorder = Recorder(
-            BOUNDARIES, [threading.get_ident()], self.tell, counts=lambda: Witness._asked in (None, self)
+            BOUNDARIES, threads, self.tell, counts=lambda: Witness._asked in (None, self)
         )
         self._recorder.tally = self._account.tally
         self._recorder.start()

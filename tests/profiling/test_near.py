@@ -62,7 +62,7 @@ def test_copies_of_the_scripts_files_are_measured_and_gone_afterwards(photo_tree
     originals = {image.numpy().tobytes(): label for image, label in dataset}
     for _ in range(2):
         epoch = list(found[0].begin())
-        assert len(epoch) == len(list(made.glob("*/*"))) == 8
+        assert len(epoch) == len(list(made.glob("*/*.jpg"))) == 8
         for images, labels in epoch:
             assert originals[images[0].numpy().tobytes()] == labels.item()
     found[0].close()

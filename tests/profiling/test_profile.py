@@ -29,6 +29,7 @@ from fastpipe.profiling.loops import Loop
 from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.times import Spent
 from fastpipe.profiling.watching import Watched
+from fastpipe.testing import photo_tree as make_tree
 
 SECONDS = 0.6
 
@@ -152,10 +153,13 @@ def test_for_batches_that_take_unequally_long_more_are_made_ahead() -> None:
     assert first.tried_s is not None and first.tried_s < report.step_s
 
 
-def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(folder: ImageFolder) -> None:
-    loader = DataLoader(folder, batch_size=4, shuffle=True)
+def test_a_folder_of_images_is_measured_with_fastpipe_in_the_loaders_place(tmp_path: Path) -> None:
+    # Of large images a small part: many times as fast, also beside tests that take the cores.
+    make_tree(tmp_path, classes=2, per_class=8, sizes=(1400, 1410))
+    transform = transforms.Compose([transforms.RandomResizedCrop(64, (0.01, 0.02)), transforms.ToTensor()])
+    loader = DataLoader(ImageFolder(str(tmp_path), transform), batch_size=4, shuffle=True)
     report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)
-    assert {"decode", "transform"} <= {part.name for part in report.stall[:3]}
+    assert report.stall[0].name == "decode"
     first = report.advice[0]
     assert "fastpipe" in first.what and first.predicted_s is not None and first.tried_s is not None
     assert first.predicted_s < report.step_s and "decode" in first.why

@@ -20,9 +20,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_old(path: str | Path) -> None:
+def make_old(folder: str | Path) -> None:
     before = time.time() - 3600
-    os.utime(path, (before, before))
+    os.utime(Path(folder) / ".lock", (before, before))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux or macOS, where folders can be locked")
@@ -42,11 +42,12 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
     left = Path(os.read(ours, 4096).decode().strip())
     (folder / "fastpipe-profile-is-a-file").touch()
     elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
+    for path in (elsewhere, folder / "fastpipe-profile-young", folder / "fastpipe-profile-without"):
+        path.mkdir()
     (folder / "fastpipe-profile-link").symlink_to(elsewhere)
-    for path in (elsewhere, folder / "fastpipe-profile-is-a-file"):
-        make_old(path)
-    (folder / "fastpipe-profile-young").mkdir()
+    for path in (elsewhere, folder / "fastpipe-profile-young"):
+        (path / ".lock").touch()
+    make_old(elsewhere)
     first = Scratch()
     make_old(first.path)
     assert left.is_dir(), "its process is alive"
@@ -54,7 +55,7 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
     os.waitpid(pid, 0)
     second = Scratch()
     assert not left.exists()
-    kept = ["elsewhere", "fastpipe-profile-is-a-file", "fastpipe-profile-link", "fastpipe-profile-young"]
+    kept = ["elsewhere", *(f"fastpipe-profile-{one}" for one in ("is-a-file", "link", "without", "young"))]
     names = [Path(one.path).name for one in (first, second)]
     assert sorted(os.listdir(folder)) == sorted([*kept, *names])
     for scratch in (first, second):

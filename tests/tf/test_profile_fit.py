@@ -188,6 +188,37 @@ def test_batches_that_python_makes_are_seen(tmp_path: Path, way: str) -> None:
     assert (report.alone is None) is (way == "threads")
 
 
+def test_a_fit_of_a_loader_of_torchs_is_seen_in_tensorflows_threads(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree", classes=2, per_class=6, sizes=(700, 760))
+    path = tmp_path / "train.py"
+    path.write_text("""
+import keras
+import numpy as np
+from pathlib import Path
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+class Photos(Dataset):
+    files = sorted(Path(__file__).with_name("tree").rglob("*.jpg"))
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, at):
+        with Image.open(self.files[at]) as image:
+            return np.asarray(image.convert("RGB").resize((32, 32)), np.float32), 0
+
+model = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(DataLoader(Photos(), batch_size=4), epochs=1000, shuffle=False, verbose=0)
+""")
+    report = profile_script(path, seconds=1.0)
+    assert report.loader is not None and report.loader.kind == "DataLoader over Photos"
+    assert report.is_cut_short and report.instant_s is not None and report.stall_share > 0.3
+    assert report.costs.stages["decode"].cpu > 0.2 * 1e9 * report.costs.wall_s
+    assert report.costs.lines[0][0].function in ("__getitem__", "Photos.__getitem__")
+
+
 def test_loops_that_are_watched_get_the_same() -> None:
     data = tf.data.Dataset.range(12).batch(2)
 
