@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["current_frames", "current_stacks", "native_ids", "stack_of"]
+__all__ = ["current_stacks", "native_ids", "stack_of"]
 
 T = TypeVar("T")
 
@@ -29,16 +29,6 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
         after_in_parent=_one_at_a_time.release,
         after_in_child=_one_at_a_time.release,
     )
-
-
-def current_frames() -> dict[int, FrameType]:
-    """What ``sys._current_frames`` gives: the frame in which each thread is, by the thread's identifier.
-
-    >>> import threading
-    >>> current_frames()[threading.get_ident()].f_code.co_name
-    '_without_collecting'
-    """
-    return _without_collecting(sys._current_frames)
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
@@ -89,7 +79,7 @@ def native_ids() -> dict[int, int]:
     True
     """
     if sys.platform != "linux":
-        return dict.fromkeys(current_frames(), -1)
+        return dict.fromkeys(_without_collecting(sys._current_frames), -1)
     return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}
 
 

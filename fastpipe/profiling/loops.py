@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any
 
@@ -123,8 +124,10 @@ class Loop:
         self.spans: list[tuple[str, int, int, int]] = []  # phase; asked, got, done
         self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
-        self._cpu = Meter(processes_cpu_ns)
-        self._delays = {phase: Meter(threads_delay_ns) for phase in (Phase.AS_IT_IS, Phase.INSTANT)}
+        self._cpu, self._delay, self._delay_instant = (
+            Meter(processes_cpu_ns), Meter(threads_delay_ns), Meter(threads_delay_ns)
+        )  # fmt: skip
+        self._meters = {Phase.AS_IT_IS: [self._delay], Phase.INSTANT: [self._delay_instant, self._cpu]}
         self._trial: Iterator[Any] | None = None
         self._is_first = True
 
@@ -180,7 +183,7 @@ class Loop:
         Raises:
             Enough: one of its loops has ended it.
         """
-        if self.has_ended or any(loop.has_ended for loop in self.others):
+        if self.has_ended or (len(self.others) > 1 and any(loop.has_ended for loop in self.others)):
             raise Enough
 
     @property
@@ -192,8 +195,7 @@ class Loop:
         """What follows is another iteration of the loader, to begin which took so many nanoseconds."""
         self._got, self._is_first, self._start = 0, True, took
         self.device.skip()
-        self._cpu.pause()
-        for meter in self._delays.values():
+        for meter in chain(*self._meters.values()):
             meter.pause()
 
     def end_epoch(self) -> None:
@@ -227,17 +229,10 @@ class Loop:
         if len(self.spans) < 4 * _MOST_STEPS:
             self.spans.append((self.phase.value, self._asked, self._got, now))
         self._is_first, self._elsewhere = False, 0
-        for meter in self._meters():
+        for meter in self._meters.get(self.phase, ()):
             meter.step(now)
         if not self.is_over:
             self._advance(now)
-
-    def _meters(self) -> Iterator[Meter]:
-        """Those of this phase."""
-        if self.phase in self._delays:
-            yield self._delays[self.phase]
-        if self.phase is Phase.INSTANT:
-            yield self._cpu
 
     def _advance(self, now: int) -> None:
         """Go on to the next phase, when enough is known of this one."""
@@ -249,7 +244,7 @@ class Loop:
                 return  # another loop's loader is to be looked at, not this one's
             if self._may_judge and seconds < self._seconds + _TRAINING_S and not _trains():
                 return
-            for meter in self._meters():
+            for meter in self._meters.get(self.phase, ()):
                 meter.finish(now)
             if self._is_replayed:
                 self._enter(Phase.SETTLING)
@@ -258,12 +253,11 @@ class Loop:
         elif self.phase is Phase.SETTLING and self._is_settled(seconds):
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
-            for meter in self._meters():
+            for meter in self._meters.get(self.phase, ()):
                 meter.finish(now)
             self.step_cpu_ns = self._cpu.per_step
-            as_it_is, instant = (self._delays[phase].per_step for phase in self._delays)
-            if as_it_is is not None:
-                self.step_delay_ns = max(0, as_it_is - (instant or 0))
+            if self._delay.per_step is not None:
+                self.step_delay_ns = max(0, self._delay.per_step - (self._delay_instant.per_step or 0))
             self.finish()
         elif self.phase is Phase.ADAPTING and count >= _WARM:
             self._enter(Phase.TRIED)
@@ -314,7 +308,7 @@ class Loop:
         self.phase, self._phase_began = phase, perf_counter_ns()
         if phase is Phase.SETTLING:
             self._replay = Replay(self.batch)
-        for meter in self._meters():
+        for meter in self._meters.get(self.phase, ()):
             meter.start(self._phase_began)
 
 

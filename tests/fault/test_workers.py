@@ -513,25 +513,32 @@ PARENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("work", "method", "act"), PARENTS)
-def test_stuck_workers_end_with_a_parent_that_is_killed(
-    tree: Path, tmp_path: Path, work: Callable[[Any], None], method: str, act: Callable[[], None]
-) -> None:
-    meet = Meet(tmp_path, act)
+def outlived(meet: Meet, train: Callable[[], None]) -> int:
+    """The pid of a worker that came, whose parent was then killed, and which has ended by now."""
     parent = os.fork()
     if parent == 0:
         try:
             # A fork server of the test process is not this process's child.
             multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
-            work(make("image folder", tree, meet, 1, multiprocessing_context=method))
+            train()
         finally:
             traceback.print_exc()
             meet.nobody_comes()
             os._exit(1)
-    worker = os.pidfd_open(meet.pid())
+    pid = meet.pid()
+    worker = os.pidfd_open(pid)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     wait_until_gone([worker])
+    return pid
+
+
+@pytest.mark.parametrize(("work", "method", "act"), PARENTS)
+def test_stuck_workers_end_with_a_parent_that_is_killed(
+    tree: Path, tmp_path: Path, work: Callable[[Any], None], method: str, act: Callable[[], None]
+) -> None:
+    meet = Meet(tmp_path, act)
+    outlived(meet, lambda: work(make("image folder", tree, meet, 1, multiprocessing_context=method)))
 
 
 def nothing() -> None:
@@ -574,27 +581,19 @@ def test_workers_leave_no_names_where_their_parent_is_killed(
     tmp_path: Path, work: Callable[[Any], None], method: str
 ) -> None:
     meet = Meet(tmp_path, until_parent_has_ended)
-    parent = os.fork()
-    if parent == 0:
-        try:
-            multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
-            loader = FastLoader(
+
+    def train() -> None:
+        work(
+            FastLoader(
                 Numbers(nothing),
                 2,
                 num_workers=1,
                 worker_init_fn=SlowNames(meet),
                 multiprocessing_context=method,
             )
-            work(loader)
-        finally:
-            traceback.print_exc()
-            meet.nobody_comes()
-            os._exit(1)
-    pid = meet.pid()
-    worker = os.pidfd_open(pid)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    wait_until_gone([worker])
+        )
+
+    pid = outlived(meet, train)
     assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
 
 
