@@ -128,8 +128,12 @@ CALLS = ("open", "write", "pwrite", "fsync", "replace", "unlink", "ftruncate", "
 
 @contextlib.contextmanager
 def counted(at: Callable[[int], None]) -> Iterator[Callable[[], int]]:
-    """Tell the number of each call that changes something on the disk, before it is done."""
+    """Tell the number of each call that changes something on the disk, before it is done.
+
+    One call at a time, also of several threads: what is looked at meanwhile is of one moment.
+    """
     real, said, is_telling = {name: getattr(os, name) for name in CALLS}, [0], [False]
+    one_at_a_time = threading.RLock()
 
     def tell() -> None:
         said[0] += 1
@@ -141,6 +145,10 @@ def counted(at: Callable[[int], None]) -> Iterator[Callable[[], int]]:
 
     def instead(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
+            with one_at_a_time:
+                return counted_call(*arguments, **options)
+
+        def counted_call(*arguments: Any, **options: Any) -> Any:
             if is_telling[0] or (name == "open" and not arguments[1] & os.O_CREAT):
                 return real[name](*arguments, **options)
             if name in ("write", "pwrite") and len(arguments[1]) > 1:  # only half of it may get there
