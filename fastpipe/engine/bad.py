@@ -137,10 +137,11 @@ class BadSampleLog:
     def _write(self, item: Item, error: BadSampleError) -> None:
         if self._options.log is None:
             return
-        line = json.dumps({
+        content = {
             "index": item.index, "path": item.path, "target": item.target,
             "action": self._options.policy, "error": repr(error.__cause__),
-        })  # fmt: skip
+        }  # fmt: skip
+        line = json.dumps(content, default=repr)  # a target may be anything
         # One write of one line to a file opened for appending: lines of several processes
         # never mix.
         descriptor = os.open(self._options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

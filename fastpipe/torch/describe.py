@@ -142,7 +142,7 @@ def stock_dataset(dataset: Any) -> Any:
         setattr(folder, name, getattr(dataset, name))
     if dataset._remote is not None:
         folder.loader = dataset._remote.load
-    folder.samples = [(path, int(target)) for path, target in dataset.samples]
+    folder.samples = list(dataset.samples)
     folder.targets = [target for _, target in folder.samples]
     folder.imgs = folder.samples
     return folder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_checks import check_loader
 from fastpipe.torch.keys import take_key
+from fastpipe.torch.listed import ListedSamples
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split
@@ -37,6 +38,9 @@ from fastpipe.torch.stock import is_thread_safe
 from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Plan, compile_plan, plan_state
 from fastpipe.types import Key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["FastImageFolder"]
 
@@ -80,6 +84,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         FileNotFoundError: no class folder, or a class without images.
         OptionError: an option's value cannot work.
     """
+
+    _listed: ListedSamples | None = None  # while it is made of them
 
     def __init__(
         self,
@@ -135,8 +141,52 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self._runtime: Runtime | None = None
         self._compiled: tuple[Any, Plan] | None = None
 
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Iterable[tuple[str | os.PathLike[str], Any]],
+        transform: Callable[..., Any] | None = None,
+        target_transform: Callable[..., Any] | None = None,
+        *,
+        root: str | os.PathLike[str] = "",
+        classes: Sequence[str] = (),
+        **options: Any,
+    ) -> Self:
+        """The images of a list or a table, in the place of a ``Dataset`` of your own that opens them.
+
+        Args:
+            samples: a (path, target) of each image, as ``ImageFolder.samples`` has them; of a table of pandas
+                ``zip(table["file"], table["label"])``.  A target is whatever the batch is to have: a class
+                index, a number, an array, a dictionary of these.
+            transform, target_transform: as in ``ImageFolder``.
+            root: the folder that relative paths begin in; the working directory.
+            classes: names of classes, in the order of their indices; for whoever asks for them.
+            options: ``seed``, ``cache``, ``bad_samples``, ``decode``, ``threads``, ``thread_safe``,
+                ``memory_format`` and ``loader``, as of the class.  With ``bad_samples="replace"`` another
+                image of an equal target takes a bad one's place; of any other, where targets are no
+                integers or texts.
+
+        Raises:
+            OptionError: there are no samples, one is no pair that begins with a path, a path is a URL, or
+                an option is for folders.
+
+        >>> from PIL import Image
+        >>> folder = getfixture("tmp_path")
+        >>> Image.new("RGB", (32, 32)).save(folder / "x.png")
+        >>> dataset = FastImageFolder.from_samples([("x.png", 0.5)], root=folder)
+        >>> dataset[0][0].size, dataset[0][1], len(dataset)
+        ((32, 32), 0.5, 1)
+        """
+        dataset = cls.__new__(cls)
+        dataset._listed = ListedSamples(samples, root, classes, options)
+        cls.__init__(dataset, os.fspath(root), transform, target_transform, **options)
+        dataset._listed = None  # now they are its samples
+        return dataset
+
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
+        if self._listed is not None:
+            return self._listed.find_classes()
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
         return folder.find_classes(directory, self._only_classes)
@@ -366,6 +416,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         options: dict[str, Any] = {
             "extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
         }  # fmt: skip
+        if self._listed is not None:
+            return self._listed.samples
         if (
             type(self).make_dataset is not ImageFolder.make_dataset
         ):  # a subclass finds its files in its own way

@@ -1,0 +1,193 @@
+"""``FastImageFolder.from_samples`` where a script's own ``Dataset`` of images was."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+from fastpipe import BadSamples, FastImageFolder, FastLoader, accelerate
+from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.index.tables import SampleTable
+
+STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
+RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+class Photos(Dataset[Any]):
+    """As scripts have it."""
+
+    def __init__(self, table: list[tuple[Any, Any]], transform: Any = None) -> None:
+        self.table, self.transform = table, transform
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.table[index]
+        image = Image.open(path).convert("RGB")
+        return image if self.transform is None else self.transform(image), target
+
+
+TARGETS: dict[str, Any] = {
+    "class": lambda number: number % 3,
+    "int64 of NumPy": lambda number: np.int64(number % 3),
+    "int16 of NumPy": lambda number: np.int16(number),
+    "number": lambda number: number / 7,
+    "text": str,
+    "flag": lambda number: number % 2 == 0,
+    "array": lambda number: np.arange(4, dtype=np.float32) + number,
+    "tensor": lambda number: torch.arange(3) + number,
+    "dict": lambda number: {"id": number, "box": np.full(4, number), "name": f"photo {number}"},
+}
+
+
+def _table(folder: Path, kind: str = "class") -> list[tuple[Any, Any]]:
+    return [(path, TARGETS[kind](number)) for number, path in enumerate(sorted(folder.rglob("*.jpg")))]
+
+
+def _same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            _same(one[name], other[name])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            _same(mine, its)
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_batches_are_those_of_the_dataset_it_replaces(photo_tree: Path, kind: str, workers: int) -> None:
+    table = _table(photo_tree, kind)
+    ours = FastImageFolder.from_samples(table, STEADY)
+    assert isinstance(ours, ImageFolder) and len(ours) == len(table)
+    theirs = list(DataLoader(Photos(table, STEADY), batch_size=5))
+    fast = FastLoader(ours, 5, num_workers=workers)
+    _same(list(fast), theirs)
+    _same(list(DataLoader(ours, 5)), theirs)
+    _same(list(fast.reference()), theirs)
+
+
+def test_targets_are_those_given(photo_tree: Path) -> None:
+    assert isinstance(FastImageFolder.from_samples(_table(photo_tree, "int64 of NumPy")).samples, SampleTable)
+    for kind in ("class", "number", "flag", "text"):
+        table = _table(photo_tree, kind)
+        ours = FastImageFolder.from_samples(iter(table))
+        assert list(ours.targets) == [target for _, target in table]
+        assert list(ours.samples) == list(ours.imgs) == [(str(path), target) for path, target in table]
+        assert type(ours[1][1]) is type(table[1][1])
+
+
+def test_random_transforms_draw_as_those_of_a_folder(photo_tree: Path) -> None:
+    folder = FastImageFolder(photo_tree, RANDOM, seed=4)
+    listed = FastImageFolder.from_samples(folder.samples, RANDOM, seed=4)
+    _same(list(FastLoader(listed, 7, shuffle=True)), list(FastLoader(folder, 7, shuffle=True)))
+
+
+def test_it_takes_the_place_in_loaders_and_around_them(photo_tree: Path) -> None:
+    table = _table(photo_tree)
+    ours = FastImageFolder.from_samples(table, STEADY)
+    stock = list(DataLoader(Subset(Photos(table, STEADY), [9, 2, 2, 5]), batch_size=2))
+    fast = accelerate(DataLoader(Subset(ours, [9, 2, 2, 5]), batch_size=2, num_workers=2))
+    assert fast.num_workers == 0  # threads do it
+    _same(list(fast), stock)
+    copy = pickle.loads(pickle.dumps(ours))
+    _same(default_collate([copy[3]]), default_collate([ours[3]]))
+
+
+def test_relative_paths_begin_in_root(photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [(path.relative_to(photo_tree), target) for path, target in _table(photo_tree)]
+    there = FastImageFolder.from_samples(table, STEADY, root=photo_tree)
+    assert there.root == str(photo_tree)
+    monkeypatch.chdir(photo_tree)
+    _same(there[4], FastImageFolder.from_samples(table, STEADY)[4])
+
+
+def test_names_of_classes(photo_tree: Path) -> None:
+    ours = FastImageFolder.from_samples(_table(photo_tree), classes=["cat", "dog", "hen"])
+    assert ours.classes == ["cat", "dog", "hen"] and ours.class_to_idx == {"cat": 0, "dog": 1, "hen": 2}
+    assert FastImageFolder.from_samples(_table(photo_tree)).classes == []
+
+
+def test_target_transform_and_loader_are_called(photo_tree: Path) -> None:
+    table = _table(photo_tree)
+    ours = FastImageFolder.from_samples(table, STEADY, lambda target: {"twice": 2 * target})
+    assert ours[4][1] == {"twice": 2}
+    blue = FastImageFolder.from_samples(table, STEADY, loader=lambda path: Image.new("RGB", (50, 50), "blue"))
+    assert blue[0][0][2].min() == 1
+
+
+def test_a_subclass_keeps_its_kind_and_its_code(photo_tree: Path) -> None:
+    class Ours(FastImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            return (*super().__getitem__(index), index)
+
+    ours = Ours.from_samples(_table(photo_tree), STEADY)
+    assert type(ours) is Ours and ours[3][2] == 3
+    ((_, _, numbers),) = FastLoader(ours, len(ours))
+    assert numbers.tolist() == list(range(len(ours)))
+
+
+@pytest.mark.parametrize("kind", ["class", "text", "number", "array", "dict"])
+def test_bad_files_are_replaced_by_those_of_an_equal_target(
+    photo_tree: Path, tmp_path: Path, kind: str
+) -> None:
+    table = _table(photo_tree, kind)
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"no image")
+    twin = table[0][1]
+    table[7:7] = [(bad, twin)]
+    log = tmp_path / "bad.jsonl"
+    policy = BadSamples("replace", log=str(log))
+    ours = FastImageFolder.from_samples(table, STEADY, bad_samples=policy, seed=0)
+    samples = ours.__getitems__(range(len(table)))
+    assert len(samples) == len(table)
+    if kind in ("class", "text"):
+        assert samples[7][1] == twin
+    if kind == "text":  # of which only one other sample is
+        _same(samples[7][0], samples[0][0])
+    assert json.loads(log.read_text())["path"] == str(bad)
+    with pytest.raises(BadSampleError, match=r"bad\.jpg"):
+        list(FastLoader(FastImageFolder.from_samples(table, STEADY), 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ([], {}, "has no samples"),
+        ([("a.jpg", 0), ("b.jpg",)], {}, r"\[1\] must be \(path, target\)"),
+        ([("a.jpg", 0), 5], {}, r"\[1\] must be \(path, target\)"),
+        ([(0, "a.jpg")], {}, r"got \(0, 'a.jpg'\)"),
+        ([("s3://bucket/a.jpg", 0)], {}, "file of this machine"),
+        ([("a.jpg", 0)], {"root": "s3://bucket"}, "file of this machine"),
+        ([("a.jpg", 0)], {"stage": "x"}, "stage= is for images that are looked for in a folder"),
+        ([("a.jpg", 0)], {"allow_empty": True}, "allow_empty="),
+        ([("a.jpg", 0)], {"classes": "ab"}, "names of classes"),
+        ([("a.jpg", 0)], {"threads": 0}, "threads must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        FastImageFolder.from_samples(arguments, **options)
+
+
+def test_a_file_that_is_not_there_is_named_when_it_is_needed(tmp_path: Path) -> None:
+    ours = FastImageFolder.from_samples([(tmp_path / "gone.jpg", 0)])
+    with pytest.raises(BadSampleError, match=r"gone\.jpg.*FileNotFoundError"):
+        ours[0]
