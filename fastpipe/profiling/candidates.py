@@ -13,6 +13,7 @@ from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keeping import of_kept
 from fastpipe.profiling.keras_data import batches_by_threads, is_parallel
 from fastpipe.profiling.near import of_staged
+from fastpipe.profiling.swap_images import of_images
 from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watched, is_fast, is_map_style
@@ -51,8 +52,10 @@ def candidates(
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
     if uneven:
         return list(_ahead(watched, uneven))
+    folders = list(of_folders(watched, costs))
     return [
-        *of_folders(watched, costs), *of_staged(watched, costs), *of_rows(watched, costs, arrays),
+        *(folders or of_images(watched, costs, accounts)),
+        *of_staged(watched, costs), *of_rows(watched, costs, arrays),
         *of_volumes(watched, costs, volumes), *_workers(watched, costs, cores),
     ]  # fmt: skip
 

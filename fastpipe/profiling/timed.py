@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any
 
 from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
+from fastpipe.profiling.images_read import ImageOpens
 from fastpipe.profiling.recorder import Recorder, Tally
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import COLLATE
@@ -48,6 +49,7 @@ class Account:
         tally: by stage and line.
         arrays: of HDF5 files that the dataset reads.
         volumes: that it has open, or else loads.
+        images, opened: files that Pillow opened, each once, and how often it did so for these samples.
         spans: begin, end of fetching and end of collating of the last batches, by the monotonic clock.
     """
 
@@ -58,6 +60,8 @@ class Account:
         self.tally = Tally()
         self.arrays: list[ArrayRead] = []
         self.volumes: list[OpenVolume] = []
+        self.images: list[str] = []
+        self.opened = 0
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -108,6 +112,7 @@ class Witness:
         if self._pid == os.getpid():
             self._reads.end()
             self._loads.end()
+            self._opens.end()
             self._recorder.stop()
             self._pid = 0
             if Witness._asked is self:
@@ -120,6 +125,7 @@ class Witness:
             self.account  # looking begins with the first  # noqa: B018
             self._reads.begin()
             self._loads.begin()
+            self._opens.begin()
             self._dataset = dataset
             self._began = perf_counter_ns()
 
@@ -128,6 +134,7 @@ class Witness:
         account, end = self.account, perf_counter_ns()
         account.batches += 1
         account.samples += count
+        account.opened = self._opens.count
         account.collate_ns += end - begin
         account.spans.append((self._began or begin, begin, end))
         self._began = 0
@@ -163,7 +170,8 @@ class Witness:
         self._account = Account(_worker_number())
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads, self._loads, self._dataset = ArrayReads(), VolumeLoads(), None
-        self._account.arrays = self._reads.found
+        self._opens: ImageOpens = ImageOpens()
+        self._account.arrays, self._account.images = self._reads.found, self._opens.found
         # Where nobody else makes the batches, one thread may do so after another: TensorFlow's, for Keras.
         threads = None if self._account.worker < 0 else [threading.get_ident()]
         self._recorder = Recorder(

@@ -1,0 +1,106 @@
+"""fastpipe's dataset in the place of one of the script's own that opens an image for each sample."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import fastpipe
+from fastpipe.profiling.candidate import Candidate, place_of
+from fastpipe.profiling.costs import LoaderCosts
+from fastpipe.profiling.forms import same_form
+from fastpipe.profiling.stages import DECODE, OTHER, READ, TRANSFORM
+from fastpipe.profiling.timed import Account
+from fastpipe.profiling.times import NOTHING, Spent
+from fastpipe.profiling.watching import Watched, is_map_style
+
+__all__ = ["of_images"]
+
+_MOST_SAMPLES = 1 << 16  # of which a measurement takes a few thousand
+_MUCH = 0.1  # of a batch's time
+_FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one
+
+
+def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
+    """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
+    Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
+    loader, dataset = watched.loader, watched.loader.dataset
+    files = list(dict.fromkeys(file for account in accounts for file in account.images))
+    opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
+    transform = _transform_of(dataset)
+    if (
+        transform is None or not files or not _FEW < opened < _MANY
+        or loader.batch_size is None or not is_map_style(dataset)
+    ):  # fmt: skip
+        return
+    count = max(loader.batch_size, min(len(dataset), _MOST_SAMPLES))
+    try:
+        ours = fastpipe.FastImageFolder.from_samples(
+            [(file, 0) for file in itertools.islice(itertools.cycle(files), count)], transform, cache="off"
+        )
+        fast: Any = fastpipe.FastLoader(ours, loader.batch_size, shuffle=True, drop_last=True)
+        place = _place_of(ours[0][0], watched.loop.batch)
+    except Exception:  # the transform is the script's, and may want what its dataset alone gives
+        return
+    if place is None:
+        return
+    shares = costs.shares()
+    share = sum(shares.get(stage, 0.0) for stage in (READ, DECODE, TRANSFORM))
+    yield Candidate(
+        "read images by fastpipe: FastImageFolder.from_samples([(file, target), …], transform) and FastLoader"
+        f"{place_of(watched)}",
+        f"reading, decoding and transforming them takes {share:.0%} of a batch's time; measured on "
+        f"{len(files)} of your images, with your transform, without a cache",
+        lambda: (_with(watched.loop.batch, place, images) for images, _ in fast),
+        rest=_rest(costs), close=ours.close,
+    )  # fmt: skip
+
+
+def _transform_of(dataset: Any) -> Any:
+    """The transform of torchvision's among a dataset's attributes; None where it is not clear which."""
+    if type(dataset).__name__ == "Subset":
+        return _transform_of(dataset.dataset)
+    found = {
+        name: value
+        for name, value in getattr(dataset, "__dict__", {}).items()
+        if type(value).__module__.startswith("torchvision.transforms")
+    }
+    if "transform" in found or len(found) != 1:
+        return found.get("transform")
+    return next(iter(found.values()))
+
+
+def _place_of(sample: Any, batch: Any) -> list[Any] | None:
+    """Where in a batch the images are, as keys from the outside; None where there are no such."""
+    if hasattr(batch, "shape"):
+        is_image = hasattr(sample, "shape") and len(batch) and same_form(batch, sample[None])
+        return [] if is_image else None
+    if not isinstance(batch, (Mapping, list, tuple)):
+        return None
+    for key in batch if isinstance(batch, Mapping) else range(len(batch)):
+        place = _place_of(sample, batch[key])
+        if place is not None:
+            return [key, *place]
+    return None
+
+
+def _with(batch: Any, place: Sequence[Any], images: Any) -> Any:
+    """A batch like another one, with images of its own."""
+    if not place:
+        return images
+    key, changed = place[0], _with(batch[place[0]], place[1:], images)
+    if isinstance(batch, Mapping):
+        return {**batch, key: changed}
+    items = [*batch[:key], changed, *batch[key + 1 :]]
+    if isinstance(batch, list):
+        return items
+    return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+
+
+def _rest(costs: LoaderCosts) -> Spent | None:
+    """What the dataset does besides, and its waiting for storage, as these images are in memory by now; if
+    that is much."""
+    other = costs.stages.get(OTHER, NOTHING)
+    rest = other.plus(Spent(int(costs.read_idle_s * 1e9), 0, 0))
+    return rest if rest.wall > _MUCH * costs.wall_s * 1e9 else None
