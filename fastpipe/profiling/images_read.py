@@ -26,7 +26,8 @@ class ImageOpens:
     >>> path = str(getfixture("tmp_path") / "x.png")
     >>> Image.new("RGB", (8, 8)).save(path)
     >>> with ImageOpens() as opens, open(path, "rb") as file:
-    ...     _ = Image.open(path), Image.open(file)
+    ...     Image.open(path).close(), Image.open(file).close()
+    (None, None)
     >>> opens.found == [path], opens.count
     (True, 2)
     """

@@ -22,19 +22,19 @@ from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import BadSampleError, OptionError
-from fastpipe.index import folder, tables
+from fastpipe.index import folder
 from fastpipe.index.cache import IndexCache, default_index_cache
-from fastpipe.index.progress import ScanProgress
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_checks import check_loader
+from fastpipe.torch.folder_samples import samples_found, targets_of
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.listed import ListedSamples
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split
 from fastpipe.torch.staging import remote_images, staged_images
-from fastpipe.torch.stock import is_thread_safe
+from fastpipe.torch.stock import is_thread_safe, stock_note
 from fastpipe.torch.substitutes import item_of, substitute_of
 from fastpipe.transform.plan import Plan, compile_plan, plan_state
 from fastpipe.types import Key
@@ -129,13 +129,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.classes, self.class_to_idx = self.find_classes(self.root)
         if callable(classes):  # which may have no pickle
             self._only_classes = list(self.classes)
-        extensions = IMG_EXTENSIONS if is_valid_file is None else None
-        self.samples: Any = self._make_samples(extensions, is_valid_file, allow_empty)
-        self.targets: Any = self._make_targets()
-        self.imgs = self.samples
+        self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
+        self.imgs = self.samples = samples_found(self, self.extensions, is_valid_file, allow_empty)
+        self.targets: Any = targets_of(self.samples)
         self.loader = loader
         check_loader(self)
-        self.extensions = extensions
         if self._loads_fast():
             self._prepare_cache()
         self._runtime: Runtime | None = None
@@ -159,23 +157,19 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
                 ``zip(table["file"], table["label"])``.  A target is whatever the batch is to have: a class
                 index, a number, an array, a dictionary of these.
             transform, target_transform: as in ``ImageFolder``.
-            root: the folder that relative paths begin in; the working directory.
-            classes: names of classes, in the order of their indices; for whoever asks for them.
-            options: ``seed``, ``cache``, ``bad_samples``, ``decode``, ``threads``, ``thread_safe``,
-                ``memory_format`` and ``loader``, as of the class.  With ``bad_samples="replace"`` another
-                image of an equal target takes a bad one's place; of any other, where targets are no
-                integers or texts.
+            root: the folder that relative paths begin in; default: the working directory.
+            classes: names of classes, in the order of their indices.
+            options: the class's, but for those about folders.  With ``bad_samples="replace"`` an image of an
+                equal target takes a bad one's place; any, where targets are no integers or texts.
 
         Raises:
-            OptionError: there are no samples, one is no pair that begins with a path, a path is a URL, or
-                an option is for folders.
+            OptionError: no samples; one is no pair of a local file and a target; an option is about folders.
 
         >>> from PIL import Image
         >>> folder = getfixture("tmp_path")
         >>> Image.new("RGB", (32, 32)).save(folder / "x.png")
-        >>> dataset = FastImageFolder.from_samples([("x.png", 0.5)], root=folder)
-        >>> dataset[0][0].size, dataset[0][1], len(dataset)
-        ((32, 32), 0.5, 1)
+        >>> FastImageFolder.from_samples([("x.png", 0.5)], root=folder)[0][1]
+        0.5
         """
         dataset = cls.__new__(cls)
         dataset._listed = ListedSamples(samples, root, classes, options)
@@ -199,8 +193,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         )  # fmt: skip
         if self._compiled is None or self._compiled[0] != state:
             plan = compile_plan(
-                self.transform, layout=LAYOUTS[self.memory_format], stock_note=self._stock_note,
-                decode_note=self._running().decoders,
+                self.transform, layout=LAYOUTS[self.memory_format], decode_note=self._running().decoders,
+                stock_note=partial(stock_note, self.thread_safe),
             )  # fmt: skip
             self._compiled = (state, plan)
         return self._compiled[1]
@@ -223,13 +217,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return image, target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Several samples, made side by side; what ``DataLoader`` calls for a batch.
+        """The samples at some positions, in their order; what ``DataLoader`` calls for a batch.
 
-        Args:
-            indices: positions in the dataset.
-
-        Returns:
-            The samples in the order of the indices.
+        They are made side by side.
         """
         if not self._answers_for_batches():
             return [self[index] for index in indices]
@@ -241,18 +231,12 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def extra_repr(self) -> str:
         """Options that differ from ``ImageFolder``'s behaviour."""
-        lines = []
-        if self.decode != Decode():
-            lines.append(f"Decoding: {self.decode!r}")
-        if self.stage is not None:
-            lines.append(f"Staged: {self.stage!r}")
-        if self.cache != Cache():
-            lines.append(f"Decoded images: {self.cache!r}")
-        if self.bad_samples != BadSamples():
-            lines.append(f"Bad samples: {self.bad_samples!r}")
-        if self.seed is not None:
-            lines.append(f"Seed: {self.seed}")
-        return "\n".join(lines)
+        shown = {
+            "Decoding": (self.decode, Decode()), "Staged": (self.stage, None),
+            "Decoded images": (self.cache, Cache()), "Bad samples": (self.bad_samples, BadSamples()),
+            "Seed": (self.seed, None),
+        }  # fmt: skip
+        return "\n".join(f"{name}: {value!r}" for name, (value, usual) in shown.items() if value != usual)
 
     @property
     def downloaded(self) -> tuple[int, int]:
@@ -384,13 +368,6 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
 
-    def _stock_note(self, stock: Sequence[Any]) -> str:
-        if self.thread_safe:
-            return "as it is, in threads (thread_safe=True)"
-        if is_thread_safe(stock):
-            return "torchvision, in threads, with a generator for each sample"
-        return "as it is, one sample after the other: fastpipe does not know it, or what follows it"
-
     def _position(self, index: int) -> int:
         position, length = operator.index(index), len(self.samples)
         if not -length <= position < length:
@@ -407,35 +384,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if self.cache.where != "off":
             open_store(self.cache)
 
-    def _make_samples(
-        self,
-        extensions: tuple[str, ...] | None,
-        is_valid_file: Callable[[str], bool] | None,
-        allow_empty: bool,
-    ) -> Any:
-        options: dict[str, Any] = {
-            "extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
-        }  # fmt: skip
-        if self._listed is not None:
-            return self._listed.samples
-        if (
-            type(self).make_dataset is not ImageFolder.make_dataset
-        ):  # a subclass finds its files in its own way
-            return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
-        with ScanProgress(self.root) as on_progress:
-            options |= {"cache": self._index_cache(), "on_progress": on_progress}
-            if self._remote is not None:
-                return self._remote.scan(self.class_to_idx, **options)
-            return folder.scan_folder(self.root, self.class_to_idx, **options)
-
     def _index_cache(self) -> IndexCache | None:
         """Where the scan is kept; None to scan each time."""
         return None if self.cache.where == "off" else default_index_cache()
-
-    def _make_targets(self) -> Any:
-        if isinstance(self.samples, tables.SampleTable):
-            return tables.TargetTable(self.samples.targets_array())
-        return [sample[1] for sample in self.samples]
 
     def _running(self) -> Runtime:
         """Threads, decoders and the cache of this process, made when first needed."""

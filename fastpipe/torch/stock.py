@@ -38,6 +38,7 @@ __all__ = [
     "run_keyed",
     "run_seeded",
     "seed_generators",
+    "stock_note",
 ]
 
 Transform = Callable[[Any], Any]
@@ -261,6 +262,20 @@ def is_thread_safe(transforms: Sequence[Transform]) -> bool:
     False
     """
     return all(map(_is_safe, transforms))
+
+
+def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
+    """How transforms run that the plan does not know, in words.
+
+    Args:
+        is_promised: whether the script says that several threads may call them.
+        stock: the transforms.
+    """
+    if is_promised:
+        return "as it is, in threads (thread_safe=True)"
+    if is_thread_safe(stock):
+        return "torchvision, in threads, with a generator for each sample"
+    return "as it is, one sample after the other: fastpipe does not know it, or what follows it"
 
 
 def _is_safe(transform: Any) -> bool:
