@@ -104,6 +104,22 @@ def _freeze() -> None:
     _thawed.clear()
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases as slow that are more than the few of them that ``few`` asks for."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in families.items():
+        (count,) = cases[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        # Evenly spaced ones of two parameters might all have one value of one of them.
+        chosen = random.Random(name).sample(cases, min(count, len(cases)))
+        for case in cases:
+            if case not in chosen:
+                case.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu") is None:
@@ -171,12 +187,16 @@ def documents_code(
 
 
 def _make_files_of_documents() -> None:
-    """The HDF5 file and the volumes of the documents, in the folder that is the current one."""
+    """The files of the documents, in the folder that is the current one."""
     import h5py
     import nibabel
     import numpy as np
     import tensorstore  # here: few tests need them
+    from PIL import Image
 
+    Path("photos").mkdir(exist_ok=True)
+    Image.new("RGB", (64, 48), "teal").save("photos/1.jpg")
+    Path("photos.csv").write_text("file,label,age\n" + "1.jpg,0,7\n" * 9)
     with h5py.File("speech.h5", "w") as file:
         file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
         file["words"] = np.arange(40)

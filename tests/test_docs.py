@@ -83,13 +83,14 @@ def _swaps(page: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in _PAGES if _swaps(page) and "tensorflow" not in page])
 def test_swaps_run(page: str, documents_code: Callable[[str], dict[str, Any]]) -> None:
     # That of TensorFlow is tested where that is loaded.
+    given = "transform, PATCH, table = None, (8, 16, 16), [('photos/1.jpg', 0)] * 9"
     for swap in _swaps(page):
-        assert "dataset" in documents_code(f"transform, PATCH = None, (8, 16, 16)\n{swap}")
+        assert "dataset" in documents_code(f"{given}\n{swap}")
 
 
 def test_each_case_has_a_swap() -> None:
     cases = [page for page in _PAGES if page.startswith("cases/") and page != "cases/index.md"]
-    assert [len(_swaps(page)) for page in [*cases, "augmentation.md"]] == [1] * 6
+    assert [len(_swaps(page)) for page in [*cases, "augmentation.md"]] == [1] * 7
 
 
 @pytest.mark.parametrize("page", [page for page in _PAGES if _blocks(_text(page), "diff")])

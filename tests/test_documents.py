@@ -60,6 +60,7 @@ def test_links_lead_somewhere(page: str) -> None:
             assert (_ROOT / page).parent.joinpath(target).exists(), target
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_the_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Few photographs, as nearly all the time goes into the model.
@@ -74,6 +75,7 @@ def _example(name: str) -> Any:
     return scope["main"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_both_examples_learn_the_same(steps: int, photos: Path, tmp_path: Path) -> None:
     # For every day few photographs, as nearly all the time goes into the model.

@@ -151,6 +151,7 @@ def decode_in_stages(data: str) -> Any:
     return seconds
 
 
+@pytest.mark.slow
 def test_each_image_is_decoded_once(data: str) -> None:
     [seconds] = _beside((decode_in_stages, data))
     assert seconds[0] > 0

@@ -140,6 +140,7 @@ def test_a_look_names_get_pose(short: Any, tmp_path: Path) -> None:
     assert look.row_nbytes == _FEW * 25 * 3 * 4 + 8
 
 
+@pytest.mark.slow
 def test_both_run_as_scripts(scripts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = scripts["compare"].main(str(tmp_path), 4, 1, 1)
     assert not list(tmp_path.iterdir())

@@ -49,6 +49,7 @@ def _environment(options: dict[str, Any]) -> dict[str, str]:
     return {name: options[option] for option, name in names.items()}
 
 
+@pytest.mark.slow
 def test_both_learn_the_same(
     s3: Any,
     scripts: Any,

@@ -40,6 +40,7 @@ print(json.dumps(sorted(tops & heavy)))
     assert json.loads(_python(code)) == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -74,6 +75,7 @@ print(json.dumps(sorted(heavy & set(sys.modules))))
     assert json.loads(_python(code)) == []
 
 
+@pytest.mark.slow
 def test_who_reads_images_does_not_wait_for_the_kernels_of_hdf5(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
@@ -89,6 +91,7 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
     assert json.loads(_python(code)) == [[], True]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("missing", "use", "command"),
     [
@@ -163,6 +166,7 @@ except ModuleNotFoundError as error:
     assert _python(code).split() == ["ModuleNotFoundError", "something_else_missing"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="run it on Linux: it makes one look like Windows"
 )

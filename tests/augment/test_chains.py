@@ -249,6 +249,7 @@ def test_threads_keep_nothing_of_a_batch() -> None:
         assert len(chain._chain.memory._free) == 1
 
 
+@pytest.mark.slow
 def test_compiled_with_gradients_is_the_same(make_images: Make) -> None:
     chain = augment.Compose([augment.RandomResizedCrop(16), augment.ColorJitter(0.4)])
     images = make_images().requires_grad_()

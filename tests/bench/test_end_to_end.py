@@ -43,6 +43,7 @@ def test_a_quick_run_gives_table_json_and_picture(tree: Path, tmp_path: Path) ->
     assert str(tree) not in text and str(tmp_path) not in text and str(Path.home()) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["replaced", pytest.param("fastpipe", marks=pytest.mark.slow)])
 def test_start_up_is_measured_in_new_processes(
     tree: Path, group: Literal["replaced", "fastpipe"], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -388,6 +388,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**load(path), "printed": done.stdout, "text": path.read_text(), "folder": str(folder)}
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed and result["main"] == "slow-workers"

@@ -115,6 +115,7 @@ def test_rows_are_cut_from_wav_files(tmp_path: Path) -> None:
         wav_rows(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_every_row_has_its_own_key_and_goes_through_all_rows(tables: list[Table]) -> None:
     keys = []
     for table in tables:

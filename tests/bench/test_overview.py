@@ -319,6 +319,7 @@ def test_a_package_that_is_missing_is_told_with_the_remedy(
     assert "pip install 'fastpipe[bench]'" in found["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["hdf5_mel", pytest.param("volume_patches", marks=pytest.mark.slow)])
 def test_a_pipeline_is_checked_and_measured(key: str, tmp_path: Path) -> None:
     with Progress(Console(file=io.StringIO())) as progress:
@@ -348,6 +349,7 @@ def left_behind() -> set[str]:
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastpipe-bench-")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", ["motion_generation,imagefolder", pytest.param("", marks=pytest.mark.slow)])
 def test_the_whole_command(only: str, tmp_path: Path) -> None:
     given = [*(["--only", only] if only else []), "--json", "all.json"]
@@ -366,6 +368,7 @@ def test_the_whole_command(only: str, tmp_path: Path) -> None:
     assert "[2/" in done.stderr and str(tmp_path / "report.html") in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.name != "posix", reason="sends signals: run on Linux or macOS")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind_however_it_ends(number: signal.Signals, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_stalls_are_measured_in_turns(bucket: Bucket) -> None:
         assert all(0 < share < 1 for share in (*row["raw"], row["median"]))
 
 
+@pytest.mark.slow
 def test_a_stage_of_half_the_size_keeps_what_it_can(
     s3: Any, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +305,7 @@ def result(s3: Any, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return load(written)
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_and_json(result: dict[str, Any]) -> None:
     keys = {entry["key"] for entry in result["rows"]}
     assert keys >= {"first-replaced", "first-stage", "first-ahead", "fetch-replaced", "fetch-ahead",

@@ -269,6 +269,7 @@ def test_what_was_announced_elsewhere_is_cleared_away_after_a_month() -> None:
     assert "newmachine.auto.1.3.json" in _announced()
 
 
+@pytest.mark.few(6)
 @needs_proc
 @pytest.mark.parametrize(
     "change",

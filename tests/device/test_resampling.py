@@ -128,6 +128,7 @@ def cases_for_triton() -> list[tuple[ArrayImage, list[Operation]]]:
     return found
 
 
+@pytest.mark.slow
 def test_tritons_kernel_makes_the_same_bytes() -> None:
     pytest.importorskip("triton", reason="the kernel is Triton's: pip install triton")
     done = subprocess.run(

@@ -196,6 +196,7 @@ _KILLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("number", "loader"), _KILLS)
 def test_killed_in_the_middle_of_an_epoch(
     server: Any, tree: Path, tmp_path: Path, loader: str, number: int
@@ -214,6 +215,7 @@ _INTERRUPTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loader", _INTERRUPTED)
 def test_ctrl_c_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Path, loader: str) -> None:
     for attempt in range(3):
@@ -234,6 +236,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Pat
     assert scenario.left() == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loader", ["FastLoader, 0", "FastLoader, 0, serial=True", "FastLoader, 1"])
 def test_ctrl_c_that_the_script_catches(server: Any, tree: Path, tmp_path: Path, loader: str) -> None:
     code = f"""
@@ -283,6 +286,7 @@ _ENDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("loader", "end"), _ENDS)
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(
     server: Any, tree: Path, tmp_path: Path, loader: str, end: str

@@ -149,6 +149,7 @@ def test_garbage_behind_the_journal(tmp_path: Path, small_blocks: None) -> None:
         assert copies.goes_on(files).made == N - 26
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", [".data", ".spool"])
 def test_a_byte_that_has_changed(
     tmp_path: Path, small_blocks: None, suffix: str, caplog: pytest.LogCaptureFixture
@@ -324,6 +325,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(fastpipe.__file__).parents[1])}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("who", "kind"), [("0", "plain"), ("2", "files"), ("threads", "ragged"), ("pool", "ragged")]
 )
@@ -353,6 +355,7 @@ def test_the_disk_is_full_again_and_again(
     assert left == whole_files[kind] and len(left) == (8 if kind == "files" else 1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["pwrite", "write", "fsync", "ftruncate", "open", "replace", "unlink"])
 @pytest.mark.parametrize("job", ["ragged", "files"])
 def test_any_call_to_the_system_may_fail(
@@ -763,6 +766,7 @@ def told_rows(errors: str) -> int:
     return int(behind.partition(" of ")[0].replace(",", ""))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("who", "count"), [("0", 1), ("2", 2), ("threads", 2)])
 def test_an_interrupt_lets_be_finished_what_is_begun(
     tmp_path: Path, who: str, count: int, reference: bytes
@@ -785,6 +789,7 @@ def test_an_interrupt_lets_be_finished_what_is_begun(
     assert script.finish() == reference
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("who", "stuck"), [("2", "row"), ("0", "row"), ("2", "first row"), ("0", "first row")]
 )

@@ -229,6 +229,7 @@ def killed_at(
     return kill
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_at_some_call(killed_at: Any, job: str) -> None:
     rng = random.Random(job)
@@ -238,6 +239,7 @@ def test_killed_at_some_call(killed_at: Any, job: str) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("job", ["files", "more in files"])
 def test_killed_while_files_get_their_names(killed_at: Any, job: str) -> None:
     """Some are of the new job then, and some of the one before."""
@@ -357,6 +359,7 @@ class _Disk:
         )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("job", "options"),
     [

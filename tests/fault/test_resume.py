@@ -149,6 +149,7 @@ CASES = [(name, 0) for name in LOADERS] + [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_killed_at_random_points(tree: Path, tmp_path: Path, run: Run, name: str, workers: int) -> None:
     def make() -> FastLoader[Any]:
@@ -228,6 +229,7 @@ def _samples(batches: Any) -> list[str]:
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("taken", [1, 2])
 @pytest.mark.parametrize(("world", "size", "workers"), [(3, 2, 0), (1, 6, 0), (1, 5, 2), (2, 1, 1)])
 def test_two_ranks_with_workers_go_on_as_others(

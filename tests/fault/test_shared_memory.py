@@ -103,6 +103,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_small_batches_pass(found: dict[str, Any]) -> None:
     assert found["small"] == [0, 2, 4, 6]
 

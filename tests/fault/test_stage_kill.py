@@ -125,6 +125,7 @@ def dying(place: Path, seed: int, step: tuple[Any, str], after: int) -> None:
     use(place, seed)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step[1]))
 def test_nothing_is_half_there_and_the_limit_holds(tmp_path: Path, step: tuple[Any, str]) -> None:
     victims = [

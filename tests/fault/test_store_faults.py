@@ -91,6 +91,7 @@ def _check_epoch(
     assert at == len(dataset) == len(expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [{"busy": 0.1}, {"cut": 0.1, "cut_after": 700}, {"busy": 0.1, "cut": 0.1}])
 def test_a_store_that_fails_now_and_then(
     fault: dict[str, Any], s3: Any, bucket: str, expected: Any, near: Any
@@ -137,6 +138,7 @@ def _train(bucket: str, stage: Path, options: dict[str, Any], seed: int = 0) -> 
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_leaves_a_stage_that_serves_the_next(
     s3: Any, bucket: str, expected: Any, tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_training_that_is_killed_leaves_a_stage_that_serves_the_next(
         dataset.close()
 
 
+@pytest.mark.slow
 def test_two_trainings_share_a_stage_and_download_each_object_once(
     s3: Any, bucket: str, expected: Any, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ class _Deadly:
             self._row[place] = value
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("is_behind", [False, True])
 @pytest.mark.parametrize("is_published", [False, True])
 @pytest.mark.parametrize("is_full", [False, True])

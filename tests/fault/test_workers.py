@@ -241,6 +241,7 @@ PLACES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("method", "workers", "persistent"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_while_the_script_waits_for_a_batch(
@@ -363,6 +364,7 @@ _STUCK = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "act"), _STUCK)
 def test_a_stuck_worker_is_named_with_its_stack_and_ends(
     tree: Path, tmp_path: Path, kind: str, act: Callable[[], None]
@@ -533,6 +535,7 @@ def outlived(meet: Meet, train: Callable[[], None]) -> int:
     return pid
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("work", "method", "act"), PARENTS)
 def test_stuck_workers_end_with_a_parent_that_is_killed(
     tree: Path, tmp_path: Path, work: Callable[[Any], None], method: str, act: Callable[[], None]

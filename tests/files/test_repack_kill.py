@@ -66,6 +66,7 @@ def count_calls(work: Callable[[], object], die_at: int = 0) -> int:
     return count.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])
 def test_killed_again_and_again(
     source: Path, forked: Callable[[Callable[[], object]], int], seed: int, capsys: pytest.CaptureFixture[str]

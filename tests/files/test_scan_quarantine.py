@@ -300,6 +300,7 @@ def test_without_a_place_files_stay(data: Path, disk: str, monkeypatch: pytest.M
     assert restore(data) == 0 and not (data / "a" / "bad.jpg").exists()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("back", [False, True])
 def test_killed_at_any_call(
     data: Path, disk: str, back: bool, forked: Callable[[Callable[[], object]], int]

@@ -81,6 +81,7 @@ def killed(forked: Forked, source: Path, die_at: int) -> bool:
     return code != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))])
 def test_killed_again_and_again(
     source: Path, forked: Forked, seed: int, capsys: pytest.CaptureFixture[str]

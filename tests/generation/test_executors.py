@@ -530,6 +530,7 @@ generate(sample, 60, "x.h5", seed=0, workers=int(sys.argv[3]), progress=False, *
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("executor", "workers"), [("0", "0"), ("threads", "2"), ("processes", "2")])
 def test_libraries_that_rows_load_have_one_thread_too(tmp_path: Path, executor: str, workers: str) -> None:
     (tmp_path / "script.py").write_text(_LATE)

@@ -299,6 +299,7 @@ def test_a_package_that_is_gone(
     assert "ModuleNotFoundError" in message and "corrupt-1" in message
 
 
+@pytest.mark.slow
 def test_torch_is_gone(tmp_path: Path, folder: Path) -> None:
     """In a process that has none, the entry is kept aside; what computes it anew needs none."""
     pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")

@@ -211,6 +211,7 @@ def test_the_plan_and_options_say_who_decodes(photos: Path) -> None:
     assert "Decode(backend='dali')" in repr(dali)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "batches = iter(loader); next(batches)"])
 def test_processes_end(photos: Path, ends: str) -> None:
     script = f"""
@@ -264,6 +265,7 @@ def test_an_interpreter_ends_while_a_batch_is_decoded(tmp_path: Path) -> None:
     assert said_by(_BUSY, tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_a_forked_child_ends_and_its_parent_goes_on(photos: Path) -> None:
     code = """
 import os, sys
@@ -317,6 +319,7 @@ def test_a_child_that_is_forked_while_the_first_pipeline_is_made_decodes_without
     assert said.count("does not work in a process that was forked") == 1 == said.count("\n"), said
 
 
+@pytest.mark.slow
 def test_libjpeg_does_not_talk_about_damage(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(8):

@@ -47,6 +47,7 @@ def expected_outcomes(dataset: Any) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("transform", [None, TRANSFORM], ids=["none", "usual"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_file(

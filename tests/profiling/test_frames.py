@@ -57,6 +57,7 @@ def test_threads_that_ask_while_garbage_is_collected_do_not_lock_up() -> None:
     assert ends("current_stacks()", 60)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions do not: run it with Python 3.11")
 def test_it_is_this_that_locks_up() -> None:
     assert not ends("sys._current_frames()", 5)
@@ -73,6 +74,7 @@ def test_collecting_stays_as_it_was(is_enabled: bool) -> None:
         (gc.enable if was else gc.disable)()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it on Linux")
 def test_a_child_forked_while_others_ask_collects_garbage_and_can_ask() -> None:
     is_over = threading.Event()

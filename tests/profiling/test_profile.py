@@ -142,6 +142,7 @@ class Uneven(Slow):
         return torch.tensor([float(index)]), 0
 
 
+@pytest.mark.slow
 def test_for_batches_that_take_unequally_long_more_are_made_ahead() -> None:
     loader = DataLoader(Uneven(0), batch_size=1, num_workers=2)
     report = fastpipe.profile(

@@ -61,6 +61,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [["0"], ["1"], ["1", "spawn"]], ids="-".join)
 def test_a_script_runs_until_enough_is_known_of_its_loop(
     script: Callable[[str], str], arguments: list[str], tmp_path: Path
@@ -137,6 +138,7 @@ for epoch in range(5):
     assert report.instant_s is not None and report.is_cut_short
 
 
+@pytest.mark.slow
 def test_a_script_that_goes_on_after_every_end_is_left(script: Callable[[str], str], tmp_path: Path) -> None:
     path = script(f"""{DATASET}
 while True:
@@ -300,6 +302,7 @@ except BaseException as error:
     assert report.instant_s is not None and report.is_cut_short
 
 
+@pytest.mark.slow
 def test_a_script_whose_batches_a_thread_takes_is_ended(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +430,7 @@ for epoch in range(1000):
     assert report.costs.batches and report.costs.samples == 4 * report.costs.batches
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["fast, slow", "slow, fast"])
 def test_of_loaders_that_take_turns_the_one_that_is_waited_for_is_looked_at(
     script: Callable[[str], str], order: str

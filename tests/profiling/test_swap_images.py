@@ -66,6 +66,7 @@ def _ways(report: Any) -> list[Any]:
     return [advice for advice in report.advice if "from_samples" in advice.what]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("form", "workers", "tfm", "load"),
     [("pair", 0, _V1, None), ("dict", 1, _V2, default_loader), ("nested", 0, _V1, None),

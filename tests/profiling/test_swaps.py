@@ -52,6 +52,7 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_of_an_hdf5_file_are_read_by_fastpipe(rows: Path, workers: int) -> None:
     loader = DataLoader(Rows(rows), batch_size=16, shuffle=True, num_workers=workers)
@@ -106,6 +107,7 @@ class Patches(Dataset[Any]):
         return self.image[box], self.labels[box]
 
 
+@pytest.mark.slow
 def test_patches_of_a_volume_are_read_by_fastpipe(tmp_path: Path) -> None:
     for name, dtype in (("image", "f4"), ("labels", "u1")):
         array = zarr.create_array(tmp_path / name, shape=(32, 32, 32), chunks=(16, 16, 16), dtype=dtype)
@@ -133,6 +135,7 @@ class Loaded(Dataset[Any]):
         return image[None][(slice(None), *box)], labels[box]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_patches_of_volumes_that_are_loaded_for_each_are_read_by_fastpipe(
     tmp_path: Path, workers: int

@@ -86,6 +86,7 @@ KINDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dataset", [Squares, Batches, Stream])
 def test_batches_order_and_draws_stay_and_all_are_counted(dataset: Any, kind: dict[str, Any]) -> None:

@@ -81,6 +81,7 @@ def test_the_numbers_are_those_of_keys(seed: int, epoch: int, draws: list[int], 
     np.testing.assert_array_equal(made.numpy(), keys.uniforms(seed, epoch, np.array(draws, np.int64), count))
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("jit_compile", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("number", range(len(_CASES)), ids=lambda number: "+".join(_CASES[number][0]))
@@ -305,6 +306,7 @@ def test_replicas_draw_other_numbers(two_replicas: Any) -> None:
     assert int(augment.calls.numpy()) == 2
 
 
+@pytest.mark.slow
 def test_model_fit_on_two_replicas(two_replicas: Any) -> None:
     with two_replicas.scope():
         model = _model(Augment(seed=1, **_ALL))
@@ -331,6 +333,7 @@ def test_of_a_dataset_numbers_are_of_seed_epoch_and_position(photo_table: Any) -
             at += count
 
 
+@pytest.mark.slow
 def test_of_a_dataset_neither_threads_batches_nor_ranks_change_a_sample(photo_table: Any) -> None:
     table = {**photo_table.table, "number": np.arange(len(photo_table))}
     count = len(photo_table)

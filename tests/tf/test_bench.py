@@ -361,6 +361,7 @@ def result(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {**load(folder / "r.json"), "printed": done.stdout}
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_json_and_picture(result: dict[str, Any]) -> None:
     printed = " ".join(result["printed"].split())
     assert result["verdict"] in printed and result["main"] == "crop-threads"
@@ -468,6 +469,7 @@ def test_without_what_is_replaced_there_are_no_figures() -> None:
         case._check_measured(Session(gone, rounds=1, failures={"folder-replaced": "its process ended"}))
 
 
+@pytest.mark.slow
 def test_the_pipeline_of_the_case_all(tmp_path: Path) -> None:
     # In a process of its own, as the case has it: here TensorFlow has been used.
     found = outcome_apart("keras_multimodal", tmp_path, True, 170.0, lambda text: None)

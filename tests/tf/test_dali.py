@@ -175,6 +175,7 @@ def test_folders(photo_tree: Path, parity: Any) -> None:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("thread_safe", [False, True])
 @pytest.mark.parametrize("preprocess", [_brighter, _noisy])
 @pytest.mark.parametrize("options", [{}, {"boxes": "box"}, {"boxes": "any", "outside": "pad"}], ids=str)
@@ -217,6 +218,7 @@ def test_a_box_that_reaches_outside_is_the_same_error(photo_table: Any) -> None:
     assert "from (-1, 0) to (9, 9)" in said and "sample 4 " in said
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("where", ["ram", "disk", "little"])
 @pytest.mark.parametrize(
     "options", [{}, {"preprocess": _brighter}, {"parity": "tf"}], ids=["alone", "preprocess", "tf"]
@@ -334,6 +336,7 @@ next(batches)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_in_the_middle_of_an_epoch(photo_tree: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(photo_tree)], capture_output=True, text=True, timeout=100,

@@ -95,6 +95,7 @@ def _ports(count: int) -> list[int]:
             one.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["plain", "auto", "graph", "shard of graph", "from function"])
 def test_two_workers(how: str, photo_table: Any, tmp_path: Path) -> None:
     folder = tmp_path / "photos"

@@ -551,6 +551,7 @@ model.fit(made, verbose=0, callbacks=[Interrupted()])
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("slow", [False, True], ids=["kernels", "the script's code"])
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("error", 1), ("interrupt", -signal.SIGINT)])
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(
@@ -583,6 +584,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="what is asked for is glibc's; run it on Linux")
 @pytest.mark.parametrize("is_told", [False, True], ids=["as it is", "told otherwise"])
 def test_freed_memory_is_used_again(photo_table: Any, is_told: bool) -> None:
@@ -596,6 +598,7 @@ def test_freed_memory_is_used_again(photo_table: Any, is_told: bool) -> None:
     assert faults > 200 * 200 if is_told else faults < 2 * 256
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("first", "second"), [("torch", "tensorflow"), ("tensorflow", "torch")])
 def test_torch_and_tensorflow_in_one_process(photo_tree: Path, first: str, second: str) -> None:
     code = _CHILD.format(first=first, second=second, root=str(photo_tree))

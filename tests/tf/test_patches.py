@@ -49,6 +49,7 @@ def _all(dataset: Any) -> Any:
 # ---- the same values ------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("channels", ["as_stored", "last"])
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_patches_are_those_of_slices(zarrs: Any, volume: Any, channels: Any, batch_size: Any) -> None:

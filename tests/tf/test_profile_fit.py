@@ -168,6 +168,7 @@ train()
 _LEFT = pytest.mark.leaks("Keras does not end the threads of a PyDataset where a fit is interrupted")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "way", ["generator", "PyDataset", pytest.param("threads", marks=_LEFT), "loop", "as_numpy_iterator"]
 )

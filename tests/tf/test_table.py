@@ -205,6 +205,7 @@ def test_proportions_are_kept_around_a_box(photo_table: Any, rows: Any) -> None:
     np.testing.assert_array_equal(made, np.asarray(expected, np.float32))
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("parity", ["pil", "tf"])

@@ -96,6 +96,7 @@ def _labels(loader: Any, epochs: int) -> list[list[list[int]]]:
     return [[labels.tolist() for _, labels in loader] for _ in range(epochs)]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", _KNOWN.values(), ids=_KNOWN)
 def test_the_rest_of_an_epoch_is_known_and_its_order_is_torchs(

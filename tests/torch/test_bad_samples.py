@@ -221,6 +221,7 @@ def test_replace_after_edits_of_samples(tree: Path, tmp_path: Path) -> None:
 # ---- skip -----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 5, 12, 20])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("bad", [[0, 3, 8], [0, 1, 2, 3], [11], [10, 11], range(1, 12), []], ids=str)

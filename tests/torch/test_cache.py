@@ -151,6 +151,7 @@ def _caches(tmp_path: Path) -> dict[str, Any]:
 # ---- the same batches -----------------------------------------------------------------------------
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_batches_are_those_without_a_cache(tree: Path, tmp_path: Path, name: str, kind: Any) -> None:
@@ -234,6 +235,7 @@ def test_bad_files_are_passed_over_as_without(
         assert _equal(epoch, expected)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 @pytest.mark.parametrize(
     ("workers", "persistent", "cache"),

@@ -97,6 +97,7 @@ def test_the_device_gets_the_same_batches(tree: Path, workers: int) -> None:
     assert stream(FastLoader(dataset, device="cpu", **options)) == stream(FastLoader(dataset, **options))
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)

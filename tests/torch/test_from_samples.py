@@ -71,6 +71,7 @@ def _same(one: Any, other: Any) -> None:
         assert one == other
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", TARGETS)
 def test_batches_are_those_of_the_dataset_it_replaces(photo_tree: Path, kind: str, workers: int) -> None:

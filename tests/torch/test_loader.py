@@ -106,6 +106,7 @@ _ORDERS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "workers", "own_generator"), _ORDERS)
 def test_order_and_generator_state_are_torchs(
     tree: Path, name: str, workers: int, own_generator: bool
@@ -226,6 +227,7 @@ _SEEDED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "through"), _SEEDED)
 def test_a_seed_gives_one_stream_on_any_topology(
     tree: Path, name: str, through: Callable[[Any], Any]

@@ -71,6 +71,7 @@ def _topology(options: dict[str, Any]) -> str:
     return "-".join(str(value) for value in options.values()) or "in process"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=_topology)
 def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any]) -> None:
     method = topology.get("multiprocessing_context", "fork")
@@ -366,6 +367,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", UNKNOWN)

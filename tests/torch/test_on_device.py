@@ -94,6 +94,7 @@ def same(made: Any, expected: Any) -> bool:
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "last"])
 def test_batches_are_the_same(photos: Path, name: str, layout: Any, decoder: Decoder) -> None:
@@ -186,6 +187,7 @@ def test_an_epoch_that_was_left_goes_on(photos: Path, decoder: Decoder) -> None:
     assert len(rest) == len(whole) - 1 and all(map(same, rest, whole[1:]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "last"])
 def test_subsets_and_several_folders_are_made_there(
     photos: Path, damaged: Path, layout: Any, decoder: Decoder
@@ -219,6 +221,7 @@ def test_folders_that_make_other_tensors_are_made_here_or_one_by_one(photos: Pat
     assert all(map(same, *batches))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0, "auto"])
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 def test_the_cpu_decodes_what_is_not_of_the_devices_share(

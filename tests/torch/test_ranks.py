@@ -35,6 +35,7 @@ def run_ranks(world: int, tree: Path, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_share_an_epoch(world: int, tree: Path, tmp_path: Path) -> None:
     ranks = run_ranks(world, tree, tmp_path)

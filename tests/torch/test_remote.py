@@ -88,6 +88,7 @@ def test_single_samples(make: Any, near: Any, photo_tree: Path) -> None:
         assert ours[index][1] == theirs[index][1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 def test_in_a_loader(kind: Any, workers: int, make: Any, near: Any, photo_tree: Path) -> None:

@@ -98,6 +98,7 @@ ORDERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)], ids=str)
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[int, int]) -> None:

@@ -92,6 +92,7 @@ def test_it_finds_what_is_found_in_a_folder(make: Any, bucket: str, photo_tree: 
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 def test_values_are_the_local_folders(kind: Any, workers: int, make: Any, photo_tree: Path) -> None:

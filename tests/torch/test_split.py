@@ -77,6 +77,7 @@ def expected_of(tree: Path, transform: Any, count: int, seed: int = 3) -> list[A
     return [(str(images.dtype), images.numpy().tobytes(), labels.tolist()) for images, labels in made]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 @pytest.mark.parametrize("transform", [SIMCLR, V2], ids=["SimCLR", "v2"])
 def test_batches_are_those_of_the_two_halves(tree: Path, transform: Any, place: str) -> None:
@@ -88,6 +89,7 @@ def test_batches_are_those_of_the_two_halves(tree: Path, transform: Any, place: 
             assert stream(loader) != expected, "another epoch"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_spawned_workers(tree: Path, place: str) -> None:
     dataset = FastImageFolder(tree, SIMCLR)

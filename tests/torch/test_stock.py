@@ -174,6 +174,7 @@ def test_every_type_of_the_list_is_proven_here() -> None:
     assert {type(case.values[0]) for case in CASES} == THREAD_SAFE
 
 
+@pytest.mark.few(52)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(("transform", "source", "draws"), CASES)
 def test_threads_equal_the_serial_run(transform: Any, source: Callable[[], Any], draws: bool) -> None:

@@ -205,6 +205,7 @@ print(run_keyed([v2.RandomRotation(30)], torch.arange(16.).reshape(1, 4, 4), 2**
 """
 
 
+@pytest.mark.slow
 def test_another_thread_or_process_in_another_order_gives_the_same() -> None:
     def draw(_: Any) -> list[float]:
         return [random.random(), float(np.random.rand()), torch.rand(()).item()]

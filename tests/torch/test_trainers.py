@@ -103,6 +103,7 @@ def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> Any:
 class TestLightning:
     pytestmark = quiet
 
+    @pytest.mark.few(3)
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("seed", [SEED, None])
     def test_resuming_is_exact(self, tree: Path, tmp_path: Path, seed: int | None, workers: int) -> None:
@@ -458,6 +459,7 @@ def test_blocks_are_the_steps_of_ranks_that_take_turns(count: int, size: int, wo
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
+@pytest.mark.slow
 def test_accelerate_on_two_ranks(tree: Path, tmp_path: Path, accelerator: Any) -> None:
     (tmp_path / "photos").symlink_to(tree)
     found = run_ranks("accelerate", tmp_path, 2, *TORCHRUN, "2")

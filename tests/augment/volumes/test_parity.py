@@ -73,6 +73,7 @@ def by_torch(ops: Any, volumes: Tensor, parameters: augment.Parameters) -> Tenso
     return on_volumes(ops, volumes, applied, SlotPool(0), is_host=False)
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("case", CASES)

@@ -96,6 +96,7 @@ def test_bad_input(arguments: list[str], said: str, capsys: pytest.CaptureFixtur
     assert said in err and "hush-secret" not in out + err
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it(photo_tree: Path, tmp_path: Path) -> None:
     """All of it, once; what it finds depends on the machine."""
     command = [

@@ -85,6 +85,7 @@ class OwnOrder(Sampler[int]):
         return iter(order)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "order",
     [

@@ -47,6 +47,7 @@ def _content(count: int, size: int, kind: str, seed: int) -> Any:
     return raw.view(f"V{size}") if size not in (1, 2, 4, 8) else raw.view(f"u{size}")
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     name=st.sampled_from(list(FILTERS)), shape=st.tuples(st.integers(1, 40), st.integers(1, 90)),

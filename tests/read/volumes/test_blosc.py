@@ -325,6 +325,7 @@ def fuzzed(codec: str, rounds: int, seed: int) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.few(3)
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="run it on Linux, where pages can be protected")
 @pytest.mark.parametrize("codec", [*(f"blosc-{cname}" for cname in CNAMES), "zstd", "gzip", "zlib"])
 def test_a_damaged_chunk_touches_nothing_beyond_it(codec: str) -> None:

@@ -74,6 +74,7 @@ _REQUESTS: dict[str, Callable[[Any], object]] = {
 requests = pytest.mark.parametrize("ask", _REQUESTS.values(), ids=_REQUESTS)
 
 
+@pytest.mark.few(4)
 @requests
 def test_a_wrong_secret_is_refused_and_not_shown(opened: Any, s3: Any, filled: str, ask: Any) -> None:
     store = opened(filled, {**s3.options, "secret": _SECRET})
@@ -102,6 +103,7 @@ def test_a_wrong_bucket_is_not_found(opened: Any, s3: Any, ask: Any) -> None:
         ask(opened("there-is-none", s3.options))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [{"busy": 1.0}, {"cut": 1.0, "cut_after": 100}])
 def test_a_server_that_is_busy_or_cut_off_may_be_asked_again(
     opened: Any, s3: Any, filled: str, fault: dict[str, float]
@@ -133,6 +135,7 @@ def test_half_of_an_object_is_never_taken_for_all(opened: Any, s3: Any, filled: 
                 store.get("train/cat/x.jpg")
 
 
+@pytest.mark.few(1)
 def test_a_server_that_is_gone_may_be_asked_again(opened: Any, s3: Any, filled: str) -> None:
     with s3.proxy(Faults(delay_ms=0, jitter_ms=0)) as proxy:
         stores = {name: opened(filled, proxy.options) for name in _REQUESTS}
@@ -333,6 +336,7 @@ class TestOptions:
 class TestProcesses:
     """Stores in other processes than the one that opened them."""
 
+    @pytest.mark.few(1)
     def test_a_forked_child_reads_while_its_parent_does(
         self, opened: Any, s3: Any, filled: str, in_child: Callable[[Callable[[], object]], None]
     ) -> None:

@@ -96,6 +96,7 @@ def test_the_disk_keeps_it_for_later(path: Path, tmp_path: Path, decoded: Any) -
         gc.collect()
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("common_cache_folder")
 @pytest.mark.parametrize("where", ["ram", "disk", "auto"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -177,6 +177,7 @@ LOADERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LOADERS)
 def test_nothing_piles_up(file: Path, grown_in_epochs: Any, name: str) -> None:
     loader = LOADERS[name](file)
@@ -210,6 +211,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / f"{number}.h5" for number in range(300)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("keys", "size"), [(["x"], 16), (["x"], 300), (["x", "text"], 16), (["x", "text"], 150)]
 )

@@ -52,6 +52,7 @@ def kinds(topology: dict[str, Any]) -> tuple[Any, Any]:
     return DataLoader, FastLoader
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("form", ["value", "scalar", "dict", "all kinds"])
 def test_every_topology(file: Path, naive: Any, same: Any, form: str, topology: str) -> None:
@@ -172,6 +173,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments(file: Path, naive: Any, same: Any, name: str, workers: int) -> None:

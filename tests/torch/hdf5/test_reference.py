@@ -27,6 +27,7 @@ def paths(tmp_path: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, Shuffle(2, "group")])
 @pytest.mark.parametrize("keys", ["x", ["x", "y"], {"a": "y", "b": "x"}])

@@ -186,6 +186,7 @@ LOADERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LOADERS)
 def test_nothing_piles_up(paths: Any, grown_in_epochs: Any, name: str) -> None:
     loader = LOADERS[name](paths["zarr3 zstd"])
@@ -196,6 +197,7 @@ def test_nothing_piles_up(paths: Any, grown_in_epochs: Any, name: str) -> None:
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
 def test_bad_patches_leave_no_objects(
     tmp_path: Any, write_volume: Any, coordinates: Any, grown_in_epochs: Any, policy: Any
@@ -260,6 +262,7 @@ def test_stitching_that_fails_closes_its_file(paths: Any, tmp_path: Any) -> None
 # ---- files that change --------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "kind", ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "b2nd"]
 )

@@ -63,6 +63,7 @@ def expected(dataset: FastPatchDataset, seed: int, epoch: int, indices: Any = No
 # ---- with a seed --------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_topology_has_the_same_patches_under_a_seed(path: Any, order: str) -> None:
     shuffle = ORDERS[order]
@@ -171,6 +172,7 @@ def test_places_are_those_of_seed_0_without_one(path: Any) -> None:
     np.testing.assert_array_equal(dataset.places(4)[1], dataset_of(path, 0).places(4)[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 def test_without_a_seed_manual_seed_decides(path: Any, kind: Any, workers: int) -> None:

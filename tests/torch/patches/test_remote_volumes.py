@@ -172,6 +172,7 @@ def test_no_dimensions_and_nothing_written(upload: Any, make: Any, tmp_path: Pat
     assert ours[1].tolist() == [[3, 3], [3, 3]] and ours.downloaded == (0, 0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("sampling", "workers"), [("uniform", 0), ("grid", 0), ("uniform", 2)], ids=["uniform", "grid", "workers"]
 )
@@ -494,6 +495,7 @@ def in_bucket(s3: Any, volume: str) -> str:
     return f"s3://{name}/scans/scan.zarr"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("workers", "stages"), [(0, True), (2, False), (2, True)])
 def test_in_a_bucket(
     workers: int, stages: bool, s3: Any, in_bucket: str, volume: str, make: Any, tmp_path: Path

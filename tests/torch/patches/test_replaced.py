@@ -59,6 +59,7 @@ def test_what_is_written_down_is_where_it_was(half_nan: Any, tmp_path: Path) -> 
     assert all(start + 4 > 12 for _, start in found)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["subset", "concat", "sampler", "batch sampler", "shuffled", "tour"])
 def test_a_stock_loader_has_the_same_patches(kind: str, workers: int) -> None:

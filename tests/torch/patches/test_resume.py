@@ -40,6 +40,7 @@ def batches_of(loader: Any) -> list[list[int]]:
     return [batch[:, 0, 0, 0].tolist() for batch in loader]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("order", ORDERS)

@@ -56,6 +56,7 @@ def amplification(
     return dataset.amplification
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_tour_decodes_at_most_twice_what_it_uses_with_a_tenth_of_the_volume_in_memory(
     paths: Any, name: str
@@ -80,6 +81,7 @@ def test_without_memory_each_patch_is_decoded_alone(paths: Any) -> None:
     assert FastPatchDataset(np.zeros((4, 4)), (2, 2)).amplification == 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("share", [1e-9, 1.2 / 216, 0.03])
 @pytest.mark.parametrize("name", KINDS)
 def test_values_are_right_when_the_memory_is_far_too_small(paths: Any, name: str, share: float) -> None:
