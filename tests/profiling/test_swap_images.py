@@ -71,7 +71,7 @@ def _ways(report: Any) -> list[Any]:
     ("form", "workers", "tfm", "load"),
     [("pair", 0, _V1, None), ("dict", 1, _V2, default_loader), ("nested", 0, _V1, None),
      ("named", 0, _V1, None), ("alone", 0, _V2, None)],
-    ids=str,
+    ids=FORMS,
 )  # fmt: skip
 def test_images_of_a_table_are_read_by_fastpipe(
     table: list[tuple[str, int]], form: str, workers: int, tfm: Any, load: Any
