@@ -9,6 +9,9 @@ Life cycle, which the tests hold the code to:
 * ``cancel`` on a job keeps its unstarted tasks from starting; those that run finish.
 * ``close``, the collection of the pool, and the end of the interpreter end the threads after
   the task that each is running.  Waiting for a job of a closed pool raises ``ClosedError``.
+* The script's thread may be interrupted by what a signal's handler raises, Ctrl-C, at any line of Python.
+  So it takes and waits for C's locks only: in the middle of an ``Event`` or of ``with condition:``, which are
+  written in Python, it would leave a lock that nobody opens any more.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from fastpipe.errors import ClosedError
 
@@ -46,13 +50,12 @@ class Job:
         self._last = last
         self._count = count
         # A finalizer, run by the garbage collector, may cancel the job in the middle of any of
-        # its methods, in the same thread: the lock lets it in, and the flag keeps it from
-        # entering the event's own lock twice.
+        # its methods, in the same thread: the lock lets it in.
         self._lock = threading.RLock()
         self._finished = count == 0
         self._next = 0
         self._unfinished = count
-        self._done: threading.Event | None = None  # made by the first who has to wait
+        self._gates: tuple[threading.Lock, ...] = ()  # of those who wait, shut
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._when_begun: Callable[[], None] | None = None
@@ -79,11 +82,12 @@ class Job:
         return self._finished
 
     def _until_done(self) -> None:
+        gate = _shut_gate()
         with self._lock:
-            done = self._done = self._done or threading.Event()
-            if self._finished:  # looked at after the event is there to be set
+            if self._finished:
                 return
-        done.wait()
+            self._gates += (gate,)
+        gate.acquire()
 
     def wait_for_either(self, last: Job) -> bool:
         """Block until this job is done, or until every task of the job that was submitted last has
@@ -94,15 +98,16 @@ class Job:
         Returns:
             Whether this job is done.
         """
-        news = threading.Event()
+        gate = _shut_gate()
+        news = partial(_open_gate, gate)
         with last._lock:
-            last._when_begun = news.set
+            last._when_begun = news
             is_begun = last._next >= last._count
         with self._lock:
-            self._when_done = news.set
+            self._when_done = news
             is_done = self._finished
         if not (is_begun or is_done):
-            news.wait()
+            gate.acquire()
         last._when_begun = self._when_done = None
         return self.done()
 
@@ -148,23 +153,38 @@ class Job:
         self._finished = True  # after it: another thread's ``wait`` looks at them in the other order
         self._next = self._count
         self._task = self._last = None
-        if self._done is not None:
-            self._done.set()
+        gates, self._gates = self._gates, ()
+        for gate in gates:
+            _open_gate(gate)
         for heard in (self._when_begun, self._when_done):
             if heard is not None:
                 heard()
+
+
+def _shut_gate() -> threading.Lock:
+    """A lock that is taken: whoever takes it again waits until it is opened."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _open_gate(gate: threading.Lock) -> None:
+    """Let go of a lock, which may be open already."""
+    with suppress(RuntimeError):
+        gate.release()
 
 
 class _Queue:
     """What the threads share.  It does not refer to the pool, so the pool can be collected."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)  # to be entered by the lock itself
         self.jobs: deque[Job] = deque()
         self.closed = False
 
     def close(self) -> None:
-        with self.changed:
+        with self.lock:
             self.closed = True
             jobs, self.jobs = self.jobs, deque()
             self.changed.notify_all()
@@ -220,7 +240,7 @@ class ThreadPool:
 
     def _queue_job(self, job: Job, queue: Callable[[deque[Job], Job], None]) -> None:
         self._start()
-        with self._queue.changed:
+        with self._queue.lock:
             closed = self._queue.closed
             if not job.done() and not closed:
                 queue(self._queue.jobs, job)
@@ -281,7 +301,7 @@ def _work(queue: _Queue, prepare: Callable[[], None] | None) -> None:
 
 def _work_until_closed(queue: _Queue) -> None:
     while True:
-        with queue.changed:
+        with queue.lock:
             while not queue.jobs and not queue.closed:
                 # The pool's finalizer may run in this very thread just before it waits, and then
                 # nobody is left to wake it up.
@@ -290,7 +310,7 @@ def _work_until_closed(queue: _Queue) -> None:
             if job is None or queue.closed:
                 return
         if not job.run_next():
-            with queue.changed:
+            with queue.lock:
                 jobs = queue.jobs  # ours even if a finalizer closes the queue between these lines
                 if jobs and jobs[0] is job:
                     jobs.popleft()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastpipe.cache import locks
 from fastpipe.cache import store as store_module
 from fastpipe.cache.chunks import ChunkCache
 from fastpipe.cache.identity import FileIdentity
@@ -127,6 +128,7 @@ def test_processes_that_keep_the_same_at_once_keep_them_all(
     store = make()
 
     def work() -> None:
+        locks._TRIES = 60_000  # whoever has the lock may be kept waiting for a core
         cache = chunks_of(store, count=500)
         for first in range(0, 500, 20):
             numbers = np.arange(first, first + 20)

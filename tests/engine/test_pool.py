@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -681,3 +683,69 @@ def test_waiting_ends_with_the_pool(which: str) -> None:
     waiting.join(WAIT_S)
     closing.join(WAIT_S)
     assert outcome == [True]
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def _interrupted_at(moment: int, act: Callable[[], object]) -> bool:
+    """Whether what a signal's handler raises, at so many lines of the pool's code and of ``threading``, came
+    before the end.
+
+    Not at a line that begins or ends ``with`` on a lock of C's: the interpreter looks for signals in none of them,
+    but a trace function is called there.
+    """
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        code = frame.f_code
+        if code.co_filename not in (pool_module.__file__, threading.__file__):
+            return None
+        if event == "line" and not _line(code.co_filename, frame.f_lineno).startswith("with "):
+            seen += 1
+            if seen == moment:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _line(file: str, number: int) -> str:
+    return linecache.getline(file, number).strip()
+
+
+def test_ctrl_c_at_any_line_leaves_a_pool_that_works() -> None:
+    def act() -> None:
+        before = pool.submit(lambda number: gate.acquire() and gate.release(), 2)
+        last = pool.submit(_nothing, 3)
+        gate.release()
+        before.wait_for_either(last)
+        before.wait()
+        last.wait()
+
+    moment, came = 1, True
+    while came:
+        pool, gate = ThreadPool(2, "test"), threading.Lock()
+        pool.submit(_nothing, 1).wait()  # its threads are there
+        gate.acquire()
+        came = _interrupted_at(moment, act)
+        with suppress(RuntimeError):
+            gate.release()
+        assert pool._queue.lock.acquire(timeout=WAIT_S)
+        pool._queue.lock.release()
+        ran = threading.Event()
+        job = pool.submit(lambda number, ran=ran: ran.set(), 1)  # type: ignore[misc]
+        assert ran.wait(WAIT_S)
+        job.wait()
+        pool.close()
+        moment += 1
+    assert moment > 40

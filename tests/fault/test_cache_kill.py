@@ -22,6 +22,7 @@ import torch
 from torchvision import transforms as v1
 
 from fastpipe import Cache, FastImageFolder, FastLoader
+from fastpipe.cache import locks
 from fastpipe.cache import store as store_module
 from fastpipe.cache.places import open_store
 from fastpipe.read.images import ImageReader
@@ -87,6 +88,7 @@ def _train(tree: Path, cache: Cache, told: Any, die_at: int, epochs: int) -> Non
         return open_image(self, blob, path)
 
     store_module.os.pwrite, store_module.os.pwritev = pwrite, pwritev
+    locks._TRIES = 60_000  # whoever has the lock may be kept waiting for a core
     ImageReader.open = noted  # type: ignore[method-assign]
     torch.set_num_threads(1)
     digest = _stream(tree, cache, epochs, told if not die_at and epochs > 2 else None)

