@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 from functools import partial
@@ -67,6 +68,15 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     for path in (args.json, args.html, args.trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise OptionError(f"there is no folder for {str(path)!r}: make {str(path.parent)!r} first")
+    try:
+        return _run(args, console, progress)
+    finally:
+        # What the script has left, in circles too, while there is an interpreter: TensorFlow's threads may
+        # have to run Python before what they prepare is freed; who frees it later waits for them for ever.
+        gc.collect()
+
+
+def _run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     try:
         report = profile_script(
             args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice,
