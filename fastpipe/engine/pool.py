@@ -133,13 +133,16 @@ class Job:
                 self._when_begun()
         try:
             task(number)
+            task = None  # whoever hears that all is done finds nothing here that keeps a batch alive
             with self._lock:
                 self._unfinished -= 1
                 is_last = not self._unfinished
                 last = self._last if is_last and not self._finished else None
             if last is not None:
                 last()
+                last = None
         except BaseException as error:  # of any kind: ``wait`` raises it, else a waiting thread would not end
+            task = last = None
             self.cancel(error)
             return False
         if is_last:

@@ -88,7 +88,10 @@ class Transfers:
     def __init__(self, fetches: Fetches, read_ahead: int, pace: Pace, spills: bool) -> None:
         self.fetches, self.read_ahead, self.pace = fetches, read_ahead, pace
         self.holds, self.spills = True, spills
-        self.changed = threading.Condition()
+        # The condition is entered by its lock, which is C's: Ctrl-C in a condition's own ``__enter__``,
+        # which is Python, would leave it taken for ever.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.closed = False
         self.slots: dict[int, _Slot] = {}
         self.urgent: deque[int] = deque()
@@ -119,7 +122,7 @@ class Transfers:
         def give(data: bytes) -> None:
             nonlocal is_given
             is_given = True
-            with self.changed:  # what is done with it now is no request: the next one may be made
+            with self.lock:  # what is done with it now is no request: the next one may be made
                 self.active -= 1
                 self.staging += 1
                 self._give(row, data, None)
@@ -132,7 +135,7 @@ class Transfers:
             data = self.fetches.fetch(row, give)
         except BaseException as raised:  # of any kind: who takes the row raises it
             error = raised
-        with self.changed:
+        with self.lock:
             if is_given:  # and another one may be under way already
                 self.staging -= 1
             else:
@@ -142,7 +145,7 @@ class Transfers:
 
     def _next_row(self) -> int | None:
         while True:
-            with self.changed:
+            with self.lock:
                 while not self.closed:
                     if self._is_due():
                         row = self._begin_next()
@@ -207,7 +210,7 @@ class Transfers:
         except Exception as error:
             rows = None
             _log.warning("What comes next is not known any more, and not fetched ahead: %s", str(error))
-        with self.changed:
+        with self.lock:
             if generation != self.generation:
                 return  # another order, and somebody else at it
             self.is_walking = False
@@ -246,7 +249,7 @@ class Transfers:
 
     def follow(self, order: Iterator[Int64Array], holds: bool) -> None:
         """Take another order."""
-        with self.changed:
+        with self.lock:
             self.holds = holds
             self.generation += 1
             generation = self.generation
@@ -259,13 +262,13 @@ class Transfers:
         while is_first or self._begin_walk(generation):
             is_first = False
             self._walk(order, generation)
-        with self.changed:
+        with self.lock:
             for row in [row for row, slot in self.slots.items() if self._is_left_over(slot)]:
                 self._drop(row)
             self.changed.notify()
 
     def _begin_walk(self, generation: int) -> bool:
-        with self.changed:
+        with self.lock:
             begins = generation == self.generation and not self.closed and self._may_walk()
             self.is_walking = self.is_walking or begins
             return begins
@@ -279,7 +282,7 @@ class Transfers:
 
     def need(self, rows: list[int], near: list[bool], sizes: list[int]) -> None:
         """Let rows come before all others."""
-        with self.changed:
+        with self.lock:
             if self.closed:
                 return
             for row, is_near, nbytes in zip(rows, near, sizes, strict=True):
@@ -303,7 +306,7 @@ class Transfers:
 
     def forgo(self, rows: list[int], *, were_needed: bool) -> None:
         """Let go of rows that nobody will take: which ``need`` was told of, or else only the order."""
-        with self.changed:
+        with self.lock:
             for row in rows:
                 slot = self.slots.get(row)
                 if slot is None:
@@ -336,7 +339,7 @@ class Transfers:
     def take(self, row: int) -> bytes | None:
         """A row's content; None if it is not fetched ahead."""
         lock = None
-        with self.changed:
+        with self.lock:
             slot = self.slots.get(row)
             if slot is None:
                 return None
@@ -346,7 +349,7 @@ class Transfers:
                 slot.waiting.append(lock)
         if lock is not None:
             lock.acquire()
-        with self.changed:
+        with self.lock:
             slot.wants -= 1
             data, error = slot.data, slot.error
             if self.slots.get(row) is slot and (error is not None or slot.wants <= 0):
@@ -379,7 +382,7 @@ class Transfers:
         The garbage collector may call this in the middle of any method here, in the same thread: nothing is
         removed.
         """
-        with self.changed:
+        with self.lock:
             self.closed = True
             for slot in self.slots.values():
                 if not slot.is_done:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,13 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def wait_until_gone(pid: int) -> None:
+    """A process that was killed may get no core for a while, in which to end."""
+    deadline = time.monotonic() + 30
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, f"{pid} lives on"
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -101,9 +109,9 @@ def test_a_process_that_takes_too_long_is_ended_with_all_that_it_started(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apart, "_PATIENCE_S", 0.2)
-    found, said = told(code, tmp_path, limit_s=2.0)
-    assert found == {"crash": "it was not done after 2 s"}
-    assert is_gone(int(said[0].split()[1]))
+    found, said = told(code, tmp_path, limit_s=10.0)
+    assert found == {"crash": "it was not done after 10 s"}
+    wait_until_gone(int(said[0].split()[1]))
 
 
 def test_an_interrupt_ends_the_process(tmp_path: Path) -> None:
@@ -125,7 +133,7 @@ def test_what_a_process_leaves_behind_is_ended(
     monkeypatch.setattr(apart, "_PATIENCE_S", 0.2)
     found, said = told(f"{code}\nimport os; os._exit(3)", tmp_path)
     assert found == {"crash": "its process ended with code 3: no message"}
-    assert is_gone(int(said[0].split()[1]))
+    wait_until_gone(int(said[0].split()[1]))
 
 
 # ---- what is made of the outcomes ----------------------------------------------------------------

@@ -512,7 +512,7 @@ def test_locks_held_at_the_fork_are_free_in_the_child(two: ThreadPool, in_child:
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with two._start_lock, two._queue.changed:
+        with two._start_lock, two._queue.lock:
             held.set()
             release.wait(WAIT_S)
 

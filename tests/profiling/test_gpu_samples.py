@@ -73,6 +73,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def test_an_epoch_has_the_means_of_what_was_sampled(nvml: Nvml) -> None:
+    nvml.rates = [(80, 40)]
     loader = fastpipe.watch(range(3))
     list(loader)
     [times] = loader.epochs
@@ -146,6 +147,7 @@ next(kept)
 
 def test_what_a_device_does_not_tell_is_none(nvml: Nvml) -> None:
     nvml.tells_throughput = False
+    nvml.rates = [(80, 40)]
     loader = fastpipe.watch(range(3))
     list(loader)
     assert loader.epochs[0].gpu_utilisation == 0.8 and loader.epochs[0].pcie_bytes_per_second is None

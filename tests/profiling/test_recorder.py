@@ -96,8 +96,8 @@ def test_a_recorder_sees_what_runs_below_a_boundary() -> None:
     with Recorder(
         {inside.__code__: Boundary("dataset")}, [threading.get_ident()], kind=lambda: "outside"
     ) as recorder:
-        inside(lambda: burn(0.2))
-        burn(0.1)
+        inside(lambda: burn(0.5))
+        burn(0.05)
     spent = recorder.tally.stages("dataset"), recorder.tally.stages("outside")
     below, outside = (sum(one.cpu for one in stages.values()) for stages in spent)
     assert below > outside > 0

@@ -231,7 +231,8 @@ list(DataLoader(Stuck()))
 def test_a_loop_that_is_too_short_is_reported_as_far_as_it_went(
     script: Callable[[str], str], tmp_path: Path
 ) -> None:
-    report = profile_script(script(SLOW.replace("4000", "40")), ["0"], seconds=60)
+    slower = SLOW.replace("4000", "40").replace("range(8)", "range(80)")
+    report = profile_script(script(slower), ["0"], seconds=60)
     assert (tmp_path / "finished").exists()
     assert report.steps > 0 and report.instant_s is None and report.wait_s > 0
     assert report.costs.stages["transform"].wall > 0

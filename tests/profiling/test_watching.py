@@ -112,7 +112,7 @@ def test_batches_order_and_draws_stay_and_all_are_counted(dataset: Any, kind: di
 
 def test_stages_and_lines_are_those_of_the_dataset() -> None:
     with watch() as watching:
-        loader = DataLoader(Squares(64), batch_size=8, num_workers=1)
+        loader = DataLoader(Squares(256), batch_size=8, num_workers=1)
         epochs(loader)
         assert watching.found[0].witness is not None
         costs = costs_of(watching.found[0].witness.accounts())

@@ -59,6 +59,13 @@ class _Watched:
         return torch.zeros(1)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time for a process that gets no core for a while."""
+    monkeypatch.setattr(auto_workers, "_ALL_S", 30.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_samples_are_made_in_another_process_which_is_gone() -> None:
     dataset = _Watched(100_000)
     before = torch.get_rng_state()
@@ -69,6 +76,7 @@ def test_samples_are_made_in_another_process_which_is_gone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_costs_nothing_stays_here() -> None:
     assert choose_workers(TensorDataset(torch.zeros(100, 2)), None, 8)[0] == 0
 

@@ -146,6 +146,7 @@ def test_errors_that_were_not_due_yet_leave_nothing(file: Path, tmp_path: Path) 
     os.truncate(path, path.stat().st_size + 1)
     with pytest.raises(OSError, match="has changed"):
         list(FastLoader(dataset, 2))
+    dataset._running().pool.close()  # a thread may be inside a task
     del dataset
     gc.collect()
     assert refer() is None
