@@ -96,6 +96,7 @@ class DeviceMaker:
 
     def waited(self, seconds: float) -> None:
         """Hear how long the script waited for the batch that was handed out last."""
+        self._forget()
         self._share.waited(seconds)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:

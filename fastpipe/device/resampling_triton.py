@@ -8,6 +8,7 @@ stored between the two passes; where an image is made smaller, a row is needed b
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,13 +40,21 @@ def resample_by_triton(sources: Sequence[Any], tables: Tables, out: Any) -> None
     jitted()[grid](*on_device, out, height, width, *out.stride(), columns=_COLUMNS, block=_BLOCK)
 
 
-@functools.cache
+_compiling = threading.Lock()
+
+
 def jitted() -> Any:
     """The kernel, to be compiled at its first use.
 
     Raises:
         MissingDependencyError: Triton is not installed.
     """
+    with _compiling:  # a cache lets several threads make what is not there yet
+        return _jitted()
+
+
+@functools.cache
+def _jitted() -> Any:
     global tl, _byte
     jit, tl = require("triton", extra="torch").jit, require("triton.language", extra="torch")
     _byte = jit(_byte)

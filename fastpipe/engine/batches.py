@@ -44,6 +44,7 @@ class BatchMaker:
         bad: where bad samples are recorded.
         clock: where times are collected.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
+        read_past: as ``read``, past whatever keeps decoded images; the default is to read.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class BatchMaker:
         bad: BadSampleLog,
         clock: Stopwatch,
         decoder: BatchDecoder | None = None,
+        read_past: Callable[[str], Any] | None = None,
     ) -> None:
         self.read, self.open_image = read, open_image
+        self.read_past = read_past or read
         self.policy, self.bad, self.clock = policy, bad, clock
         self.decoder = decoder
 
@@ -281,9 +284,14 @@ class PendingBatch(PendingSamples):
         clock.add("transform", perf_counter_ns() - start - image.nanoseconds)
 
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        image, parameters = self._opened(self.items[number]), self._parameters[number]
+        item, parameters = self.items[number], self._parameters[number]
+        is_there = self._device is not None and self._device.takes(number)
+        # What is kept has the pixels of the CPU's decoder: some epochs would have these, others the device's.
+        image = self._opened(item, self._maker.read_past if is_there else None)
+        if is_there and image.encoded() is None:  # which no device decodes
+            image = self._opened(item)
         self._open[number] = image
-        if image.encoded() is None or not (self._device is None or self._device.takes(number)):
+        if image.encoded() is None or not (self._device is None or is_there):
             return []
         if self._device is None:
             part = self._plan.part(image, parameters)
@@ -308,15 +316,19 @@ class PendingBatch(PendingSamples):
     def _decoding(self, nanoseconds: int) -> None:
         self._maker.clock.add("decode", nanoseconds)
 
-    def _opened(self, item: Item) -> WatchedImage:
+    def _opened(self, item: Item, read: Callable[[str], Any] | None = None) -> WatchedImage:
         """The image of a sample, read and opened.
+
+        Args:
+            item: the sample.
+            read: in the place of the maker's.
 
         Raises:
             UnreadableError: its file is bad.
         """
         maker, start = self._maker, perf_counter_ns()
         try:
-            blob = maker.read(item.path)
+            blob = (read or maker.read)(item.path)
             maker.clock.add("read", perf_counter_ns() - start)
             return WatchedImage(maker.open_image(blob, item.path))
         except Exception as error:

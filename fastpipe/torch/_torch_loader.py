@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -242,7 +243,8 @@ class ThreadedIterator(_Counting):
 
     @ranged("collate")
     def _collated(self, samples: Any) -> Any:
-        data = self._collate_fn(samples)
+        with self._on_stream():
+            data = self._collate_fn(samples)
         # What goes to a GPU next is pinned on that way, or may be there already.
         if self._pin_memory and not (self._delivery and self._delivery.pins):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
@@ -260,7 +262,8 @@ class ThreadedIterator(_Counting):
         start = perf_counter_ns()
         try:
             self._keep_threads_busy(batch)
-            samples = self._source.finish(batch)
+            with self._on_stream():
+                samples = self._source.finish(batch)
         finally:
             self._source.waited(perf_counter_ns() - start)
         if self._refill is not None:
@@ -306,6 +309,9 @@ class ThreadedIterator(_Counting):
             return False
         _, batch = self._pending[0]
         return batch is not _ERROR and self._refill is None and self._source.is_done(batch)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._delivery is None else self._delivery.on_stream()
 
     def _begin_batches(self) -> None:
         while not self._exhausted and len(self._pending) <= self._depth:

@@ -179,7 +179,7 @@ class Batch:
         there = self.there()
         if there is not None:
             if len(kept) < len(there):
-                there = there[uploaded(torch.tensor(kept, dtype=torch.int64), there.device)]
+                there = there[uploaded(torch.tensor(kept, dtype=torch.int64, device="cpu"), there.device)]
             return there, self.plan.rows(there)
         if self._like is not None and any(self.pending.values[n] is not PLACED for n in kept):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,13 @@ class Delivery:
         rest: the augmentations that finish them there, where the transform was split.
         on_epoch: called at the end of an epoch with the seconds from batch to batch, and those of them that
             were waited.
-        is_made_there: whether batches may be made on the device, and are to be collated there.
         augment: the user's augmentation of batches, or None.
         seed: makes its draws a function of epoch and batch.
         rank: this rank and the number of ranks.
+        is_made_there: whether batches may be made on the device, and are to be collated there.
+
+    Attributes:
+        is_made_there: the same.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Delivery:
         is_made_there: bool = False,
     ) -> None:
         self.finishes, self._rest, self._on_epoch = finishes, rest, on_epoch
-        self._pace, self._is_made_there = _Pace(), is_made_there
+        self._pace, self.is_made_there = _Pace(), is_made_there
         self._transfer, self._augment = transfer, augment
         self._seed, self._rank = seed, rank
         self._ahead: _Moving | None = None
@@ -84,7 +88,7 @@ class Delivery:
 
     def _pull(self, iterator: Any) -> _Moving:
         try:
-            batch = self._collated(iterator)
+            batch = iterator._next_data()
         except Exception as error:  # also StopIteration; an interrupt is due at once
             return _Moving(DueError(error), iterator.how_far)
         progress = iterator._sampler_iter.progress
@@ -101,12 +105,12 @@ class Delivery:
             return _Moving(lambda: moved, iterator.how_far)
         return _Moving(self._transfer.start(batch, finish), iterator.how_far)
 
-    def _collated(self, iterator: Any) -> Any:
-        """The iterator's next batch; of what is on the device, on the stream that finishes it."""
-        if self._transfer is None or not self._is_made_there:
-            return iterator._next_data()
-        with self._transfer.on_stream():
-            return iterator._next_data()
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """A block in which what is on the device is collated, on the stream that finishes it; the script's
+        own sampler, which counts on its own stream, is not to run there."""
+        if self._transfer is None or not self.is_made_there:
+            return nullcontext()
+        return self._transfer.on_stream()
 
     @ranged("augment")
     def _augmented(self, batch: Any, epoch: int, number: int) -> Any:

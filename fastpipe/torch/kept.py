@@ -68,6 +68,10 @@ class ImageSource:
             entry = None  # to decode it may be an error now
         return Found(None if entry else self._read(path), file, entry)
 
+    def read_past(self, path: str) -> Found:
+        """The file's content, of an image that is not to be kept."""
+        return Found(self._read(path), None, None)
+
     def open(self, found: Found, path: str) -> EncodedImage:
         """Open what ``read`` gave."""
         if found.entry is not None:

@@ -308,7 +308,9 @@ class FastLoader(DataLoader[_T_co]):
             return stock_iterator(view)
         depth = self._depth(source)
         source.expect_ahead(depth)
-        spare = min(source.spare_nbytes, (free_memory() or 0) // 8) if self.prefetch_batches == "auto" else 0
+        spare = 0
+        if self.prefetch_batches == "auto" and not (view.delivery and view.delivery.is_made_there):
+            spare = min(source.spare_nbytes, (free_memory() or 0) // 8)  # of this machine, not of a device's
         return ThreadedIterator(view, source, depth, spare, self.batch_size if source.skips else None)
 
     def _index_batches(self, seed: int | None, is_keyed: bool) -> IndexBatches:

@@ -92,6 +92,7 @@ class Runtime:
             BadSampleLog(options.bad_samples),
             self.clock,
             decoder,
+            read_past=source.read_past,
         )
 
     def maker_on(self, device: Any) -> DeviceMaker | None:

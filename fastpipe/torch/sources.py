@@ -262,7 +262,7 @@ class _Mixed(MixedBatch):
             return samples
         tensor = self._together(self._tensor)
         if len(samples) < self._count:
-            tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64), tensor.device)]
+            tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64, device="cpu"), tensor.device)]
         targets, key = [target for _, target in samples], self._key
         if key is not None:
             key = key._replace(draws=key.draws[self.kept])

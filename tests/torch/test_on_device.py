@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
 from fastpipe.read.decoders import NvImageCodecDecoder
-from fastpipe.testing import damaged_at_random
+from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch import runtime
 from fastpipe.torch.splitting import Splitting
 from fastpipe.types import Box
@@ -105,6 +106,45 @@ def test_batches_are_the_same(photos: Path, name: str, layout: Any, decoder: Dec
     assert bool(decoder.calls) == on_device, "what is more than resampling is done here"
     if name in ("training", "evaluation", "bytes", "v2"):
         assert sum(decoder.calls) == len(there.dataset) and len(decoder.calls) == len(there)
+
+
+@pytest.mark.parametrize("cache", ["auto", "ram"])
+def test_every_epoch_is_decoded_there_whatever_is_kept(tmp_path: Path, decoder: Decoder, cache: Any) -> None:
+    tree = photo_tree(tmp_path, classes=2, per_class=7, sizes=(52, 64))
+    Image.new("RGB", (90, 80), "teal").save(tree / "class_000" / "other.png")  # which no device decodes
+    there, here = loaders(tree, TRAINING, {"cache": cache})
+    for epoch in range(4):
+        decoder.calls.clear()
+        for made, expected in zip(there, here, strict=True):
+            assert same(made, expected)
+        assert sum(decoder.calls) == len(there.dataset) - 1, epoch
+
+
+def test_the_scripts_sampler_runs_on_the_scripts_stream(
+    photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, seen, collated = [0], [], []
+
+    @contextmanager
+    def on_stream(self: Transfer) -> Iterator[None]:
+        inside[0] += 1
+        collated.append(True)
+        yield
+        inside[0] -= 1
+
+    class Sampler(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(24):
+                seen.append(inside[0])
+                yield index
+
+        def __len__(self) -> int:
+            return 24
+
+    monkeypatch.setattr(Transfer, "on_stream", on_stream)
+    folder = FastImageFolder(photos, TRAINING, decode=Decode(backend="nvimgcodec"))
+    assert len(list(FastLoader(folder, 8, sampler=Sampler(), device="cpu"))) == 3
+    assert decoder.calls and collated and seen == [0] * 24
 
 
 def test_what_the_device_declines_is_made_here(photos: Path, decoder: Decoder) -> None:
