@@ -10,62 +10,9 @@ from typing import Any, NamedTuple
 
 from fastpipe.profiling.observed import observe
 
-__all__ = ["ImageOpens", "ImageRead", "ImageReads"]
+__all__ = ["ImageRead", "ImageReads"]
 
 _MOST_READS = 512  # that are kept
-
-
-class ImageOpens:
-    """Sees which files Pillow opens, in all threads.
-
-    Attributes:
-        found: some of them, each once, in the order in which they were first opened.
-        count: how often one was.
-
-    >>> from PIL import Image
-    >>> path = str(getfixture("tmp_path") / "x.png")
-    >>> Image.new("RGB", (8, 8)).save(path)
-    >>> with ImageOpens() as opens, open(path, "rb") as file:
-    ...     Image.open(path).close(), Image.open(file).close()
-    (None, None)
-    >>> opens.found == [path], opens.count
-    (True, 2)
-    """
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self.count = 0
-        self._known: set[str] = set()
-        self._end: Callable[[], None] | None = None
-
-    def begin(self) -> None:
-        """Look, if Pillow is loaded; or do so when this is called again."""
-        module = sys.modules.get("PIL.Image")
-        if module is not None and self._end is None:
-            self._end = observe(module, "open", self._see)
-
-    def end(self) -> None:
-        """Look no more."""
-        if self._end is not None:
-            self._end()
-            self._end = None
-
-    def __enter__(self) -> ImageOpens:
-        self.begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def _see(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
-        self.count += 1
-        if not isinstance(fp, (str, bytes, os.PathLike)):
-            fp = getattr(fp, "name", None)  # of a file that is open
-        if len(self.found) < _MOST_READS and isinstance(fp, (str, bytes, os.PathLike)):
-            path = os.path.abspath(os.fsdecode(fp))
-            if path not in self._known:
-                self._known.add(path)
-                self.found.append(path)
 
 
 class ImageRead(NamedTuple):
@@ -101,6 +48,11 @@ class ImageReads:
         self._undo: list[Callable[[], None]] = []
 
     @property
+    def files(self) -> list[str]:
+        """Theirs, each once."""
+        return list(dict.fromkeys(read[0] for read in list(self._reads)))
+
+    @property
     def found(self) -> list[ImageRead]:
         """Some of them, in the order in which they were opened."""
         return [ImageRead(*read) for read in list(self._reads)]
@@ -133,6 +85,8 @@ class ImageReads:
     def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
         self.count += 1
         self._local.read = None
+        if not isinstance(fp, (str, bytes, os.PathLike)):
+            fp = getattr(fp, "name", None)  # of a file that is open
         if len(self._reads) < _MOST_READS and isinstance(fp, (str, bytes, os.PathLike)):
             self._local.read = [os.path.abspath(os.fsdecode(fp)), None, None]
             self._reads.append(self._local.read)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fastpipe
 from fastpipe.profiling.candidate import Candidate, place_of
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.forms import same_form
+from fastpipe.profiling.replays import rebuilt
 from fastpipe.profiling.stages import DECODE, OTHER, READ, TRANSFORM
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.times import NOTHING, Spent
@@ -17,6 +20,7 @@ from fastpipe.profiling.watching import Watched, is_map_style
 
 __all__ = ["of_images"]
 
+_log = logging.getLogger(__name__)
 _MOST_SAMPLES = 1 << 16  # of which a measurement takes a few thousand
 _MUCH = 0.1  # of a batch's time
 _FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one
@@ -40,11 +44,18 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
             [(file, 0) for file in itertools.islice(itertools.cycle(files), count)], transform, cache="off"
         )
         fast: Any = fastpipe.FastLoader(ours, loader.batch_size, shuffle=True, drop_last=True)
-        place = _place_of(ours[0][0], watched.loop.batch)
-    except Exception:  # the transform is the script's, and may want what its dataset alone gives
+        batch = watched.loop.batch
+        theirs = _images_in(batch, ours[0][0])
+    except Exception as error:  # the transform is the script's, and may want what its dataset alone gives
+        _log.info("not measured: FastImageFolder.from_samples: %s: %s", type(error).__name__, error)
         return
-    if place is None:
+    if theirs is None:
         return
+
+    def begin() -> Iterator[Any]:
+        for images, _ in fast:
+            yield rebuilt(batch, lambda leaf, images=images: images if leaf is theirs else leaf)  # type: ignore[misc]
+
     shares = costs.shares()
     share = sum(shares.get(stage, 0.0) for stage in (READ, DECODE, TRANSFORM))
     yield Candidate(
@@ -52,14 +63,13 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
         f"{place_of(watched)}",
         f"reading, decoding and transforming them takes {share:.0%} of a batch's time; measured on "
         f"{len(files)} of your images, with your transform, without a cache",
-        lambda: (_with(watched.loop.batch, place, images) for images, _ in fast),
-        rest=_rest(costs), close=ours.close,
+        begin, rest=_rest(costs), close=ours.close,
     )  # fmt: skip
 
 
 def _transform_of(dataset: Any) -> Any:
     """The transform of torchvision's among a dataset's attributes; None where it is not clear which."""
-    if type(dataset).__name__ == "Subset":
+    if isinstance(dataset, sys.modules["torch.utils.data"].Subset):
         return _transform_of(dataset.dataset)
     found = {
         name: value
@@ -71,31 +81,18 @@ def _transform_of(dataset: Any) -> Any:
     return next(iter(found.values()))
 
 
-def _place_of(sample: Any, batch: Any) -> list[Any] | None:
-    """Where in a batch the images are, as keys from the outside; None where there are no such."""
-    if hasattr(batch, "shape"):
-        is_image = hasattr(sample, "shape") and len(batch) and same_form(batch, sample[None])
-        return [] if is_image else None
-    if not isinstance(batch, (Mapping, list, tuple)):
-        return None
-    for key in batch if isinstance(batch, Mapping) else range(len(batch)):
-        place = _place_of(sample, batch[key])
-        if place is not None:
-            return [key, *place]
-    return None
+def _images_in(batch: Any, sample: Any) -> Any:
+    """What of a batch has been made of such samples, the first of several; None where nothing has."""
+    found: list[Any] = []
 
+    def look(leaf: Any) -> Any:
+        if not found and hasattr(leaf, "shape") and len(leaf.shape) and same_form(leaf, sample[None]):
+            found.append(leaf)
+        return leaf
 
-def _with(batch: Any, place: Sequence[Any], images: Any) -> Any:
-    """A batch like another one, with images of its own."""
-    if not place:
-        return images
-    key, changed = place[0], _with(batch[place[0]], place[1:], images)
-    if isinstance(batch, Mapping):
-        return {**batch, key: changed}
-    items = [*batch[:key], changed, *batch[key + 1 :]]
-    if isinstance(batch, list):
-        return items
-    return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    if hasattr(sample, "shape"):
+        rebuilt(batch, look)
+    return found[0] if found else None
 
 
 def _rest(costs: LoaderCosts) -> Spent | None:

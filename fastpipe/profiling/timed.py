@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
-from fastpipe.profiling.images_read import ImageOpens
+from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.recorder import Recorder, Tally
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import COLLATE
@@ -164,14 +164,15 @@ class Witness:
     def _look(self) -> None:
         if self._dataset is not None and not any(not one.is_loaded for one in self._account.volumes):
             self._account.volumes = volumes_of(self._dataset) or list(self._loads.found)
+        self._account.images = self._opens.files
         self._account.cpu_ns = time.process_time_ns() - self._cpu - self._recorder.own_cpu_ns
 
     def _begin(self) -> None:
         self._account = Account(_worker_number())
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads, self._loads, self._dataset = ArrayReads(), VolumeLoads(), None
-        self._opens: ImageOpens = ImageOpens()
-        self._account.arrays, self._account.images = self._reads.found, self._opens.found
+        self._opens: ImageReads = ImageReads()
+        self._account.arrays = self._reads.found
         # Where nobody else makes the batches, one thread may do so after another: TensorFlow's, for Keras.
         threads = None if self._account.worker < 0 else [threading.get_ident()]
         self._recorder = Recorder(

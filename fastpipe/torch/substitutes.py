@@ -38,19 +38,16 @@ def substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, at
     """
     item = items[number]
     seed = sample_seed(key.seed, key.epoch, int(key.draws[number]))
-    targets = _targets_of(samples)
-    target = item.target if targets is not None else 0
-    if targets is None:  # arrays, dictionaries: nothing that makes classes
-        targets = np.zeros(len(samples), np.int64)
-    other = another_of_its_class(targets, target, item.index, seed, attempt)
+    classes = _classes_of(samples)
+    other = another_of_its_class(classes, classes[item.index], item.index, seed, attempt)
     return None if other is None else item_of(samples, other)
 
 
-def _targets_of(samples: Any) -> npt.NDArray[Any] | None:
-    """The class of each sample; None where targets are neither integers nor texts."""
+def _classes_of(samples: Any) -> npt.NDArray[Any]:
+    """The class of each sample: its target; one for all where targets are neither integers nor texts."""
     if isinstance(samples, SampleTable):
         return samples.targets_array()
     targets = [sample[1] for sample in samples]
     if not all(isinstance(target, (int, np.integer, str)) for target in targets):
-        return None
+        return np.zeros(len(targets), np.int64)
     return np.array(targets)

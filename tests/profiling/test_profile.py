@@ -111,6 +111,8 @@ def test_waiting_for_storage_is_told_from_work_and_more_workers_are_the_remedy()
     assert report.stall[0].name == "read"
     working = sum(spent.cpu for stage, spent in report.costs.stages.items() if stage != "transfer") / 1e9
     assert report.costs.read_idle_s > 4 * working > 0
+    in_memory = report.costs.without_waiting().wall_s
+    assert in_memory == pytest.approx(report.costs.wall_s - report.costs.read_idle_s)
     cases = {case.name: case.seconds for case in report.cases}
     assert cases["with files in memory"] < cases["as it is"]
     assert report.advice[0].what.startswith("num_workers=")

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 import fastpipe
 from fastpipe.profiling import diagnosis
-from fastpipe.profiling.images_read import ImageOpens
+from fastpipe.profiling.images_read import ImageReads
 
 SECONDS = 0.8
 Pair = namedtuple("Pair", "image label")
@@ -158,7 +158,7 @@ def test_which_of_two_transforms_it_is(table: list[tuple[str, int]]) -> None:
 
 def test_opened_files_are_seen_once_and_counted(table: list[tuple[str, int]]) -> None:
     open_image = Image.open
-    with ImageOpens() as opens:
+    with ImageReads() as opens:
         opens.begin()  # again
         for path, _ in table[:30]:
             Image.open(path).close()
@@ -167,4 +167,4 @@ def test_opened_files_are_seen_once_and_counted(table: list[tuple[str, int]]) ->
         with pytest.raises(FileNotFoundError):
             Image.open("nowhere.png")
     assert Image.open is open_image
-    assert opens.found == [path for path, _ in table[:24]] and opens.count == 31
+    assert opens.files == [path for path, _ in table[:24]] and opens.count == 31
