@@ -438,7 +438,7 @@ def _descriptors() -> set[str]:
 
 
 # Opened once by whoever first needs them, and kept: the pipes of multiprocessing's helpers and
-# of torch's resource sharer, Python's source of random bytes, the files of loaded libraries.
+# of torch's resource sharer, Python's source of random bytes, the files of loaded libraries, a GPU's driver.
 _KEPT_DESCRIPTORS = (
     "pipe:",
     "socket:",
@@ -448,6 +448,7 @@ _KEPT_DESCRIPTORS = (
     "/proc",
     "/sys",
     "/dev/pts",
+    "/dev/nvidia",
 )
 
 

@@ -177,11 +177,14 @@ class Chain:
         return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
     def reference(self, images: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Images as torchvision changes them by the same parameters; lengths as of ``apply``."""
+        """Images as torchvision changes them on the CPU by the same parameters; lengths as of ``apply``."""
         batch = self._checked_with(images, parameters)
+        there, here = batch.device, batch.cpu()
         if self.kind == "motion":
-            return motion_reference(self.ops, batch, parameters, lengths)
-        changed = chain_reference(self.ops, batch, parameters)
+            given = lengths.cpu() if isinstance(lengths, Tensor) else lengths
+            found = motion_reference(self.ops, here, parameters, given)
+            return found.to(there) if lengths is None else tuple(one.to(there) for one in found)
+        changed = chain_reference(self.ops, here, parameters).to(there)
         return changed.squeeze(1) if images.ndim < batch.ndim else changed
 
     def _checked_with(self, images: Any, parameters: Sequence[Parameters]) -> Tensor:

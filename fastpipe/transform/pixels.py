@@ -62,7 +62,10 @@ class Conversion:
         torch = require("torch", extra="torch")
         mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (self.mean, self.std))
         values = batch.to(torch.float32)
-        values = values.div_(255) if self.divide else values.mul_(float(np.float32(1) / np.float32(255)))
+        if self.divide:  # by a tensor: on a GPU, torch multiplies by the inverse of a number
+            values = values.div_(torch.full((), 255.0, device=values.device))
+        else:
+            values = values.mul_(float(np.float32(1) / np.float32(255)))
         return values.sub_(mean).div_(std)
 
 
