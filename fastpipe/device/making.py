@@ -27,7 +27,7 @@ _TELLING = 8  # images of a batch that tell of a decoder
 
 
 class DeviceDecoder(Protocol):
-    """Decodes parts of images to a device."""
+    """Decodes parts of images to a device.  May be used from any thread."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> Sequence[Any]:
         """Begin to decode parts of trusted JPEGs.
@@ -78,7 +78,7 @@ class DeviceMaker:
         self._device, self._decoder, self._share = device, decoder, share
         self._stream: Any = self._torch.cuda.Stream(device) if device.type == "cuda" else None
         self._resample = _resampler(device)
-        self._decoding, self._lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._has_decoded = False
         # Pixels that a kernel may still be reading: memory of the decoder's own is not torch's to keep.
         self._in_use: deque[tuple[Any, list[Any]]] = deque()
@@ -101,11 +101,13 @@ class DeviceMaker:
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
         """Begin to decode parts of trusted JPEGs; tensors on the device, None for those that are declined."""
-        with self._decoding, self._on_stream():
+        with self._on_stream():
             found = self._decoder.decode(parts, self._stream)
-            if not self._has_decoded and len(parts) >= _TELLING:
-                self._has_decoded = True
-                self._look_at(found)
+        with self._lock:
+            is_first = not self._has_decoded and len(parts) >= _TELLING
+            self._has_decoded = self._has_decoded or is_first
+        if is_first:
+            self._look_at(found)
         return found
 
     def _look_at(self, found: Sequence[Any]) -> None:
