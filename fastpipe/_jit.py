@@ -33,6 +33,7 @@ KERNEL_MODULES = (
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
+    "read/file_kernels.py",
     "read/jpeg_scans.py",
     "read/jpeg_segments.py",
     "read/volumes/blosc_kernels.py",

@@ -26,12 +26,12 @@ from fastpipe.protocols import (
 )
 from fastpipe.types import Box
 
-__all__ = [
-    "BatchMaker",
-    "PendingBatch",
-    "PendingSamples",
-    "say_where",
-]
+__all__ = ["BatchMaker", "PendingBatch", "PendingSamples", "say_where"]
+
+
+# Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
+# that threads, and files read one by one, would mostly wait for Python's lock.
+_AT_A_TIME = 8
 
 
 class BatchMaker:
@@ -45,6 +45,7 @@ class BatchMaker:
         clock: where times are collected.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
         read_past: as ``read``, past whatever keeps decoded images; the default is to read.
+        read_many_past: as ``read_past`` of many paths at once; None in the place of what it leaves to that.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class BatchMaker:
         clock: Stopwatch,
         decoder: BatchDecoder | None = None,
         read_past: Callable[[str], Any] | None = None,
+        read_many_past: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         self.read, self.open_image = read, open_image
         self.read_past = read_past or read
+        self.read_many_past = read_many_past
         self.policy, self.bad, self.clock = policy, bad, clock
         self.decoder = decoder
 
@@ -131,8 +134,9 @@ class PendingSamples:
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
-                pool, decoder, count, self._asked, self.make, self._decoding, self._made_all
-            )
+                pool, decoder, count, self._asked_of, self.make, self._decoding, self._made_all,
+                self._at_a_time(),
+            )  # fmt: skip
         elif pool is not None:
             self.jobs = [pool.submit(self.make, count)]
         else:
@@ -203,6 +207,20 @@ class PendingSamples:
         finally:
             del error  # its traceback refers to this frame
 
+    def _at_a_time(self) -> int:
+        """Samples that a thread opens, or makes, at a time, where they are decoded at once."""
+        return 1
+
+    def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
+        """``_asked`` of samples; nothing of those of which something is wrong."""
+        found: list[list[tuple[PartlyDecoded, Box]]] = []
+        for number in numbers:
+            try:
+                found.append(self._asked(number))
+            except Exception:  # whoever makes the sample meets it again, and knows what to do
+                found.append([])
+        return found
+
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         """The images of a sample that a decoder of batches may decode, with what is needed of them.
 
@@ -263,6 +281,7 @@ class PendingBatch(PendingSamples):
         self.there: Any = None
         self._device = device
         self._images: dict[int, _ImageThere] = {}  # by samples, those that are made on the device
+        self._read: dict[int, Any] = {}  # by samples, what was read of them before they are opened
         self.memory = memory
         self.values: list[Any] = [None] * len(items)
         self._maker, self._plan, self._parameters = maker, plan, parameters
@@ -283,11 +302,25 @@ class PendingBatch(PendingSamples):
         clock.add("decode", image.nanoseconds)
         clock.add("transform", perf_counter_ns() - start - image.nanoseconds)
 
+    def _at_a_time(self) -> int:
+        return _AT_A_TIME if self._device is not None and self._maker.read_many_past is not None else 1
+
+    def _asked_of(self, numbers: Sequence[int]) -> list[list[tuple[PartlyDecoded, Box]]]:
+        device, read = self._device, self._maker.read_many_past
+        if device is not None and read is not None:
+            start = perf_counter_ns()
+            theirs = [number for number in numbers if device.takes(number)]
+            found = read([self.items[number].path for number in theirs])
+            self._read.update(zip(theirs, found, strict=True))
+            self._maker.clock.add("read", perf_counter_ns() - start)
+        return super()._asked_of(numbers)
+
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         item, parameters = self.items[number], self._parameters[number]
         is_there = self._device is not None and self._device.takes(number)
         # What is kept has the pixels of the CPU's decoder: some epochs would have these, others the device's.
-        image = self._opened(item, self._maker.read_past if is_there else None)
+        read = self._read.pop(number, None)
+        image = self._opened(item, self._maker.read_past if is_there else None, read)
         if is_there and image.encoded() is None:  # which no device decodes
             image = self._opened(item)
         self._open[number] = image
@@ -316,21 +349,25 @@ class PendingBatch(PendingSamples):
     def _decoding(self, nanoseconds: int) -> None:
         self._maker.clock.add("decode", nanoseconds)
 
-    def _opened(self, item: Item, read: Callable[[str], Any] | None = None) -> WatchedImage:
+    def _opened(
+        self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
+    ) -> WatchedImage:
         """The image of a sample, read and opened.
 
         Args:
             item: the sample.
             read: in the place of the maker's.
+            found: what was read already.
 
         Raises:
             UnreadableError: its file is bad.
         """
         maker, start = self._maker, perf_counter_ns()
         try:
-            blob = (read or maker.read)(item.path)
-            maker.clock.add("read", perf_counter_ns() - start)
-            return WatchedImage(maker.open_image(blob, item.path))
+            if found is None:
+                found = (read or maker.read)(item.path)
+                maker.clock.add("read", perf_counter_ns() - start)
+            return WatchedImage(maker.open_image(found, item.path))
         except Exception as error:
             raise judged(error) from error
 

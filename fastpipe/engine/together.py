@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
@@ -25,10 +24,11 @@ def decoded_together(
     pool: ThreadPool | None,
     decoder: BatchDecoder,
     count: int,
-    asked: Callable[[int], _Asked],
+    asked: Callable[[Sequence[int]], Sequence[_Asked]],
     make: Callable[[int], None],
     took: Callable[[int], None],
     last: Callable[[], None] | None = None,
+    width: int = 1,
 ) -> list[Job]:
     """Begin to make samples: ask each for its images, decode these, make each.
 
@@ -36,20 +36,27 @@ def decoded_together(
         pool: threads to work in; None works in the calling one before returning.
         decoder: decodes what is asked for.
         count: samples.
-        asked: a sample's number to its images that may be decoded, with what is needed of them.  What it
-            raises is left for ``make`` to find.
+        asked: of samples with these numbers the images that may be decoded, with what is needed of them;
+            none of a sample of which something is wrong, for ``make`` to find.
         make: makes a sample of this number; keeps errors to itself.
         took: called with the nanoseconds of decoding.
         last: called by the thread that has made the last sample.
+        width: samples that a thread opens, or makes, at a time.
 
     Returns:
         Both jobs, the second of which begins where the first has ended.
     """
-    opening = _Opening(decoder, count, asked, took)
-    second = Job(make, count, last)
+    parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
+    opening = _Opening(decoder, parts, asked, took)
+
+    def make_part(number: int) -> None:
+        for sample in parts[number]:
+            make(sample)
+
+    second = Job(make_part, len(parts), last)
     if pool is not None:
-        return [pool.submit(opening.open, count, lambda: _go_on(opening, pool, second)), second]
-    first = Job(opening.open, count, opening.decode)
+        return [pool.submit(opening.open, len(parts), lambda: _go_on(opening, pool, second)), second]
+    first = Job(opening.open, len(parts), opening.decode)
     first.run_here()
     if opening.is_over:
         second.run_here()
@@ -74,23 +81,22 @@ class _Opening:
     def __init__(
         self,
         decoder: BatchDecoder,
-        count: int,
-        asked: Callable[[int], _Asked],
+        parts: Sequence[Sequence[int]],
+        asked: Callable[[Sequence[int]], Sequence[_Asked]],
         took: Callable[[int], None],
     ) -> None:
-        self._decoder, self._asked, self._took = decoder, asked, took
-        self._found: list[_Asked] = [()] * count
-        self.is_over = not count
+        self._decoder, self._parts, self._asked, self._took = decoder, parts, asked, took
+        self._found: list[Sequence[_Asked]] = [()] * len(parts)
+        self.is_over = not parts
 
     def open(self, number: int) -> None:
-        """Open the images of a sample."""
-        with contextlib.suppress(Exception):  # whoever makes the sample meets it again, and knows what to do
-            self._found[number] = self._asked(number)
+        """Open the images of a part of the samples."""
+        self._found[number] = self._asked(self._parts[number])
 
     @ranged("decode")
     def decode(self) -> None:
         """Decode what was asked for."""
-        parts = [part for found in self._found for part in found]
+        parts = [part for samples in self._found for found in samples for part in found]
         self._found = []
         if parts:
             start = perf_counter_ns()

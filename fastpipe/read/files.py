@@ -8,10 +8,10 @@ import stat
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["read_file"]
+__all__ = ["FLAGS", "read_file"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 @ranged("read")
@@ -27,7 +27,7 @@ def read_file(path: str) -> bytes:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, FLAGS)
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):

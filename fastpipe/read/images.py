@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,12 +60,15 @@ class ImageReader:
             return f"images  →  {pillow}"
         return f"JPEG  →  {self._decoder.describe()}; other images  →  {pillow}"
 
-    def open(self, blob: bytes, path: str) -> _FastImage | PillowImage:
+    def open(
+        self, blob: bytes, path: str, header: JpegHeader | Literal[False] | None = False
+    ) -> _FastImage | PillowImage:
         """Look at an image's header.
 
         Args:
             blob: the encoded file.
             path: its name, for messages.
+            header: what ``read_jpeg_header`` gives of it, where that is known.
 
         Returns:
             An image whose size is known and whose pixels are decoded on demand.
@@ -75,7 +78,10 @@ class ImageReader:
             PIL.Image.DecompressionBombError: it has more pixels than Pillow's policy allows.
             OptionError: it has more pixels than ``Decode(max_pixels=…)`` allows.
         """
-        header = read_jpeg_header(blob) if self._decoder else None
+        if header is False:
+            header = read_jpeg_header(blob) if self._decoder else None
+        elif self._decoder is None:
+            header = None
         if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
             pixels = header.height * header.width
             self._check_pixels(pixels, path)

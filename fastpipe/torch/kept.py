@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
 from fastpipe.protocols import EncodedImage
+from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader, PillowImage
+from fastpipe.read.jpeg_header import JpegHeader
+from fastpipe.read.many_files import read_many
 from fastpipe.read.whole import WholeImage
 from fastpipe.transform.short_side import ShortSide
 from fastpipe.types import Box, Size, UInt8Array
@@ -28,11 +32,18 @@ _MOST_PIXELS = (1 << 31) - 1
 
 
 class Found(NamedTuple):
-    """What ``read`` gives: a file's content, a kept image, or both halves of the way to one."""
+    """What ``read`` gives: a file's content, a kept image, or both halves of the way to one.
+
+    Attributes:
+        blob: the file's content.
+        file, entry: of the cache.
+        header: of a file that is a JPEG; None of others, False where nobody has looked.
+    """
 
     blob: bytes | None
     file: FileIdentity | None
     entry: Entry | None
+    header: JpegHeader | Literal[False] | None = False
 
 
 class ImageSource:
@@ -72,12 +83,18 @@ class ImageSource:
         """The file's content, of an image that is not to be kept."""
         return Found(self._read(path), None, None)
 
+    @property
+    def read_many_past(self) -> Callable[[Sequence[str]], list[Found | None]] | None:
+        """As ``read_past``, of many images at once, where these are files of this machine; None in the place
+        of those that it has to be asked for."""
+        return _read_many_past if self._read is read_file and sys.platform != "win32" else None
+
     def open(self, found: Found, path: str) -> EncodedImage:
         """Open what ``read`` gave."""
         if found.entry is not None:
             return self._kept(found.entry, path)
         assert found.blob is not None
-        image = self._reader.open(found.blob, path)
+        image = self._reader.open(found.blob, path, found.header)
         to = image.size if self._short_side is None else self._short_side.size(image.size)
         cache, file = self._cache, found.file
         keeps = cache is not None and file is not None and cache.wants(file, to.height * to.width * 3)
@@ -106,6 +123,10 @@ class ImageSource:
 
     def _info(self, path: str) -> dict[Any, Any]:
         return self._reader.open(self._read(path), path).info()
+
+
+def _read_many_past(paths: Sequence[str]) -> list[Found | None]:
+    return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
 
 class _Once:

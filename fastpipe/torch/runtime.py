@@ -93,6 +93,7 @@ class Runtime:
             self.clock,
             decoder,
             read_past=source.read_past,
+            read_many_past=source.read_many_past,
         )
 
     def maker_on(self, device: Any) -> DeviceMaker | None:

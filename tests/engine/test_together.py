@@ -48,9 +48,17 @@ def begin(
     decode: Callable[[Sequence[Any]], Any],
     make: Callable[[int], None],
     asked: Callable[[int], Any] | None = None,
+    width: int = 1,
 ) -> Any:
     ask: Any = asked or (lambda number: [(images[number], Box(0, 0, number, 1))])
-    return decoded_together(pool, Decoder(decode), len(images), ask, make, lambda nanoseconds: None)
+
+    def asked_of(numbers: Sequence[int]) -> Any:
+        assert 1 <= len(numbers) <= width
+        return [ask(number) for number in numbers]
+
+    return decoded_together(
+        pool, Decoder(decode), len(images), asked_of, make, lambda nanoseconds: None, width=width
+    )
 
 
 @pytest.fixture(params=[0, 1, 3], ids=["here", "1 thread", "3 threads"])
@@ -66,14 +74,17 @@ def wait(jobs: Sequence[Any]) -> None:
         job.wait()
 
 
-def test_all_are_decoded_by_one_call_between_opening_and_making(pool: ThreadPool | None) -> None:
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_all_are_decoded_by_one_call_between_opening_and_making(pool: ThreadPool | None, width: int) -> None:
     images, calls, made = [Image("a"), Image("b"), Image("c")], [], []
 
     def decode(parts: Sequence[Any]) -> list[str]:
         calls.append(list(parts))
         return [blob.decode().upper() for blob, _ in parts]
 
-    jobs = begin(pool, images, decode, lambda number: made.append((number, images[number].given)))
+    jobs = begin(
+        pool, images, decode, lambda number: made.append((number, images[number].given)), width=width
+    )
     wait(jobs)
     assert calls == [[(b"a", Box(0, 0, 0, 1)), (b"b", Box(0, 0, 1, 1)), (b"c", Box(0, 0, 2, 1))]]
     assert sorted(made) == [(n, (Box(0, 0, n, 1), "ABC"[n])) for n in range(3)]
@@ -86,9 +97,7 @@ def test_what_is_declined_is_not_given_and_what_cannot_be_opened_is_not_asked_fo
     images, made = [Image("a"), Image("b"), Image("c")], []
 
     def asked(number: int) -> Any:
-        if number == 1:
-            raise OSError("no such file")
-        return [(images[number], Box(0, 0, 1, 1))]
+        return [] if number == 1 else [(images[number], Box(0, 0, 1, 1))]
 
     wait(begin(pool, images, lambda parts: [None, "C"], made.append, asked))
     assert sorted(made) == [0, 1, 2]
