@@ -48,6 +48,9 @@ from fastpipe.torch.workers import WorkerInit, lanes_for
 
 __all__ = ["FastLoader"]
 
+# Of batches that a GPU makes, beside the one that is next: it decodes two at once, and another is opened.
+_AHEAD_THERE = 3
+
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -82,9 +85,9 @@ class FastLoader(DataLoader[_T_co]):
             :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
             whether threads here or worker processes are faster; ``plan`` says what it found.
-        prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, or
-            more where batches are so small that the threads would run dry, or while one slow image
-            holds up a batch.
+        prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, four where a GPU
+            decodes them, or more where batches are so small that the threads would run dry, or while one
+            slow image holds up a batch.
 
     A batch is yours for as long as you keep it: its memory is used again only when no tensor
     refers to it any more.
@@ -194,8 +197,8 @@ class FastLoader(DataLoader[_T_co]):
         """What is done where, and why; ``print`` it."""
         source = self._source()
         self._order.look_at(self)
-        self._delivery(source, None)  # which decides what is done where
-        depth = 0 if source is None else self._depth(source)
+        delivery = self._delivery(source, None)  # which decides what is done where
+        depth = 0 if source is None else self._depth(source, delivery)
         return LoaderPlan(
             self, source, order_note(self._order, self._effective_seed(), self.shard),
             work_note(self, source, depth, self._why_workers), *self._splitting.note(),
@@ -306,7 +309,7 @@ class FastLoader(DataLoader[_T_co]):
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed))
         if source is None or self.num_workers > 0 or not self._auto_collation:
             return stock_iterator(view)
-        depth = self._depth(source)
+        depth = self._depth(source, view.delivery)
         source.expect_ahead(depth)
         spare = 0
         if self.prefetch_batches == "auto" and not (view.delivery and view.delivery.is_made_there):
@@ -366,11 +369,12 @@ class FastLoader(DataLoader[_T_co]):
     def _effective_seed(self) -> int | None:
         return SeedOf(self.seed, self.dataset)()
 
-    def _depth(self, source: Source) -> int:
+    def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
         size = self.batch_size or 1
-        return 1 + max(1, math.ceil(2 * source.threads / size))
+        least = _AHEAD_THERE if delivery is not None and delivery.is_made_there else 1
+        return 1 + max(least, math.ceil(2 * source.threads / size))
 
     def _check_cache(self) -> None:
         if self._cache != Cache() and not (self._source() is not None and self._twins):
