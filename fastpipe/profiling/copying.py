@@ -1,6 +1,6 @@
 """How long a batch's copy to the GPU takes, from memory as it is and from pinned memory.
 
-This is tested with a device that imitates torch's; it has not been seen on a GPU.
+It is tested with a device that imitates torch's, and was seen to work on an H200.
 """
 
 from __future__ import annotations

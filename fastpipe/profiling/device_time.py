@@ -1,7 +1,7 @@
 """How long steps take on a CUDA device, and how long it has nothing to do between them.
 
 Python goes on while a GPU computes: that a step waits for its batch need not mean that the GPU does.  Events
-on the current stream tell.  This is tested with events that imitate torch's; it has not been seen on a GPU.
+on the current stream tell.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Share:
 
 
 class Budget:
-    """Seconds of a run, from its beginning.
+    """Seconds of a run, from when it is told to begin.
 
     Args:
         seconds: so many.
@@ -61,7 +61,12 @@ class Budget:
 
     def __init__(self, seconds: float, sizes: Sizes, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
-        self._sizes, self._now, self._began = sizes, now, now()
+        self._sizes, self._now = sizes, now
+        self.begin()
+
+    def begin(self) -> None:
+        """They begin now."""
+        self._began = self._now()
 
     def left(self) -> float:
         """Seconds that are left; below zero when too many were taken."""
