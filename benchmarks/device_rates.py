@@ -4,8 +4,8 @@
 
     python benchmarks/device_rates.py --photos FOLDER --threads 2 4 8 16 --ahead 2 3 4 5
 
-Files come from the page cache; batches of 256 are decoded, cropped at random, resized and mirrored on the GPU,
-and dropped.  Settings take turns.
+Files come from the page cache; batches of 256 are decoded, cropped at random, resized and mirrored on the
+GPU, and dropped.  Settings take turns.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive(int), metavar="N",
         help="images in a batch, halved until a step has room (default: 256; on the cpu 8)")  # fmt: skip
     add("--seconds", type=positive(float), default=SECONDS, metavar="S",
-        help=f"for all that is timed; with less, fewer and shorter rounds (default: {SECONDS:g})")  # fmt: skip
+        help=f"for what is timed; with less, fewer and shorter rounds (default: {SECONDS:g})")  # fmt: skip
     add_file_arguments(parser, picture="gpu.png", figures="gpu.json")
     parser.set_defaults(peers=False, rounds=None, quick=False)
 

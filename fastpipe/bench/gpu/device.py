@@ -1,8 +1,8 @@
 """The device: is it there, what it is, and the part of a window in which it computes.
 
 The part is measured by CUDA events on the stream of the steps, so it needs nothing beside torch.  It was
-written after torch's documentation, and is tested with events that imitate torch's; on a GPU it has not measured
-steps yet.
+written after torch's documentation, and is tested with events that imitate torch's; on a GPU it has not
+measured steps yet.
 """
 
 from __future__ import annotations
