@@ -34,6 +34,7 @@ class Case(NamedTuple):
         advice: how the advice begins that is followed.
         script: in which it is, and what is replaced there.
         data, arguments: for ``make_data.py``; for the scripts, after the folder.
+        times: that its table has each row, so that an epoch is longer than what is made ahead.
         options: of ``fastpipe profile`` for ``before.py``.
     """
 
@@ -44,13 +45,34 @@ class Case(NamedTuple):
     data: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    times: int = 1
 
 
+_READ_BY_PIL = """    made = tf.data.Dataset.from_tensor_slices((paths, boxes, numbers, labels))
+    if seed is not None:
+        made = made.shuffle(len(table), seed=seed)
+    made = made.map(sample, num_parallel_calls=tf.data.AUTOTUNE)
+    if seed is not None:
+        made = made.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
+    return made.batch(BATCH, drop_remainder=seed is not None).prefetch(tf.data.AUTOTUNE)
+"""
+_READ_BY_FASTPIPE = """    from fastpipe.tf import Modality, image_dataset
+    made = image_dataset(
+        table, "label", batch_size=BATCH, image_size=SIDE, shuffle=seed is not None, seed=seed,
+        drop_remainder=seed is not None, tabular={"tabular": TABULAR + FORESTS}, cache="off",
+        modalities={name: Modality(folder=f"{folder}/{name}", boxes=edges(name)) for name in names},
+    )
+    if seed is not None:
+        made = made.unbatch().map(augment, num_parallel_calls=tf.data.AUTOTUNE)
+        made = made.batch(BATCH, drop_remainder=True)
+    return made.prefetch(tf.data.AUTOTUNE)
+"""
 _LOSS = "loss = torch.nn.functional.cross_entropy("
 CASES = [
+    # after.py augments in the net and keeps images as well, which the advice does not say.
     Case(
-        "keras_multimodal", "read images by fastpipe", replaced=('Cache("ram")', 'Cache("off")'),
-        data=("288",),
+        "keras_multimodal", "read images by fastpipe", "before.py", (_READ_BY_PIL, _READ_BY_FASTPIPE),
+        data=("288",), times=4,
     ),
     Case("hdf5_mel", "read rows by fastpipe", arguments=("20",)),
     Case("volume_patches", "read patches by fastpipe", arguments=("400",)),
@@ -94,6 +116,9 @@ def measured(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         [sys.executable, str(EXAMPLES / case.name / "make_data.py"), str(data), *case.data],
         check=True, capture_output=True,
     )  # fmt: skip
+    if case.times > 1:
+        names, *rows = (data / "table.csv").read_text().splitlines()
+        (data / "table.csv").write_text("\n".join([names, *rows * case.times, ""]))
     script, found = changed(case, folder), []
     for _ in range(rounds):
         before = profiled(EXAMPLES / case.name / "before.py", data, case, *case.options)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from types import CodeType
 from typing import Any
 
@@ -16,7 +15,7 @@ from fastpipe._cpus import available_cpus
 from fastpipe._sizes import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling._torch_view import view_of
-from fastpipe.profiling.candidate import Candidate, place_of
+from fastpipe.profiling.candidate import Candidate
 from fastpipe.profiling.candidates import candidates
 from fastpipe.profiling.copying import Copies, copies_of
 from fastpipe.profiling.costs import (
@@ -36,6 +35,7 @@ from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.loops import Phase
 from fastpipe.profiling.models import ModelChanges
 from fastpipe.profiling.notes import note_of
+from fastpipe.profiling.own_settings import pin_advice, start_advice
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.stacks import Boundary
 from fastpipe.profiling.stages import DECODE, READ
@@ -49,7 +49,6 @@ _GAIN = 1.05  # less is not worth a change
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
 _MOST_TRIED = 2
 _HALF = 0.5
-_START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
 
 
 class Diagnosis:
@@ -79,6 +78,7 @@ class Diagnosis:
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # that is being tried
+        self._is_again, self._later_s = False, math.inf  # a step with data at once, once others were measured
         self.cores, self.is_looking = available_cpus(), False
 
     @property
@@ -199,6 +199,11 @@ class Diagnosis:
                 self.look(watched)
                 self.is_looking = False
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
+                self._is_again = watched.is_opaque and bool(self._measured)
+                if self._is_again:  # what was measured has left something behind, perhaps: malloc's limits
+                    return repeat(None)
+            elif self._is_again:
+                self._is_again, self._later_s = False, watched.loop.steps[Phase.TRIED].seconds
             elif self._change is not None:
                 self._change.note(watched.loop.steps[Phase.TRIED].seconds)
             elif self._now is not None:
@@ -323,8 +328,11 @@ class Diagnosis:
     def _predictions(self) -> dict[int, float]:
         """Seconds of a step with each of what was measured that is worth a change, the best first."""
         report, found = self._report(), {}
+        base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
+        if cpu is not None and base < report.base_s:
+            cpu *= base / report.base_s
         for at, (_, measured) in enumerate(self._measured):
-            seconds = step_with(report.base_s, report.step_cpu_s, measured, self.cores)
+            seconds = step_with(base, cpu, measured, self.cores)
             if report.step_s > _GAIN * seconds:
                 found[at] = seconds
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
@@ -333,51 +341,29 @@ class Diagnosis:
         """Of those the ones whose batches are all that the script's step needs."""
         return [at for at in self._predictions() if self._measured[at][0].rest is None]
 
+    def _later(self) -> str:
+        """How much faster a step with data at once is where another loader was used, if it is."""
+        before = self._report().base_s
+        if before < _GAIN * self._later_s:
+            return ""
+        return (
+            f"; a step with data at once takes {in_duration(self._later_s)} in a process with it, and "
+            f"{in_duration(before)} before that"
+        )
+
     def _advice(self) -> Iterator[Advice]:
         for at, seconds in self._predictions().items():
             candidate, tried = self._measured[at][0], self._tried.get(at)
             if tried is None or self._report().step_s > _GAIN * tried:
-                yield Advice(candidate.what, candidate.why, seconds, tried)
+                yield Advice(candidate.what, candidate.why + self._later(), seconds, tried)
             else:
                 _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))
         for change in self._changes:
             assert self._watched is not None
             yield from change.advice(self._watched, self._step_beside)
-        yield from self._pin_advice()
-        yield from self._start_advice()
-
-    def _pin_advice(self) -> Iterator[Advice]:
-        """For batches that lie where a GPU cannot copy them from by itself."""
         assert self._watched is not None
-        copies, step_s = self._copies, self._report().step_s
-        if copies is None or getattr(self._watched.loader, "pin_memory", True):
-            return
-        left = step_s - (copies.as_it_is_s - copies.pinned_s)
-        if step_s > _GAIN * left:
-            yield Advice(
-                f"pin_memory=True{place_of(self._watched)}, and .to(device, non_blocking=True)",
-                f"a batch is copied to the GPU in {in_duration(copies.as_it_is_s)}, from pinned memory in "
-                f"{in_duration(copies.pinned_s)}",
-                left,
-            )  # fmt: skip
-
-    def _start_advice(self) -> Iterator[Advice]:
-        """For workers that are started anew for each epoch, where that is a part of it that counts."""
-        assert self._watched is not None
-        loader, report = self._watched.loader, self._report()
-        starts, steps = self._watched.loop.epoch_starts, _length(loader)
-        if getattr(loader, "persistent_workers", True) or not getattr(loader, "num_workers", 0):
-            return
-        if len(starts) < 2 or steps is None or not report.step_s:
-            return
-        lost = statistics.median(starts[1:]) - report.step_s
-        share = lost / (lost + steps * report.step_s)
-        if share > _START_SHARE:
-            yield Advice(
-                f"persistent_workers=True{place_of(self._watched)}",
-                f"an epoch of {steps} steps begins with {in_duration(lost)} in which workers start, "
-                f"{share:.0%} of it",
-            )
+        yield from pin_advice(self._watched, self._report(), self._copies)
+        yield from start_advice(self._watched, self._report())
 
 
 def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
@@ -390,10 +376,3 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 def _first_line(error: Exception) -> str:
     """What an error says, without the traceback that TensorFlow has in its text."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # of what is iterated without an end that is known
-        return None

@@ -172,6 +172,11 @@ class Findings:
         if not self.steps:
             ran = f" in {self.seconds:.1f} s" if self.seconds else ""
             return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
+        if self.is_opaque and self.instant_s is None:
+            return (
+                f"not known yet: {self.steps} steps of {in_duration(self.step_s)} were seen, and none with "
+                "data at once; give it longer (--limit), or train more steps"
+            )
         if not self.is_loader_bound:
             return (
                 f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "

@@ -7,6 +7,7 @@ seen in TensorFlow's threads, and so is what generators and datasets of Keras's 
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import sys
@@ -92,6 +93,7 @@ def watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         except _Replay:
             if known.witness is not None:
                 known.witness.close()
+        gc.collect()  # iterators of the fit that has ended: they go on to make batches ahead
         # The script's other arguments are about an end that this has not: validation, epochs, callbacks.
         try:
             once = data.once()
@@ -128,11 +130,16 @@ def _steps(keras: Any, known: Watched) -> Any:
     class Steps(keras.callbacks.Callback):  # type: ignore[misc]
         """Ends the ``fit`` where another one goes on."""
 
+        _is_last_epoch = False
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             loop.begin_epoch()
+            self._is_last_epoch = epoch + 1 == self.params.get("epochs")
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             before = loop.phase
+            if self._is_last_epoch and batch + 1 == self.params.get("steps"):
+                loop.ends_soon()
             loop.next(_nothing)
             if before is Phase.AS_IT_IS and loop.phase is Phase.SETTLING:
                 raise _Replay

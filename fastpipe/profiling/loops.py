@@ -129,7 +129,7 @@ class Loop:
         )  # fmt: skip
         self._meters = {Phase.AS_IT_IS: [self._delay], Phase.INSTANT: [self._delay_instant, self._cpu]}
         self._trial: Iterator[Any] | None = None
-        self._is_first = True
+        self._is_first, self._is_ending = True, False
 
     def close(self) -> None:
         """Let go of batches and of whoever would be asked for more."""
@@ -193,7 +193,7 @@ class Loop:
 
     def begin_epoch(self, took: int = 0) -> None:
         """What follows is another iteration of the loader, to begin which took so many nanoseconds."""
-        self._got, self._is_first, self._start = 0, True, took
+        self._got, self._is_first, self._start, self._is_ending = 0, True, took, False
         self.device.skip()
         for meter in chain(*self._meters.values()):
             meter.pause()
@@ -201,6 +201,10 @@ class Loop:
     def end_epoch(self) -> None:
         """The script has left the loop."""
         self._got = 0
+
+    def ends_soon(self) -> None:
+        """Hear that the script's next batch is its last: for another step to be measured, a few are enough."""
+        self._is_ending = self._is_replayed
 
     def _tell_others(self, took: int) -> None:
         """Their steps in this thread have waited for this loop's batch."""
@@ -239,7 +243,9 @@ class Loop:
         count, seconds = len(self.steps[self.phase]), (now - self._phase_began) / 1e9
         if self.phase is Phase.WARMING and count >= _WARM:
             self._enter(Phase.AS_IT_IS)
-        elif self.phase is Phase.AS_IT_IS and self._has_enough(count, seconds, self._seconds):
+        elif self.phase is Phase.AS_IT_IS and (
+            self._has_enough(count, seconds, self._seconds) or (self._is_ending and count >= _LEAST_STEPS)
+        ):
             if self._waited_elsewhere > self._waited:
                 return  # another loop's loader is to be looked at, not this one's
             if self._may_judge and seconds < self._seconds + _TRAINING_S and not _trains():
@@ -250,7 +256,7 @@ class Loop:
                 self._enter(Phase.SETTLING)
             else:
                 self.finish()
-        elif self.phase is Phase.SETTLING and self._is_settled(seconds):
+        elif self.phase is Phase.SETTLING and count and self._is_settled(seconds):
             self._enter(Phase.INSTANT)
         elif self.phase is Phase.INSTANT and self._has_enough(count, seconds, self._seconds / 2):
             for meter in self._meters.get(self.phase, ()):

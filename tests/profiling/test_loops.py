@@ -233,3 +233,19 @@ def test_what_is_measured_may_take_the_loops_own_batches(clock: Any) -> None:
         for _ in iterator:
             clock.forward(7)
     assert len(found) == 3 and found == list(range(found[0], found[0] + 3))
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_a_few_steps_are_enough_where_the_batches_end_soon(clock: Any, is_replayed: bool) -> None:
+    loop = Loop(60.0, is_replayed)
+    seen = []
+    for end in (4, 8):  # before which step it is told; of the first epoch too few have been measured then
+        for number, _ in zip(range(10), WatchedIterator(batches(clock, 11, 3), loop), strict=False):
+            if number == end:
+                loop.ends_soon()
+            clock.forward(7)
+            seen.append((loop.phase, len(loop.steps[Phase.AS_IT_IS])))
+            if number == end + 1:
+                break
+    assert seen[5] == (Phase.AS_IT_IS, 2)
+    assert seen[-1] == ((Phase.SETTLING, 10) if is_replayed else (Phase.AS_IT_IS, 10))

@@ -315,3 +315,67 @@ def test_an_error_in_a_fit_is_its_own() -> None:
     data = tf.data.Dataset.from_tensors((np.ones((2, 5), "f4"), np.zeros((2, 2), "f4")))
     with fastpipe.profile(), pytest.raises(ValueError, match="incompatible"):
         model.fit(data, shuffle=False, verbose=0)
+
+
+SHORT = """
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from pathlib import Path
+from PIL import Image
+
+from fastpipe.tf import malloc
+
+FILES = sorted(map(str, Path(sys.argv[1]).rglob("*.jpg"))) * 8
+malloc._is_done = False
+
+
+class Model(keras.Sequential):
+    def train_step(self, data):
+        time.sleep(0 if malloc._is_done else 0.02)
+        return super().train_step(data)
+
+
+def load(path):
+    with Image.open(path.numpy().decode()) as image:
+        return np.asarray(image.convert("RGB").crop((0, 0, 400, 400)).resize((32, 32)), np.float32)
+
+
+def sample(path):
+    return tf.ensure_shape(tf.py_function(load, [path], tf.float32), (32, 32, 3)), 0
+
+
+data = tf.data.Dataset.from_tensor_slices(FILES).map(sample).batch(4)
+model = Model([keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+model.fit(data, epochs=int(sys.argv[2]), shuffle=False, verbose=0)
+print("trained")
+"""
+
+
+def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again_after_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo_tree = make_tree(tmp_path / "tree", classes=2, per_class=3, sizes=(1400, 1410))
+    path = tmp_path / "train.py"
+    path.write_text(SHORT)
+    report = profile_script(path, [str(photo_tree), "1"], seconds=4)
+    assert "trained" not in capsys.readouterr().out
+    assert 5 <= report.steps < 12 and report.instant_s is not None
+    first = report.advice[0]
+    assert "fastpipe.tf.image_dataset" in first.what and "in a process with it, and" in first.why
+    assert first.predicted_s is not None and first.predicted_s < report.instant_s
+
+
+def test_a_fit_of_fewer_steps_acquits_no_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo_tree = make_tree(tmp_path / "tree", classes=2, per_class=1, sizes=(1400, 1410))
+    path = tmp_path / "train.py"
+    path.write_text(SHORT)
+    report = profile_script(path, [str(photo_tree), "1"], seconds=4)
+    assert "trained" in capsys.readouterr().out
+    assert report.instant_s is None
+    assert report.verdict.startswith("not known yet: 2 steps of ") and "--limit" in report.verdict
+    assert not report.advice
