@@ -203,7 +203,7 @@ class Loop:
         self._got = 0
 
     def ends_soon(self) -> None:
-        """Hear that the script's next batch is its last: for another step to be measured, a few are enough."""
+        """Hear that the script's next batch is its last: a few steps are enough, if others are to follow."""
         self._is_ending = self._is_replayed
 
     def _tell_others(self, took: int) -> None:
