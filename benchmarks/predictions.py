@@ -136,7 +136,8 @@ def row(case: dict[str, Any]) -> str:
     """A line of the table: medians, and the range of predicted over measured gain."""
     rounds = [one for one in case["rounds"] if one["predicted_s"]]
     if not rounds:
-        return f"| {case['example']} | never advised: {case['advice']} |"
+        before = statistics.median(one["before_s"] for one in case["rounds"])
+        return f"| {case['example']} | {before * 1e3:,.1f} ms | | | | never advised: {case['advice']} |"
     before, predicted, after = (
         statistics.median(one[name] for one in rounds) for name in ("before_s", "predicted_s", "after_s")
     )
