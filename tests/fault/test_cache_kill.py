@@ -83,9 +83,9 @@ def _train(tree: Path, cache: Cache, told: Any, die_at: int, epochs: int) -> Non
     def pwrite(descriptor: int, data: Any, offset: int) -> int:
         return pwritev(descriptor, [data], offset)
 
-    def noted(self: ImageReader, blob: bytes, path: str) -> Any:
+    def noted(self: ImageReader, blob: bytes, path: str, *more: Any) -> Any:
         opened.add(path)
-        return open_image(self, blob, path)
+        return open_image(self, blob, path, *more)
 
     store_module.os.pwrite, store_module.os.pwritev = pwrite, pwritev
     locks._TRIES = 60_000  # whoever has the lock may be kept waiting for a core

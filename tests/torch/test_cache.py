@@ -103,9 +103,9 @@ class Decoded:
 def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoded:
     found, real = Decoded(tmp_path / "decoded"), ImageReader.open
 
-    def opened(self: ImageReader, blob: bytes, path: str) -> Any:
+    def opened(self: ImageReader, blob: bytes, path: str, *more: Any) -> Any:
         found.note(path)
-        return real(self, blob, path)
+        return real(self, blob, path, *more)
 
     monkeypatch.setattr(ImageReader, "open", opened)
     return found
