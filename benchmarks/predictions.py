@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -32,7 +33,7 @@ class Case(NamedTuple):
     Attributes:
         name: of its folder.
         advice: how the advice begins that is followed.
-        script: in which it is, and what is replaced there.
+        script: in which it is, and what is replaced there: a pattern, and by what.
         data, arguments: for ``make_data.py``; for the scripts, after the folder.
         times: that its table has each row, so that an epoch is longer than what is made ahead.
         options: of ``fastpipe profile`` for ``before.py``.
@@ -48,14 +49,7 @@ class Case(NamedTuple):
     times: int = 1
 
 
-_READ_BY_PIL = """    made = tf.data.Dataset.from_tensor_slices((paths, boxes, numbers, labels))
-    if seed is not None:
-        made = made.shuffle(len(table), seed=seed)
-    made = made.map(sample, num_parallel_calls=tf.data.AUTOTUNE)
-    if seed is not None:
-        made = made.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
-    return made.batch(BATCH, drop_remainder=seed is not None).prefetch(tf.data.AUTOTUNE)
-"""
+_READ_BY_PIL = r"(?s)    made = tf\.data\.Dataset\.from_tensor_slices.*?    return made\.batch.*?\n"
 _READ_BY_FASTPIPE = """    from fastpipe.tf import Modality, image_dataset
     made = image_dataset(
         table, "label", batch_size=BATCH, image_size=SIDE, shuffle=seed is not None, seed=seed,
@@ -78,7 +72,7 @@ CASES = [
     Case("volume_patches", "read patches by fastpipe", arguments=("400",)),
     Case(
         "imagefolder_resnet", "mixed precision", "before.py",
-        (_LOSS, f'with torch.autocast("cpu", dtype=torch.bfloat16): {_LOSS}'), arguments=("300",),
+        (re.escape(_LOSS), f'with torch.autocast("cpu", dtype=torch.bfloat16): {_LOSS}'), arguments=("300",),
         options=("--limit", "300", "--try"),
     ),
 ]  # fmt: skip
@@ -103,9 +97,11 @@ def changed(case: Case, folder: Path) -> Path:
     shutil.copytree(EXAMPLES / case.name, copy)
     script = copy / case.script
     text = script.read_text()
-    if case.replaced[0] not in text:
-        raise SystemExit(f"{script} has no {case.replaced[0]!r} to be replaced")
-    script.write_text(text.replace(*case.replaced, 1) if case.replaced[0] else text)
+    pattern, new = case.replaced
+    text, count = re.subn(pattern, lambda found: new, text, count=1)
+    if not count:
+        raise SystemExit(f"{script} has nothing like {pattern!r} to be replaced")
+    script.write_text(text)
     return script
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 from fastpipe._extras import require
@@ -48,8 +47,9 @@ class NvJpegDecoder:
         self._index = self._torch.cuda.current_device() if device.index is None else device.index
         first, self.has_engines = self._first(threads)
         rest = [self._new(threads, self.has_engines) for _ in range(_AT_ONCE - 1)]
-        self._idle = deque([first, *rest])
-        self._turns = threading.Semaphore(_AT_ONCE)
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for decoder in (first, *rest):
+            self._idle.put(decoder)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
         """Begin to decode parts of trusted JPEGs.
@@ -101,12 +101,11 @@ class NvJpegDecoder:
     @contextmanager
     def _decoder(self) -> Iterator[Any]:
         """A decoder that nobody else uses meanwhile."""
-        with self._turns:
-            decoder = self._idle.popleft()
-            try:
-                yield decoder
-            finally:
-                self._idle.append(decoder)
+        decoder = self._idle.get()
+        try:
+            yield decoder
+        finally:
+            self._idle.put(decoder)
 
     def _part(self, blob: bytes, box: Box) -> Any:
         try:

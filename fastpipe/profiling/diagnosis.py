@@ -15,7 +15,7 @@ from fastpipe._cpus import available_cpus
 from fastpipe._sizes import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.profiling._torch_view import view_of
-from fastpipe.profiling.candidate import Candidate
+from fastpipe.profiling.candidate import GAIN, Candidate
 from fastpipe.profiling.candidates import candidates
 from fastpipe.profiling.copying import Copies, copies_of
 from fastpipe.profiling.costs import (
@@ -45,7 +45,6 @@ from fastpipe.profiling.watching import Watch, Watched
 __all__ = ["Diagnosis"]
 
 _log = logging.getLogger(__name__)
-_GAIN = 1.05  # less is not worth a change
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
 _MOST_TRIED = 2
 _HALF = 0.5
@@ -141,8 +140,8 @@ class Diagnosis:
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
         together = step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
-        waits_little = report.wait_s < (_GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
-        if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < _GAIN * together:
+        waits_little = report.wait_s < (GAIN - 1) * report.step_s  # what else is lost goes to workers' cores
+        if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
             return ""
         return (
             f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data at once "
@@ -333,7 +332,7 @@ class Diagnosis:
             cpu *= base / report.base_s
         for at, (_, measured) in enumerate(self._measured):
             seconds = step_with(base, cpu, measured, self.cores)
-            if report.step_s > _GAIN * seconds:
+            if report.step_s > GAIN * seconds:
                 found[at] = seconds
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
 
@@ -344,7 +343,7 @@ class Diagnosis:
     def _later(self) -> str:
         """How much faster a step with data at once is where another loader was used, if it is."""
         before = self._report().base_s
-        if before < _GAIN * self._later_s:
+        if before < GAIN * self._later_s:
             return ""
         return (
             f"; a step with data at once takes {in_duration(self._later_s)} in a process with it, and "
@@ -354,7 +353,7 @@ class Diagnosis:
     def _advice(self) -> Iterator[Advice]:
         for at, seconds in self._predictions().items():
             candidate, tried = self._measured[at][0], self._tried.get(at)
-            if tried is None or self._report().step_s > _GAIN * tried:
+            if tried is None or self._report().step_s > GAIN * tried:
                 yield Advice(candidate.what, candidate.why + self._later(), seconds, tried)
             else:
                 _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))

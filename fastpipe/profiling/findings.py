@@ -174,8 +174,8 @@ class Findings:
             return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
         if self.is_opaque and self.instant_s is None:
             return (
-                f"not known yet: {self.steps} steps of {in_duration(self.step_s)} were seen, and none with "
-                "data at once; give it longer (--limit), or train more steps"
+                f"not known: {self.steps} steps of {in_duration(self.step_s)} were seen, and none with data "
+                "at once; fastpipe profile SCRIPT measures that, in more steps or with --limit for longer"
             )
         if not self.is_loader_bound:
             return (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastpipe._sizes import in_duration
-from fastpipe.profiling.candidate import place_of
+from fastpipe.profiling.candidate import GAIN, place_of
 from fastpipe.profiling.copying import Copies
 from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.report import Report
@@ -15,7 +15,6 @@ from fastpipe.profiling.watching import Watched
 
 __all__ = ["pin_advice", "start_advice"]
 
-_GAIN = 1.05  # less is not worth a change
 _START_SHARE = 0.03  # of an epoch, from which on it is told how long its workers take to start
 
 
@@ -31,7 +30,7 @@ def pin_advice(watched: Watched, report: Report, copies: Copies | None) -> Itera
     if copies is None or getattr(watched.loader, "pin_memory", True):
         return
     left = step_s - (copies.as_it_is_s - copies.pinned_s)
-    if step_s > _GAIN * left:
+    if step_s > GAIN * left:
         yield Advice(
             f"pin_memory=True{place_of(watched)}, and .to(device, non_blocking=True)",
             f"a batch is copied to the GPU in {in_duration(copies.as_it_is_s)}, from pinned memory in "

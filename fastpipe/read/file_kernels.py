@@ -12,31 +12,21 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
+from fastpipe.read.chunks.calls import is_read, memory_at
 from fastpipe.read.jpeg_scans import FILE
 from fastpipe.read.jpeg_segments import header_of
 
 __all__ = ["headers_of", "open_files", "read_files"]
 
 _t = require("numba.types", extra="image")
-_carray = require("numba", extra="image").carray
-_intrinsic = require("numba.extending", extra="image").intrinsic
 
 _open = _t.ExternalFunction("open", _t.int32(_t.uintp, _t.int32))
 _seek = _t.ExternalFunction("lseek", _t.int64(_t.int32, _t.int64, _t.int32))
-_pread = _t.ExternalFunction("pread", _t.intp(_t.int32, _t.uintp, _t.uintp, _t.int64))
 _close = _t.ExternalFunction("close", _t.int32(_t.int32))
 _END = 2  # SEEK_END
 _OPENED = _t.void(FILE, _t.int64[::1], _t.int64, _t.int32[::1], _t.int64[::1])
 _READ = _t.void(_t.int32[::1], _t.int64[::1], _t.uint64[::1], _t.boolean[::1])
 _HAS_THEM = sys.platform != "win32"  # C's functions; there, nobody calls what is not compiled
-
-
-@_intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
-def _pointer(context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(_t.voidptr))
-
-    return _t.voidptr(_t.uintp), generate
 
 
 @compiled(*[_OPENED] * _HAS_THEM)
@@ -63,22 +53,15 @@ def read_files(descriptors: Any, sizes: Any, addresses: Any, is_whole: Any) -> N
 
     Args:
         descriptors, sizes: as of ``open_files``.
-        addresses: uint64 (N,), of memory for each of ``size + 1`` bytes; 0 for files that are only closed.
-        is_whole: bool (N,), which is written: whether as many bytes were read as the file has.
+        addresses: uint64 (N,), of memory for each; 0 for files that are only closed.
+        is_whole: bool (N,), which is written: whether a file was read to its end.
     """
     for i in range(descriptors.size):
         is_whole[i] = False
         if descriptors[i] < 0:
             continue
-        if addresses[i] != 0:
-            done = 0
-            while done <= sizes[i]:  # one byte more is asked for: there is to be none
-                to = addresses[i] + np.uint64(done)
-                count = _pread(descriptors[i], to, np.uint64(sizes[i] + 1 - done), done)
-                if count <= 0:
-                    is_whole[i] = count == 0 and done == sizes[i]
-                    break
-                done += count
+        if addresses[i] != 0 and is_read(descriptors[i], 0, memory_at(addresses[i], sizes[i])):
+            is_whole[i] = _seek(descriptors[i], 0, _END) == sizes[i]  # it has not grown meanwhile
         _close(descriptors[i])
 
 
@@ -92,6 +75,6 @@ def headers_of(addresses: Any, sizes: Any, found: Any) -> None:
         found: int64 (N, 6), which is written.
     """
     for i in range(sizes.size):
-        fields = header_of(_carray(_pointer(addresses[i]), (sizes[i],), np.uint8))
+        fields = header_of(memory_at(addresses[i], sizes[i]))
         for k in range(6):
             found[i, k] = fields[k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,8 +33,10 @@ def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | No
 
     Returns:
         Of each its content and its header, as of ``read_jpeg_header``; None where ``read_file`` has to be
-        asked, which says what is wrong.
+        asked, which says what is wrong.  On Windows that is all of them.
     """
+    if sys.platform == "win32":
+        return [None] * len(paths)
     names = [os.fsencode(path) for path in paths]
     count = len(names)
     text = np.frombuffer(b"\0".join(names) + b"\0", np.uint8)
@@ -46,7 +49,7 @@ def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | No
         for number, (name, size) in enumerate(zip(names, sizes.tolist(), strict=True)):
             # A name with a zero in it ends there for C, and is another file's.
             is_ordinary = 0 < size <= _LARGEST and b"\0" not in name
-            # Memory that nobody has seen yet may be written, and has a byte more than is told: its zero.
+            # Memory that nobody has seen yet may be written.
             blobs.append(_new_bytes(None, size if is_ordinary else 0))
             addresses[number] = _address(blobs[-1]) if is_ordinary else 0
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,6 @@ from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
 from fastpipe.protocols import EncodedImage
-from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader, PillowImage
 from fastpipe.read.jpeg_header import JpegHeader
 from fastpipe.read.many_files import read_many
@@ -83,11 +81,11 @@ class ImageSource:
         """The file's content, of an image that is not to be kept."""
         return Found(self._read(path), None, None)
 
-    @property
-    def read_many_past(self) -> Callable[[Sequence[str]], list[Found | None]] | None:
-        """As ``read_past``, of many images at once, where these are files of this machine; None in the place
-        of those that it has to be asked for."""
-        return _read_many_past if self._read is read_file and sys.platform != "win32" else None
+    @staticmethod
+    def read_many_past(paths: Sequence[str]) -> list[Found | None]:
+        """As ``read_past``, of many files of this machine at once; None in the place of those that it has to
+        be asked for."""
+        return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
         """Open what ``read`` gave."""
@@ -123,10 +121,6 @@ class ImageSource:
 
     def _info(self, path: str) -> dict[Any, Any]:
         return self._reader.open(self._read(path), path).info()
-
-
-def _read_many_past(paths: Sequence[str]) -> list[Found | None]:
-    return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
 
 class _Once:

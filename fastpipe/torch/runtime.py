@@ -93,7 +93,7 @@ class Runtime:
             self.clock,
             decoder,
             read_past=source.read_past,
-            read_many_past=source.read_many_past,
+            read_many_past=source.read_many_past if remote is None else None,
         )
 
     def maker_on(self, device: Any) -> DeviceMaker | None:

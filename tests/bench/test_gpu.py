@@ -77,6 +77,10 @@ def test_windows_are_as_long_as_there_is_time_for_and_no_longer() -> None:
     share.divide(6)
     assert share.window == pytest.approx(80 / 6 / 8)
     assert share.plan().budget_s == 80 and share.plan().seconds == share.window
+    clock.now += 300
+    assert budget.left() == -10
+    budget.begin()
+    assert budget.left() == 420
 
 
 def test_what_is_late_begins_nothing_and_leaves_less_to_the_next() -> None:

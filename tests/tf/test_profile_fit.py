@@ -377,5 +377,5 @@ def test_a_fit_of_fewer_steps_acquits_no_loader(tmp_path: Path, capsys: pytest.C
     report = profile_script(path, [str(photo_tree), "1"], seconds=4)
     assert "trained" in capsys.readouterr().out
     assert report.instant_s is None
-    assert report.verdict.startswith("not known yet: 2 steps of ") and "--limit" in report.verdict
+    assert report.verdict.startswith("not known: 2 steps of ") and "--limit" in report.verdict
     assert not report.advice
