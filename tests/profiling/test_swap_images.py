@@ -62,7 +62,7 @@ def table(photo_tree: Path) -> list[tuple[str, int]]:
 @pytest.fixture
 def whatever_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ways are told that are no faster, as where tests beside this one begin something meanwhile."""
-    monkeypatch.setattr(diagnosis, "_GAIN", 0.0)
+    monkeypatch.setattr(diagnosis, "GAIN", 0.0)
 
 
 def _profiled(loader: Any, **options: Any) -> Any:

@@ -13,12 +13,13 @@ from fastpipe.read.hdf5.recent import RecentChunks
 __all__ = ["AmplificationWatch"]
 
 _WORTH_A_WARNING = 4.0
+_FEWEST_LOOKS = 8  # a batch that is half read counts otherwise than a whole one; of eight it hardly matters
 
 
 class AmplificationWatch:
     """Compares what was decoded with what was used of it, and warns once.
 
-    Looked at each time that twice as much was decoded as is remembered: before that, an order that takes
+    Compared each time that twice as much was decoded as is remembered: before that, an order that takes
     a window of chunks apart looks like one that goes all over the file.
 
     Args:
@@ -35,21 +36,22 @@ class AmplificationWatch:
         self._files, self._keeper, self._recent, self._remembered = files, keeper, recent, remembered
         self._workers = workers
         self._lock = threading.Lock()
-        self._decoded, self._used = 0, 0.0
+        self._decoded, self._used, self._looks = 0, 0.0, 0
         is_packed = any(layout.filters for layout in files.layouts)
         self._is_over = not is_packed or (keeper.store is not None and keeper.keeps_all)
 
     def look(self) -> None:
-        """Warn where each chunk was decoded many times."""
+        """Before each batch: warn where each chunk was decoded many times."""
         if self._is_over:
             return
         with self._lock:
             decoded, used = self._recent.decoded_nbytes, self._recent.used_nbytes
-            if self._is_over or decoded - self._decoded < 2 * self._remembered:
+            self._looks += 1
+            if self._looks < _FEWEST_LOOKS or decoded - self._decoded < 2 * self._remembered:
                 return
             times = (decoded - self._decoded) / max(1.0, used - self._used)
-            self._decoded, self._used = decoded, used
-            if times < _WORTH_A_WARNING:
+            self._decoded, self._used, self._looks = decoded, used, 0
+            if self._is_over or times < _WORTH_A_WARNING:
                 return
             self._is_over = True
         warnings.warn(self._message(times), stacklevel=2)

@@ -85,7 +85,7 @@ class RecentChunks:
         return found
 
     def count(self, decoded: int, used: float) -> None:
-        """Count bytes of a chunk that is kept elsewhere."""
+        """Count bytes of chunks: those decoded, and their share that was taken."""
         with self._lock:
             self.decoded_nbytes += decoded
             self.used_nbytes += used
@@ -128,15 +128,16 @@ class RecentChunks:
                         self._drop(key)  # who waits for it has it
                 found.append(chunk)
         own = dict(zip(mine, self._decoded(mine, keys, found, decode), strict=True))
+        decoded, used = sum(chunk.data.nbytes for chunk in own.values()), 0.0
         chunks = []
         for place, chunk in enumerate(found):
             made = own.get(place) if chunk is None or chunk.made is None else chunk.made
             if made is None:
                 assert chunk is not None
                 made = self._waited_for(chunk, place, decode)
-            # Roughly: nobody else is kept waiting.
-            self.used_nbytes += made.data.nbytes * taken[place] / samples[place]
+            used += made.data.nbytes * taken[place] / samples[place]
             chunks.append(made)
+        self.count(decoded, used)  # both at once: whoever compares them in between is not misled
         return chunks
 
     def _decoded(
@@ -165,7 +166,6 @@ class RecentChunks:
                         self._nbytes += chunk.counted
                 while self._nbytes > self.max_bytes and self._chunks:
                     self._drop(next(iter(self._chunks)))
-                self.decoded_nbytes += sum(one.data.nbytes for one in made)
         except BaseException:
             with self._lock:
                 for key, chunk in chunks:
