@@ -35,7 +35,11 @@ class Calls:
         key = frame.f_code, frame.f_lasti
         found = self._names.get(key)
         if found is None:
-            found = self._names[key] = self.named(_source(frame), frame)
+            try:
+                found = self.named(_source(frame), frame)
+            except Exception:  # of an object of the script's, which may answer as it likes
+                found = ""
+            self._names[key] = found
         return found
 
     def named(self, source: str, frame: FrameType) -> str:
@@ -99,9 +103,11 @@ def _type_name(found: Any) -> str:
     """The dotted name of a function or class, or of the type of anything else."""
     if isinstance(found, ModuleType):
         return found.__name__
+    if isinstance(found, MethodType):  # which answers for what it is bound to, whatever that is
+        return _type_name(found.__func__)
     named = found
     if isinstance(found, BuiltinFunctionType) and not isinstance(found.__self__, ModuleType | None):
         named = type(found.__self__)  # of a method in C, of whose it is
-    elif not isinstance(found, (type, FunctionType, MethodType, BuiltinFunctionType)):
+    elif not isinstance(found, (type, FunctionType, BuiltinFunctionType)):
         named = type(found)
     return f"{named.__module__ or 'builtins'}.{named.__qualname__}"

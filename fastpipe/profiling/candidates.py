@@ -13,6 +13,7 @@ from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keeping import of_kept
 from fastpipe.profiling.keras_data import batches_by_threads, is_parallel
 from fastpipe.profiling.near import of_staged
+from fastpipe.profiling.sharing import asks_for_its_worker
 from fastpipe.profiling.swap_images import of_images
 from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
@@ -108,7 +109,8 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
     """More worker processes, or fewer."""
     loader = watched.loader
     if not is_map_style(loader.dataset):
-        return  # what it gives may depend on their number
+        yield from _workers_of_stream(watched, cores)
+        return
     workers, idle = loader.num_workers, costs.read_idle_s / max(costs.wall_s, 1e-9)
     if costs.delay_share > _WAITS and workers > cores:
         wanted = cores
@@ -123,7 +125,28 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
             why = "the step and the loader take turns"
     else:
         return
+    yield _with_workers(watched, wanted, why)
+
+
+def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
+    """One worker process, which makes what is made now, or as many as there are cores for a dataset that
+    knows of them; of any other each would make all samples."""
+    workers, is_shared = watched.loader.num_workers, asks_for_its_worker(watched.loader.dataset)
+    if not workers:
+        why = "the step and the loader take turns; one process makes the same batches, in their order"
+        yield _with_workers(watched, 1, why)
+    if is_shared and max(1, workers) < cores:
+        why = (
+            f"so many processes make batches, and there are {cores} cores; its code asks for "
+            "get_worker_info(), by which it has to give each of them other samples"
+        )
+        yield _with_workers(watched, cores, why)
+
+
+def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
+    """The loader with another number of worker processes."""
+    loader = watched.loader
     prefetch = loader.prefetch_factor or 2  # as torch has it
     view = view_of(loader, num_workers=wanted, prefetch_factor=prefetch)
-    what = f"num_workers={wanted} in the place of {workers}{place_of(watched)}"
-    yield Candidate(what, why, view.__iter__, wanted)
+    what = f"num_workers={wanted} in the place of {loader.num_workers}{place_of(watched)}"
+    return Candidate(what, why, view.__iter__, wanted)

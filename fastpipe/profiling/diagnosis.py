@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -114,7 +115,7 @@ class Diagnosis:
             try:
                 self._alone = alone(one.__iter__, skipped, self._seconds)
             except Exception as error:  # the script's loop has an answer to it, perhaps, and meets it itself
-                _log.warning("the loader alone is not measured: %s", _first_line(error))
+                _log.warning("the loader alone is not measured: %s", _said_by(error))
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = costs_of_clock(before, clock.totals(), self._alone.taken)
         if not watched.is_opaque:
@@ -156,8 +157,7 @@ class Diagnosis:
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
                 return alone(candidate.begin, candidate.skipped, self._seconds)
         except Exception as error:  # whatever it is: the script's own loader works
-            text = _first_line(error)  # not the error: its traceback has the whole loader
-            _log.warning("not measured: %s: %s", candidate.what, text)
+            _log.warning("not measured: %s: %s", candidate.what, _said_by(error))
             return None
 
     def _look_inside(
@@ -172,7 +172,7 @@ class Diagnosis:
         try:
             self._alone = alone(begin, skipped, self._seconds)
         except Exception as error:
-            _log.warning("what it trains on is not measured alone: %s", _first_line(error))
+            _log.warning("what it trains on is not measured alone: %s", _said_by(error))
         finally:
             witness.close()
         if self._alone is None:
@@ -372,6 +372,15 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
         yield from batches
 
 
-def _first_line(error: Exception) -> str:
-    """What an error says, without the traceback that TensorFlow has in its text."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+def _said_by(error: Exception) -> str:
+    """What an error says, without the traceback that TensorFlow has in its text; it lets go of all else.
+
+    Else a loader whose error torch has raised anew lives in a circle with that, until garbage is collected,
+    when it takes torch five seconds to end each worker.
+    """
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
+    return text

@@ -239,6 +239,11 @@ class Findings:
             yield f"the loader alone makes a batch in {alone}{cpu}; {self.cores} cores"
         if self.epoch_start_s is not None:
             yield f"an epoch's first batch comes after {in_duration(self.epoch_start_s)}"
+        if self.instant_s is None and self.seconds and not (self.is_cut_short or self.is_opaque):
+            yield (
+                "the script was over before a step with data at once was measured: more epochs, or a smaller "
+                "--seconds, show that too"
+            )
         if self.instant_s is not None and not (self.is_loader_bound or self.is_tried or self.is_opaque):
             yield (
                 "--try (try_advice=True) measures what may make the step itself faster: larger batches, "

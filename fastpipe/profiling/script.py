@@ -24,7 +24,7 @@ from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.tf_loops import WATCHED
-from fastpipe.profiling.watching import Watch
+from fastpipe.profiling.watching import Watch, Watched
 
 __all__ = ["profile_script"]
 
@@ -83,7 +83,12 @@ def profile_script(
             source = Path(str(module.__file__)).read_bytes()
             code = compile(source, str(module.__file__), "exec", dont_inherit=True)
             with _limited(limit_s, run):
-                exec(code, vars(module))
+                try:
+                    exec(code, vars(module))
+                except SystemExit as error:
+                    if error.code not in (None, 0):
+                        raise
+                run.look_at_the_end()
         except Enough:
             run.is_cut_short = True
         except Exception as error:
@@ -92,7 +97,7 @@ def profile_script(
                 raise
             run.is_cut_short = True
         except SystemExit as error:
-            if error.code not in (None, 0) and not watch.found:
+            if not watch.found:
                 raise OptionError(
                     f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
                 ) from error
@@ -126,8 +131,9 @@ class _Run:
     def report(self) -> Report:
         """What was found."""
         diagnosis, watch = self._diagnosis, self._watch
-        if not diagnosis.is_known and watch.found:  # a loop that was over before enough was known of it
-            diagnosis.see(max(watch.found, key=lambda one: one.loop.total_s))
+        longest = _longest(watch)
+        if not diagnosis.is_known and longest is not None:  # over before enough was known of it
+            diagnosis.see(longest)
         found = replace(
             diagnosis.report() if diagnosis.is_known else Report(None),
             seconds=perf_counter() - self._began,
@@ -135,6 +141,15 @@ class _Run:
             outside=_outside(watch),
         )
         return replace(found, advice=(*_generation_advice(found), *found.advice))
+
+    def look_at_the_end(self) -> None:
+        """Look beside a loop that was over before enough was known of it, as far as can still be done."""
+        if self._diagnosis.is_known:
+            return
+        longest = _longest(self._watch)
+        if longest is not None and longest.loop.total_s and not longest.is_opaque:
+            with self._watch.paused():
+                self._diagnosis.look(longest)
 
     def leave_script(self) -> None:
         """Tell what was found, and end the process."""
@@ -145,6 +160,11 @@ class _Run:
         self._diagnosis.close()
         self._watch.close()
         self._leave(report)
+
+
+def _longest(watch: Watch) -> Watched | None:
+    """The loader whose loop took most of the time."""
+    return max(watch.found, key=lambda one: one.loop.total_s, default=None)
 
 
 def _generation_advice(report: Report) -> Iterator[Advice]:

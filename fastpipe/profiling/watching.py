@@ -187,6 +187,8 @@ class Watch:
 
     def _kind(self) -> str:
         """What the script is at, where it does not wait for a batch."""
+        if self._is_paused:
+            return "measuring"  # is nothing of the script's
         return "step" if any(one.loop.is_in_step for one in self._found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:

@@ -232,11 +232,33 @@ def test_a_loop_that_is_too_short_is_reported_as_far_as_it_went(
     script: Callable[[str], str], tmp_path: Path
 ) -> None:
     slower = SLOW.replace("4000", "40").replace("range(8)", "range(80)")
-    report = profile_script(script(slower), ["0"], seconds=60)
+    report = profile_script(script(slower), ["0"], seconds=4)
     assert (tmp_path / "finished").exists()
     assert report.steps > 0 and report.instant_s is None and report.wait_s > 0
     assert report.costs.stages["transform"].wall > 0
+    assert report.alone is not None, "measured when the script was over"
+    assert not [name for name, _ in report.outside if "__getitem__" in name], "that is none of its own work"
     assert "the script was ended" not in str(report)
+    assert "over before a step with data at once was measured" in str(report)
+
+
+def test_what_is_gone_when_a_short_script_is_over_is_told(
+    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = SLOW.replace("4000", "40").replace("return sum(", "open(FILE).close()\n        return sum(")
+    path = script(gone.replace("import sys\n", "import sys\nFILE = __file__ + '.data'\n", 1).replace(
+        "    Path(sys.argv[0])", "    Path(FILE).unlink()\n    Path(sys.argv[0])"
+    ))  # fmt: skip
+    Path(f"{path}.data").touch()
+    report = profile_script(path, ["0"], seconds=4)
+    assert report.steps > 0 and report.alone is None and not report.advice
+    assert "the loader alone is not measured: FileNotFoundError" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["sys.exit()", "raise SystemExit(0)", "sys.exit(3)"])
+def test_a_short_script_that_says_it_is_over(script: Callable[[str], str], end: str) -> None:
+    report = profile_script(script(f"{SLOW.replace('4000', '40')}\n    {end}\n"), ["0"], seconds=4)
+    assert report.steps > 0 and (report.alone is not None) is ("3" not in end)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import types
@@ -59,7 +60,8 @@ class Holder:
         ("holder.path.joinpath('x')", "pathlib.PosixPath"), ("read()", "_io.TextIOWrapper"),
         ("len(path)", "builtins.len"), ("zlib.compress(path)", "zlib.compress"), ("missing.open()", ""),
         ("1 + 2", ""), ("holder.file.read(", ""), ("[x for x in y]", ""), ("os.path.join(a)", "posixpath.join"),
-        ("sys.path.append(1)", "builtins.list"),
+        ("sys.path.append(1)", "builtins.list"), ("bound()", "builtins.method_descriptor"),
+        ("odd()", "functools.partial"),
     ],
 )  # fmt: skip
 def test_a_call_is_named_and_nothing_runs(tmp_path: Path, source: str, name: str) -> None:
@@ -67,6 +69,7 @@ def test_a_call_is_named_and_nothing_runs(tmp_path: Path, source: str, name: str
     import zlib  # noqa: F401
 
     holder = Holder(tmp_path)
+    bound, odd = types.MethodType(str.lower, "X"), types.MethodType(functools.partial(print), 1)  # noqa: F841
     with holder.file:
         path, read = "x", holder.file.read  # noqa: F841
         assert Calls().named(source, sys._getframe()) == name.replace("HERE", __name__)
