@@ -16,7 +16,6 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 import fastpipe
-from fastpipe.profiling import diagnosis
 from fastpipe.profiling.images_read import ImageReads
 
 SECONDS = 0.8
@@ -57,12 +56,6 @@ def _open(path: str) -> Any:
 @pytest.fixture
 def table(photo_tree: Path) -> list[tuple[str, int]]:
     return [(str(path), number % 3) for number, path in enumerate(sorted(photo_tree.rglob("*.jpg")) * 4)]
-
-
-@pytest.fixture
-def whatever_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ways are told that are no faster, as where tests beside this one begin something meanwhile."""
-    monkeypatch.setattr(diagnosis, "GAIN", 0.0)
 
 
 def _profiled(loader: Any, **options: Any) -> Any:
