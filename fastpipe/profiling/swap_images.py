@@ -16,7 +16,7 @@ from fastpipe.profiling.replays import rebuilt
 from fastpipe.profiling.stages import DECODE, OTHER, READ, TRANSFORM
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.times import NOTHING, Spent
-from fastpipe.profiling.watching import Watched, is_map_style
+from fastpipe.profiling.watching import Watched, batch_size_of, is_map_style
 
 __all__ = ["of_images"]
 
@@ -30,20 +30,21 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
     """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
     Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
     loader, dataset = watched.loader, watched.loader.dataset
+    size = batch_size_of(loader)
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
     transform = _transform_of(dataset)
     if (
         transform is None or not files or not _FEW < opened < _MANY
-        or loader.batch_size is None or not is_map_style(dataset)
+        or size is None or not is_map_style(dataset)
     ):  # fmt: skip
         return
-    count = max(loader.batch_size, min(len(dataset), _MOST_SAMPLES))
+    count = max(size, min(len(dataset), _MOST_SAMPLES))
     try:
         ours = fastpipe.FastImageFolder.from_samples(
             [(file, 0) for file in itertools.islice(itertools.cycle(files), count)], transform, cache="off"
         )
-        fast: Any = fastpipe.FastLoader(ours, loader.batch_size, shuffle=True, drop_last=True)
+        fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
         batch = watched.loop.batch
         theirs = _images_in(batch, ours[0][0])
     except Exception as error:  # the transform is the script's, and may want what its dataset alone gives

@@ -19,7 +19,7 @@ from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.profiling.times import NOTHING, Spent
 from fastpipe.profiling.volumes_open import OpenVolume
-from fastpipe.profiling.watching import Watched
+from fastpipe.profiling.watching import Watched, batch_size_of
 
 __all__ = ["accelerated", "of_folders", "of_rows", "of_tables", "of_volumes"]
 
@@ -67,13 +67,14 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
     """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
     loader, files = watched.loader, sorted({read.file for read in arrays})
+    size = batch_size_of(loader)
     dims = {read.sample_dims for read in arrays}
-    if len(files) != 1 or len(dims) != 1 or loader.batch_size is None or (dim := dims.pop()) is None:
+    if len(files) != 1 or len(dims) != 1 or size is None or (dim := dims.pop()) is None:
         return
     names = list(dict.fromkeys(read.name.lstrip("/") for read in arrays))
     try:
         dataset = fastpipe.FastHDF5Dataset(files[0], names, sample_dims=dim)
-        fast: Any = fastpipe.FastLoader(dataset, loader.batch_size, shuffle=_shuffles(loader))
+        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=_shuffles(loader))
     except (FastpipeError, OSError, KeyError):
         return
     more = "" if dim == 1 else f", sample_dims={dim}"
@@ -86,9 +87,10 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
     """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
     loader, batch = watched.loader, watched.loop.batch
+    size = batch_size_of(loader)
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
-    if not volumes or loader.batch_size is None:
+    if not volumes or size is None:
         return
     while len(shape) > len(volumes[0].shape) and shape[0] == 1:  # a channel that the script has put in front
         shape = shape[1:]
@@ -104,7 +106,7 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
             what, shape, sampling=fastpipe.sampling.Uniform(max(len(loader.dataset), 1)), **options
         )
         order = fastpipe.Shuffle(unit="group") if _shuffles(loader) or len(values) > 1 else None
-        fast: Any = fastpipe.FastLoader(dataset, loader.batch_size, shuffle=order)
+        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=order)
     except (FastpipeError, OSError, TypeError, ValueError):
         return
     name, more = told
@@ -204,7 +206,8 @@ def _uses_cuda() -> bool:
 
 
 def _shuffles(loader: Any) -> bool:
-    return type(loader.sampler).__name__ == "RandomSampler"
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)  # of a batch sampler that was given
+    return type(sampler).__name__ == "RandomSampler"
 
 
 def _rest(costs: LoaderCosts) -> tuple[Line, Spent] | None:

@@ -32,7 +32,7 @@ from fastpipe.profiling.timed import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched", "is_fast", "is_map_style"]
+__all__ = ["Watch", "Watched", "batch_size_of", "is_fast", "is_map_style"]
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -301,6 +301,15 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
 
 def _no_loop(loader: Any) -> Loop:
     raise RuntimeError("nothing is watched any more")
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Samples of a batch; None if nobody says."""
+    for one in (loader, getattr(loader, "batch_sampler", None)):  # as Accelerate's loaders have it
+        size = getattr(one, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return None
 
 
 def is_fast(loader: Any) -> bool:

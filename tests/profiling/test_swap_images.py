@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
@@ -97,6 +97,15 @@ def test_images_of_a_table_are_read_by_fastpipe(
 @pytest.mark.usefixtures("whatever_it_gains")
 def test_subsets_are_looked_into(table: list[tuple[str, int]]) -> None:
     assert _ways(_profiled(DataLoader(Subset(Photos(table, _V1), range(64)), batch_size=8)))
+
+
+@pytest.mark.usefixtures("whatever_it_gains")
+def test_a_batch_sampler_says_how_many_samples_a_batch_has(table: list[tuple[str, int]]) -> None:
+    dataset = Photos(table, _V1)
+    loader = DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 8, False))
+    report = _profiled(loader)
+    assert _ways(report)
+    assert report.loader.batch_size == 8
 
 
 class Pairs(Photos):
