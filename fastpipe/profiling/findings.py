@@ -13,6 +13,7 @@ __all__ = ["Advice", "Findings", "LoaderNote", "Part"]
 
 _MOST = 0.5  # of a script's time
 _TOLD = 0.1  # of a script's time, from which on it is told that it goes outside of loops
+_LEAST_S = 0.5  # of processors, in other processes
 _SMALL = 0.05  # of a step: waiting for data that nobody would notice
 
 
@@ -90,6 +91,7 @@ class Findings:
         is_tried: whether advice was tried on the script's own step.
         is_opaque: whether what a step waits is not known apart from what it is busy.
         outside: lines of the script between its loops that took long: the line, and seconds.
+        elsewhere_s: seconds of processors that processes which the script has started have used.
         seconds: that the script ran.
         is_cut_short: whether it was ended before its own end.
         spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
@@ -117,6 +119,7 @@ class Findings:
     is_tried: bool = False
     is_opaque: bool = False
     outside: tuple[tuple[str, float], ...] = ()
+    elsewhere_s: float = 0.0
     seconds: float = 0.0
     is_cut_short: bool = False
     spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
@@ -161,8 +164,18 @@ class Findings:
         return bool(self.outside) and self.outside[0][1] > _MOST * self.seconds
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether a script of which no loop was seen does its work in processes that it starts."""
+        return self.loader is None and self.elsewhere_s > max(_LEAST_S, _MOST * self.seconds)
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
+        if self.is_elsewhere:
+            return (
+                f"no loop was seen: in {self.seconds:.1f} s processes that the script starts have used "
+                f"{self.elsewhere_s:.1f} s of processor, and nothing is looked at in them"
+            )
         if self.is_outside_bound:
             name, seconds = self.outside[0]
             share = f"{seconds / self.seconds:.0%} of {self.seconds:.1f} s"

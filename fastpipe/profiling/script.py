@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time_ns
 from types import FrameType, ModuleType
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.loops import Enough, Loop
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.tf_loops import WATCHED
+from fastpipe.profiling.times import processes_cpu_ns
 from fastpipe.profiling.watching import Watch, Watched
 
 __all__ = ["profile_script"]
@@ -31,6 +33,7 @@ __all__ = ["profile_script"]
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
 _AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that goes on after its end is ended again
+_END_S = 5.0  # for a process to end that was told to
 _CALLS = 0.9  # of a function's time, in one that it calls
 
 
@@ -62,11 +65,18 @@ def profile_script(
             ended, as it goes on after whatever is raised; None to let it go on.
 
     Raises:
-        OptionError: there is no such script or module.
+        OptionError: there is no such script or module; or it is one of several processes that train together.
         Exception: whatever the script raises.
     """
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+        raise OptionError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes that train together ($WORLD_SIZE), and the "
+            "first to end would leave the others waiting: profile one alone, as by torchrun "
+            "--nproc_per_node 1 --no-python fastpipe profile SCRIPT; or have `with fastpipe.profile():` "
+            "around the loop"
+        )
     diagnosis = Diagnosis(seconds / 4, try_advice)
     watch = Watch(
         lambda one: Loop(seconds, True, lambda: diagnosis.next_phase(watch, one), may_judge=True),
@@ -101,7 +111,9 @@ def profile_script(
                 raise OptionError(
                     f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
                 ) from error
-        return run.report()
+        report = run.report()
+        run.end_processes()
+        return report
 
 
 class _Run:
@@ -115,7 +127,8 @@ class _Run:
         self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
     ) -> None:
         self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
-        self._began = perf_counter()
+        self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
+        self._children = set(multiprocessing.active_children())
         self.is_cut_short = False
 
     @property
@@ -139,8 +152,24 @@ class _Run:
             seconds=perf_counter() - self._began,
             is_cut_short=self.is_cut_short or self.was_ended,
             outside=_outside(watch),
+            elsewhere_s=(_elsewhere_ns() - self._elsewhere_ns) / 1e9,
         )
-        return replace(found, advice=(*_generation_advice(found), *found.advice))
+        return replace(found, advice=(*_script_advice(found), *found.advice))
+
+    def end_processes(self) -> None:
+        """End the processes of a script that was ended, for which the interpreter would wait at its end."""
+        if not (self.is_cut_short or self.was_ended):
+            return
+        left = [
+            one for one in multiprocessing.active_children() if one not in self._children and not one.daemon
+        ]
+        for one in left:
+            one.terminate()
+        for one in left:
+            one.join(_END_S)
+            if one.is_alive():
+                one.kill()
+                one.join()
 
     def look_at_the_end(self) -> None:
         """Look beside a loop that was over before enough was known of it, as far as can still be done."""
@@ -159,6 +188,7 @@ class _Run:
         report = self.report()
         self._diagnosis.close()
         self._watch.close()
+        self.end_processes()
         self._leave(report)
 
 
@@ -167,9 +197,20 @@ def _longest(watch: Watch) -> Watched | None:
     return max(watch.found, key=lambda one: one.loop.total_s, default=None)
 
 
-def _generation_advice(report: Report) -> Iterator[Advice]:
-    """For a script most of whose time goes before and between its loops."""
-    if report.is_outside_bound:
+def _elsewhere_ns() -> int:
+    """In which processes have run that this one has started."""
+    return (processes_cpu_ns() or 0) - process_time_ns()
+
+
+def _script_advice(report: Report) -> Iterator[Advice]:
+    """For a script most of whose time goes before and between its loops, or into other processes."""
+    if report.is_elsewhere:
+        yield Advice(
+            "profile one of its processes: let the script train in its own, as with one of torchrun's by "
+            "torchrun --nproc_per_node 1 --no-python fastpipe profile SCRIPT",
+            "what multiprocessing or subprocess starts runs beside this",
+        )
+    elif report.is_outside_bound:
         name, seconds = report.outside[0]
         unseen = "" if report.loader else (
             ". If it trains, its loop was not seen: that has to be over a DataLoader or a tf.data.Dataset, "

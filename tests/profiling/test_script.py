@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader
 import fastpipe
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
+from fastpipe.profiling import findings
+from fastpipe.profiling import script as script_module
 from fastpipe.profiling.script import profile_script
 
 DATASET = """
@@ -95,6 +97,45 @@ sample()
     assert "go into train.py sample, outside of any loop" in report.verdict
     assert "fastpipe.generate" in report.advice[0].what
     assert "outside of loops over loaders: train.py sample" in report.html()
+
+
+ELSEWHERE = """
+import multiprocessing, os, signal, sys, time
+
+def train(deaf):
+    if deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(os.getpid(), flush=True)
+    while time.process_time() < float(sys.argv[1]):  # of a forked process it begins at 0
+        pass
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=train, args=(len(sys.argv) > 2,))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_script_that_trains_in_processes_of_its_own_is_told(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "_MOST", 0.05)  # also beside tests that take the cores
+    report = profile_script(script(ELSEWHERE), ["2"])
+    assert report.loader is None and report.is_elsewhere and report.elsewhere_s > 1
+    assert "no loop was seen" in report.verdict and "torchrun" in report.advice[0].what
+    assert "fastpipe.generate" not in str(report)
+
+
+@pytest.mark.parametrize("deaf", [[], ["deaf"]], ids=["polite", "deaf"])
+def test_processes_of_a_script_that_is_ended_end(
+    script: Callable[[str], str], deaf: list[str], capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(script_module, "_END_S", 0.3)
+    report = profile_script(script(ELSEWHERE), ["600", *deaf], limit_s=2)
+    assert report.is_cut_short
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(capfd.readouterr().out.split()[0]), 0)
 
 
 def test_what_is_imported_is_no_work_of_the_script(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -487,6 +528,16 @@ if __name__ == "__main__":
 """)
     profile_script(tmp_path / "train.py", seconds=0.1)
     assert (tmp_path / "code").read_text() == "0"
+
+
+def test_of_processes_that_train_together_one_is_to_be_profiled(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match=r"one of 2 processes .*torchrun --nproc_per_node 1 --no-python"):
+        profile_script(script("raise AssertionError"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert profile_script(script("pass")).verdict == "no loader was iterated"
 
 
 def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
