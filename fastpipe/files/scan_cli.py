@@ -17,10 +17,11 @@ __all__ = ["ABOUT", "add_arguments", "run"]
 ABOUT = "find the images of a folder that a training could not read, and move them out of its way"
 
 EPILOG = """\
-Every image that ImageFolder would find is decoded, in threads, by the decoders of
-FastImageFolder. Corrupt is what torchvision's loader raises for; what is odd and is
-read all the same (a PNG that is a JPEG, an EXIF orientation, bytes behind the end) is
-noted. Of an HDF5 file every chunk of every dataset is decoded.
+Every image that ImageFolder would find, or else that lies in the folder itself, is
+decoded, in threads, by the decoders of FastImageFolder. Corrupt is what torchvision's
+loader raises for; what is odd and is read all the same (a PNG that is a JPEG, an EXIF
+orientation, bytes behind the end) is noted. Of an HDF5 file every chunk of every
+dataset is decoded.
 
 --quarantine moves corrupt images to DIR, under the same relative paths; nothing is
 overwritten, and DIR/bad_samples.jsonl says where each came from. Files that cannot be
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("folder", metavar="FOLDER", nargs="?", default=None,
-        help="class folders with images, or an HDF5 file")  # fmt: skip
+        help="class folders with images, or images, or an HDF5 file")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     add = what.add_argument
     add("--quarantine", metavar="DIR", default=None, help="move corrupt images there")

@@ -181,6 +181,26 @@ def test_without_classes_or_images(scan: Scan, tmp_path: Path) -> None:
     )
 
 
+def test_images_without_class_folders(scan: Scan, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    Image.new("RGB", (9, 7)).save(root / "good.png")
+    (root / "bad.JPG").write_bytes(b"text")
+    (root / "list.txt").write_text("good.png")
+    for _ in range(2):
+        code, found = report(scan, root, tmp_path)
+        assert code == 1 and found["count"] == 2 and [one["path"] for one in found["corrupt"]] == ["bad.JPG"]
+        assert any("from_samples" in note for note in found["about"])
+        (root / ".thumbnails").mkdir(exist_ok=True)  # a folder that is no class
+    assert scan(root, "--quarantine", tmp_path / "away")[0] == 0
+    assert sorted(path.name for path in root.glob("*.*")) == [".thumbnails", "good.png", "list.txt"]
+    assert scan("--restore", tmp_path / "away")[0] == 0 and (root / "bad.JPG").read_bytes() == b"text"
+    (root / "a").mkdir()
+    Image.new("RGB", (9, 7)).save(root / "a" / "0.png")
+    code, out, _ = scan(root)
+    assert code == 0 and "2 images beside the class folders" in out and "all 1 image" in out
+
+
 def test_bad_input(scan: Scan, photo_tree: Path, tmp_path: Path) -> None:
     for arguments, said in (
         ((), "name a folder"),

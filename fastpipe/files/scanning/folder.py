@@ -1,7 +1,8 @@
-"""Judges all images of a folder, as ``ImageFolder`` finds them, in threads."""
+"""Judges all images of a folder, as ``ImageFolder`` finds them or lying in the folder itself, in threads."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,33 +17,35 @@ from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
 from fastpipe.files.scanning.verdicts import shown
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
+from fastpipe.index.tables import SampleTable
 
 __all__ = ["Ticker", "in_threads", "scan_images", "without_images"]
 
 _TELL_EVERY_S = 0.2
 _NAMED_AT_MOST = 5
+_FLAT = [""]  # in the place of classes: images lie in the folder itself
 
 
 def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None = None) -> Findings:
     """Judge every image.
 
     Args:
-        root: a folder that holds one folder for each class.
+        root: a folder that holds one folder for each class, or images and no folders.
         threads: how many decode.
         progress: shows how far it is.
         judge: decides.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no class folder in it.
+        FileNotFoundError: there is no such folder, or neither a class folder nor an image in it.
         OSError: files cannot be read for a reason that is the machine's.
     """
     judge = judge or Judge()
     progress.now(f"listing {shown(root)}")
-    classes, numbers = find_classes(root)
-    table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
-    found = Findings(root, "images", total=len(table))
-    counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
-    found.classes = {name: counts[numbers[name]] for name in classes}
+    classes, table, notes = _list(root)
+    found = Findings(root, "images", total=len(table), notes=notes)
+    if classes != _FLAT:
+        counts = np.bincount(table.targets_array(), minlength=len(classes)).tolist()
+        found.classes = dict(zip(classes, counts, strict=True))
     empty = [name for name, count in found.classes.items() if not count]
     if empty:
         found.notes.append(without_images("an image", empty))
@@ -59,6 +62,28 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
     found.seconds = ticker.seconds()
     found.sort()
     return found
+
+
+def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
+    """A folder's classes and images, or the images of one without any class that has some; and notes."""
+    with os.scandir(root) as entries:
+        beside = sum(one.name.lower().endswith(IMG_EXTENSIONS) and not one.is_dir() for one in entries)
+    try:
+        classes, numbers = find_classes(root)
+    except FileNotFoundError:
+        if not beside:
+            raise
+        classes, numbers = _FLAT, {"": 0}
+    table = scan_folder(root, numbers, extensions=IMG_EXTENSIONS, allow_empty=True)
+    if beside and not len(table):  # folders, and no class
+        classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=IMG_EXTENSIONS)
+    notes = []
+    if classes == _FLAT:
+        notes.append("no class folders, so ImageFolder takes none; FastImageFolder.from_samples does")
+    elif beside:
+        some = f"{counted(beside, 'image')} beside the class folders"
+        notes.append(f"{some}, where ImageFolder does not look: not judged")
+    return classes, table, notes
 
 
 def without_images(text: str, classes: Sequence[str]) -> str:
