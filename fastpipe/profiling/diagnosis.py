@@ -379,8 +379,8 @@ def _said_by(error: Exception) -> str:
     when it takes torch five seconds to end each worker.
     """
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__context__
+    chain: list[BaseException | None] = [error]
+    while (one := chain[-1]) is not None and one not in chain[:-1]:
+        traceback.clear_frames(one.__traceback__)
+        chain.append(one.__context__)
     return text

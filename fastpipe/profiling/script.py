@@ -72,8 +72,8 @@ def profile_script(
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
         raise OptionError(
-            f"this is one of {os.environ['WORLD_SIZE']} processes that train together ($WORLD_SIZE), and the "
-            "first to end would leave the others waiting: profile one alone, as by torchrun "
+            f"this is one of {os.environ['WORLD_SIZE']} processes that train together, as WORLD_SIZE says, "
+            "and the first to end would leave the others waiting: profile one alone, as by torchrun "
             "--nproc_per_node 1 --no-python fastpipe profile SCRIPT; or have `with fastpipe.profile():` "
             "around the loop"
         )

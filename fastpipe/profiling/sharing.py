@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -33,8 +32,8 @@ def asks_for_its_worker(dataset: Any) -> bool:
     left, seen = [dataset], {id(dataset)}
     while left and len(seen) < _MOST:
         one = left.pop()
-        function = one.__func__ if isinstance(one, MethodType) else one
-        if isinstance(function, FunctionType) and _ASKS in _names(function.__code__):
+        function = one.__func__ if _is(one, MethodType) else one
+        if _is(function, FunctionType) and _ASKS in _names(function.__code__):
             return True
         for inner in _made_of(one):
             if id(inner) not in seen and not _is_plain(inner):
@@ -43,36 +42,39 @@ def asks_for_its_worker(dataset: Any) -> bool:
     return False
 
 
-def _made_of(one: Any) -> Iterator[Any]:
+def _is(one: Any, *kinds: type) -> bool:
+    """``isinstance`` that asks nobody: a proxy of the script's may load something for its answer."""
+    return issubclass(type(one), kinds)
+
+
+def _made_of(one: Any) -> Iterable[Any]:
     """What a thing refers to: functions of its class, what is in it, and what its code calls by name."""
-    if isinstance(one, MethodType):
-        yield from (one.__func__, one.__self__)
-    elif isinstance(one, functools.partial):
-        yield from (one.func, *one.args, *one.keywords.values())
-    elif isinstance(one, (list, tuple)):
-        yield from islice(one, _MOST_ITEMS)
-    elif isinstance(one, dict):
-        yield from islice(one.values(), _MOST_ITEMS)
-    elif isinstance(one, FunctionType):
-        yield from _called(one)
-    elif isinstance(one, type):
-        yield from (value for kind in _own(one) for value in vars(kind).values())
-    else:
-        yield from _own(type(one))
-        try:
-            attributes = object.__getattribute__(one, "__dict__")
-        except AttributeError:
-            return
-        yield from islice(attributes.values(), _MOST_ITEMS)
+    if _is(one, MethodType):
+        return one.__func__, one.__self__
+    if _is(one, functools.partial):
+        return one.func, *one.args, *one.keywords.values()
+    if _is(one, list, tuple):
+        return (list if _is(one, list) else tuple).__getitem__(one, slice(_MOST_ITEMS))
+    if _is(one, dict):
+        return list(dict.values(one))[:_MOST_ITEMS]
+    if _is(one, FunctionType):
+        return _called(one)
+    if _is(one, type):
+        return [value for kind in _own(one) for value in vars(kind).values()]
+    try:
+        attributes = object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        attributes = {}
+    return *_own(type(one)), *list(attributes.values())[:_MOST_ITEMS]
 
 
 def _called(function: FunctionType) -> Iterator[Any]:
     names = _names(function.__code__)
     for name in names:
-        found = function.__globals__.get(name)
-        if isinstance(found, ModuleType) and not _is_foreign(found.__name__):
+        found: Any = function.__globals__.get(name)
+        if _is(found, ModuleType) and not _is_foreign(found.__name__):
             yield from (vars(found)[inner] for inner in names if inner in vars(found))
-        elif isinstance(found, (FunctionType, type)):
+        elif _is(found, FunctionType, type):
             yield found
     for cell in function.__closure__ or ():
         try:
@@ -94,13 +96,11 @@ def _own(kind: type) -> Iterator[type]:
 
 def _is_plain(one: Any) -> bool:
     """Whether nothing in a thing can be code of the script's."""
-    if isinstance(one, (FunctionType, type)):
+    if _is(one, FunctionType, type):
         return _is_foreign(str(one.__module__))
-    if isinstance(one, (MethodType, functools.partial, list, tuple, dict)):
+    if _is(one, MethodType, functools.partial, list, tuple, dict):
         return False
-    return isinstance(one, (property, classmethod, staticmethod, ModuleType)) or _is_foreign(
-        type(one).__module__
-    )
+    return _is(one, property, classmethod, staticmethod, ModuleType) or _is_foreign(type(one).__module__)
 
 
 def _is_foreign(module: str) -> bool:
