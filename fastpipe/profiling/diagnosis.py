@@ -95,6 +95,13 @@ class Diagnosis:
 
     def look(self, watched: Watched) -> None:
         """Measure what can be measured beside the loop: the loader alone, and others in its place."""
+        self.is_looking = True
+        try:
+            self._look(watched)
+        finally:
+            self.is_looking = False
+
+    def _look(self, watched: Watched) -> None:
         self.see(watched)
         loader = watched.loader
         serial = not getattr(loader, "num_workers", 1) and watched.witness is not None
@@ -194,9 +201,7 @@ class Diagnosis:
         assert watched is not None  # it is its loop that asks
         with watch.paused():
             if self._queue is None:
-                self.is_looking = True
                 self.look(watched)
-                self.is_looking = False
                 self._queue = self._triable()[:_MOST_TRIED] if self._tries else []
                 self._is_again = watched.is_opaque and bool(self._measured)
                 if self._is_again:  # what was measured has left something behind, perhaps: malloc's limits

@@ -177,7 +177,7 @@ class _Run:
             return
         longest = _longest(self._watch)
         if longest is not None and longest.loop.total_s and not longest.is_opaque:
-            with self._watch.paused():
+            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
                 self._diagnosis.look(longest)
 
     def leave_script(self) -> None:

@@ -248,6 +248,20 @@ def test_what_is_measured_when_the_time_is_over_may_take_a_little_more(
     assert found == reached and report.instant_s is not None and report.steps > 2
 
 
+def test_the_time_may_be_over_while_a_short_script_is_looked_at(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        while True:
+            pass
+
+    monkeypatch.setattr("fastpipe.profiling.script._GRACE_S", 0.1)
+    monkeypatch.setattr("fastpipe.profiling.diagnosis.alone", measured)
+    report = profile_script(script(SLOW.replace("4000", "40")), ["0"], seconds=4, limit_s=1000.0)
+    assert report.steps > 0 and report.alone is None and not report.is_cut_short
+
+
 def test_a_loader_that_gives_nothing_is_not_acquitted(script: Callable[[str], str]) -> None:
     path = script("""
 import threading
