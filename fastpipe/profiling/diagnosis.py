@@ -60,7 +60,7 @@ class Diagnosis:
 
     Attributes:
         cores: that this process may use.
-        is_looking: whether loaders are being measured beside a loop of which enough is known.
+        is_looking: whether loaders are being measured, beside a loop or when it is over.
     """
 
     def __init__(self, seconds: float, tries: bool) -> None:
