@@ -13,11 +13,11 @@ from fastpipe.profiling.images_read import ImageReads
 from fastpipe.profiling.keeping import of_kept
 from fastpipe.profiling.keras_data import batches_by_threads, is_parallel
 from fastpipe.profiling.near import of_staged
-from fastpipe.profiling.sharing import asks_for_its_worker
 from fastpipe.profiling.swap_images import of_images
 from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.watching import Watched, is_fast, is_map_style
+from fastpipe.profiling.worker_info import uses_worker_info
 
 __all__ = ["candidates"]
 
@@ -131,11 +131,11 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
 def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
     """One worker process, which makes what is made now, or as many as there are cores for a dataset that
     knows of them; of any other each would make all samples."""
-    workers, is_shared = watched.loader.num_workers, asks_for_its_worker(watched.loader.dataset)
+    workers = watched.loader.num_workers
     if not workers:
         why = "the step and the loader take turns; one process makes the same batches, in their order"
         yield _with_workers(watched, 1, why)
-    if is_shared and max(1, workers) < cores:
+    if max(1, workers) < cores and uses_worker_info(watched.loader.dataset):
         why = (
             f"so many processes make batches, and there are {cores} cores; its code asks for "
             "get_worker_info(), by which it has to give each of them other samples"

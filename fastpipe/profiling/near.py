@@ -33,10 +33,10 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
         costs: of its batches.
         mounts: as of `file_system`.
     """
-    loader, dataset = watched.loader, watched.loader.dataset
+    loader, dataset, size = watched.loader, watched.loader.dataset, watched.batch_size
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     idle = costs.read_idle_s / max(costs.wall_s, 1e-9)
-    if idle < _WAITS or not samples or loader.batch_size is None or not isinstance(root, (str, os.PathLike)):
+    if idle < _WAITS or not samples or size is None or not isinstance(root, (str, os.PathLike)):
         return
     try:
         remote = file_system(os.fspath(root), mounts)
@@ -44,7 +44,7 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
         return
     if not remote.is_remote:
         return
-    copies = _Copies(loader, samples)
+    copies = _Copies(loader, samples, size)
     yield Candidate(
         "let fastpipe copy files to a local disk before they are needed: FastImageFolder(…, "
         f'stage="/a/local/disk") and FastLoader{place_of(watched)}',
@@ -60,11 +60,12 @@ class _Copies:
     Args:
         loader: of a dataset with ``samples``, pairs of a path and a label.
         samples: these.
+        batch_size: samples of a batch.
     """
 
-    def __init__(self, loader: Any, samples: Any) -> None:
-        self._loader, self._samples = loader, samples
-        self.count = min(len(samples), _BATCHES * loader.batch_size)
+    def __init__(self, loader: Any, samples: Any, batch_size: int) -> None:
+        self._loader, self._samples, self._batch_size = loader, samples, batch_size
+        self.count = min(len(samples), _BATCHES * batch_size)
         self._folder: Scratch | None = None
         self._near: Any = None
 
@@ -97,13 +98,13 @@ class _Copies:
                 break
             name = os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}")
             copied.append((shutil.copyfile(path, name), label))
-        if len(copied) < self._loader.batch_size:
-            raise OSError(f"there is no room for {self._loader.batch_size} files in {folder}: "
+        if len(copied) < self._batch_size:
+            raise OSError(f"there is no room for {self._batch_size} files in {folder}: "
                           f"{in_bytes(shutil.disk_usage(folder).free)} are free")  # fmt: skip
         dataset = copy.copy(self._loader.dataset)
         vars(dataset).update(samples=copied, imgs=copied, targets=[label for _, label in copied])
         stock = require("torch.utils.data", extra="torch").DataLoader(
-            dataset, self._loader.batch_size, shuffle=True, drop_last=True,
+            dataset, self._batch_size, shuffle=True, drop_last=True,
             collate_fn=self._loader.collate_fn, num_workers=self._loader.num_workers,
             worker_init_fn=self._loader.worker_init_fn,
         )  # fmt: skip

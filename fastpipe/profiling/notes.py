@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastpipe.profiling.findings import LoaderNote
 from fastpipe.profiling.keras_fit import FitWitness
 from fastpipe.profiling.stacks import Line
-from fastpipe.profiling.watching import Watched, batch_size_of
+from fastpipe.profiling.watching import Watched
 
 __all__ = ["note_of"]
 
@@ -21,7 +21,7 @@ def note_of(watched: Watched) -> LoaderNote:
     is_stock = watched.witness is not None and not isinstance(watched.witness, FitWitness)
     return LoaderNote(
         kind, workers, 0 if is_stock and not workers else watched.loop.ahead,
-        batch_size_of(loader), _shown(watched.made_at), _shown(watched.used_at),
+        watched.batch_size, _shown(watched.made_at), _shown(watched.used_at),
     )  # fmt: skip
 
 

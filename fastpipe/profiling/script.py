@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time_ns
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import NoReturn
 
 from fastpipe.errors import OptionError
@@ -89,28 +89,7 @@ def profile_script(
         watch,
         _as_main(os.fspath(path), arguments, is_module) as module,
     ):
-        try:
-            source = Path(str(module.__file__)).read_bytes()
-            code = compile(source, str(module.__file__), "exec", dont_inherit=True)
-            with _limited(limit_s, run):
-                try:
-                    exec(code, vars(module))
-                except SystemExit as error:
-                    if error.code not in (None, 0):
-                        raise
-                run.look_at_the_end()
-        except Enough:
-            run.is_cut_short = True
-        except Exception as error:
-            # Whoever asked for the batch may make an error of its own of the end, as TensorFlow does.
-            if not (diagnosis.excuses(error) or run.was_ended):
-                raise
-            run.is_cut_short = True
-        except SystemExit as error:
-            if not watch.found:
-                raise OptionError(
-                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
-                ) from error
+        run.execute(module, limit_s)
         report = run.report()
         run.end_processes()
         return report
@@ -128,6 +107,7 @@ class _Run:
     ) -> None:
         self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
         self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
+        self._took: float | None = None  # until its own end
         self._children = set(multiprocessing.active_children())
         self.is_cut_short = False
 
@@ -141,6 +121,46 @@ class _Run:
         """Whether a loop has been measured, which is worth a few seconds more, or is being left."""
         return self._diagnosis.is_looking or self.was_ended
 
+    def execute(self, module: ModuleType, limit_s: float) -> None:
+        """Run it until it is over, or enough is known of it, or so many seconds are over.
+
+        Args:
+            module: as which it runs; its file is the script.
+            limit_s: as of `profile_script`.
+
+        Raises:
+            OptionError: it has ended with an exit code before it iterated a loader.
+            Exception: whatever the script raises.
+        """
+        path = str(module.__file__)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        try:
+            with _limited(limit_s, self):
+                _until_its_end(code, module)
+                self._took = perf_counter() - self._began
+                self._look_at_the_end()
+        except Enough:
+            self.is_cut_short = True
+        except Exception as error:
+            # Whoever asked for the batch may make an error of its own of the end, as TensorFlow does.
+            if not (self._diagnosis.excuses(error) or self.was_ended):
+                raise
+            self.is_cut_short = True
+        except SystemExit as error:
+            if not self._watch.found:
+                raise OptionError(
+                    f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
+                ) from error
+
+    def _look_at_the_end(self) -> None:
+        """Look beside a loop that was over before enough was known of it, as far as can still be done."""
+        if self._diagnosis.is_known:
+            return
+        longest = _longest(self._watch)
+        if longest is not None and longest.loop.total_s and not longest.is_opaque:
+            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
+                self._diagnosis.look(longest)
+
     def report(self) -> Report:
         """What was found."""
         diagnosis, watch = self._diagnosis, self._watch
@@ -149,7 +169,7 @@ class _Run:
             diagnosis.see(longest)
         found = replace(
             diagnosis.report() if diagnosis.is_known else Report(None),
-            seconds=perf_counter() - self._began,
+            seconds=perf_counter() - self._began if self._took is None else self._took,
             is_cut_short=self.is_cut_short or self.was_ended,
             outside=_outside(watch),
             elsewhere_s=(_elsewhere_ns() - self._elsewhere_ns) / 1e9,
@@ -171,15 +191,6 @@ class _Run:
                 one.kill()
                 one.join()
 
-    def look_at_the_end(self) -> None:
-        """Look beside a loop that was over before enough was known of it, as far as can still be done."""
-        if self._diagnosis.is_known:
-            return
-        longest = _longest(self._watch)
-        if longest is not None and longest.loop.total_s and not longest.is_opaque:
-            with self._watch.paused(), contextlib.suppress(Enough):  # which the limit raises, not the script
-                self._diagnosis.look(longest)
-
     def leave_script(self) -> None:
         """Tell what was found, and end the process."""
         if self._leave is None:
@@ -190,6 +201,15 @@ class _Run:
         self._watch.close()
         self.end_processes()
         self._leave(report)
+
+
+def _until_its_end(code: CodeType, module: ModuleType) -> None:
+    """Run code; to exit and say that all is well is no other end than to come to it."""
+    try:
+        exec(code, vars(module))
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
 
 
 def _longest(watch: Watch) -> Watched | None:

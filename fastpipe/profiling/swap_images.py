@@ -16,7 +16,7 @@ from fastpipe.profiling.replays import rebuilt
 from fastpipe.profiling.stages import DECODE, OTHER, READ, TRANSFORM
 from fastpipe.profiling.timed import Account
 from fastpipe.profiling.times import NOTHING, Spent
-from fastpipe.profiling.watching import Watched, batch_size_of, is_map_style
+from fastpipe.profiling.watching import Watched, is_map_style
 
 __all__ = ["of_images"]
 
@@ -29,8 +29,7 @@ _FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
     """``FastImageFolder.from_samples``, where the script's dataset opens an image for each sample with
     Pillow, and has a transform of torchvision's that makes what is in the batch of it."""
-    loader, dataset = watched.loader, watched.loader.dataset
-    size = batch_size_of(loader)
+    dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
     transform = _transform_of(dataset)

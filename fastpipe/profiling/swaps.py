@@ -19,7 +19,7 @@ from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.stages import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.profiling.times import NOTHING, Spent
 from fastpipe.profiling.volumes_open import OpenVolume
-from fastpipe.profiling.watching import Watched, batch_size_of
+from fastpipe.profiling.watching import Watched
 
 __all__ = ["accelerated", "of_folders", "of_rows", "of_tables", "of_volumes"]
 
@@ -66,15 +66,14 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
 
 def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -> Iterator[Candidate]:
     """fastpipe's dataset of HDF5 rows, where the script's reads a row of each array for a sample."""
-    loader, files = watched.loader, sorted({read.file for read in arrays})
-    size = batch_size_of(loader)
+    files, size = sorted({read.file for read in arrays}), watched.batch_size
     dims = {read.sample_dims for read in arrays}
     if len(files) != 1 or len(dims) != 1 or size is None or (dim := dims.pop()) is None:
         return
     names = list(dict.fromkeys(read.name.lstrip("/") for read in arrays))
     try:
         dataset = fastpipe.FastHDF5Dataset(files[0], names, sample_dims=dim)
-        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=_shuffles(loader))
+        fast: Any = fastpipe.FastLoader(dataset, size, shuffle=watched.is_shuffled)
     except (FastpipeError, OSError, KeyError):
         return
     more = "" if dim == 1 else f", sample_dims={dim}"
@@ -86,8 +85,7 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
     """fastpipe's dataset of patches, where the script's cuts them out of volumes, open or loaded."""
-    loader, batch = watched.loader, watched.loop.batch
-    size = batch_size_of(loader)
+    batch, size = watched.loop.batch, watched.batch_size
     values = batch if isinstance(batch, (list, tuple)) else [batch]
     shape = tuple(getattr(values[0], "shape", ()))[1:] if values else ()
     if not volumes or size is None:
@@ -103,9 +101,9 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     what, options, told = _patches_of(volumes, has_labels=len(values) > 1)
     try:
         dataset = fastpipe.FastPatchDataset(
-            what, shape, sampling=fastpipe.sampling.Uniform(max(len(loader.dataset), 1)), **options
+            what, shape, sampling=fastpipe.sampling.Uniform(max(len(watched.loader.dataset), 1)), **options
         )
-        order = fastpipe.Shuffle(unit="group") if _shuffles(loader) or len(values) > 1 else None
+        order = fastpipe.Shuffle(unit="group") if watched.is_shuffled or len(values) > 1 else None
         fast: Any = fastpipe.FastLoader(dataset, size, shuffle=order)
     except (FastpipeError, OSError, TypeError, ValueError):
         return
@@ -203,11 +201,6 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
 
 def _uses_cuda() -> bool:
     return bool(sys.modules["torch"].cuda.is_initialized())  # the loader is one of torch's
-
-
-def _shuffles(loader: Any) -> bool:
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)  # of a batch sampler that was given
-    return type(sampler).__name__ == "RandomSampler"
 
 
 def _rest(costs: LoaderCosts) -> tuple[Line, Spent] | None:

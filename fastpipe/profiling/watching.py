@@ -32,7 +32,7 @@ from fastpipe.profiling.timed import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched", "batch_size_of", "is_fast", "is_map_style"]
+__all__ = ["Watch", "Watched", "is_fast", "is_map_style"]
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -79,6 +79,22 @@ class Watched:
         loop.ahead = (getattr(loader, "num_workers", 0) or 0) * (
             getattr(loader, "prefetch_factor", 2) or 2
         ) or 2
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch; None if neither the loader nor its batch sampler says."""
+        # Accelerate's loaders have the second only.
+        for one in (self.loader, getattr(self.loader, "batch_sampler", None)):
+            size = getattr(one, "batch_size", None)
+            if isinstance(size, int):
+                return size
+        return None
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether torch draws the order of samples anew for each epoch."""
+        sampler = getattr(self.loader.batch_sampler, "sampler", self.loader.sampler)
+        return type(sampler).__name__ == "RandomSampler"
 
     @property
     def is_graph(self) -> bool:
@@ -301,15 +317,6 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
 
 def _no_loop(loader: Any) -> Loop:
     raise RuntimeError("nothing is watched any more")
-
-
-def batch_size_of(loader: Any) -> int | None:
-    """Samples of a batch; None if nobody says."""
-    for one in (loader, getattr(loader, "batch_sampler", None)):  # as Accelerate's loaders have it
-        size = getattr(one, "batch_size", None)
-        if isinstance(size, int):
-            return size
-    return None
 
 
 def is_fast(loader: Any) -> bool:

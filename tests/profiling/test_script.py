@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -295,6 +296,17 @@ def test_a_loop_that_is_too_short_is_reported_as_far_as_it_went(
     assert not [name for name, _ in report.outside if "__getitem__" in name], "that is none of its own work"
     assert "the script was ended" not in str(report)
     assert "over before a step with data at once was measured" in str(report)
+
+
+def test_what_is_measured_when_a_short_script_is_over_is_none_of_its_time(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("fastpipe.profiling.script.perf_counter", clock.__next__)
+    monkeypatch.setattr("fastpipe.profiling.diagnosis.alone", lambda *_: next(clock) and None)
+    report = profile_script(script(SLOW.replace("4000", "40")), ["0"], seconds=4)
+    assert report.steps > 0 and report.seconds == 1
+    assert next(clock) > 2, "that was measured"
 
 
 def test_what_is_gone_when_a_short_script_is_over_is_told(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import nibabel
@@ -18,8 +17,11 @@ import fastpipe
 from fastpipe.profiling.arrays_read import ArrayRead, ArrayReads
 from fastpipe.profiling.costs import LoaderCosts
 from fastpipe.profiling.images_read import ImageReads
+from fastpipe.profiling.loops import Loop
+from fastpipe.profiling.stacks import Line
 from fastpipe.profiling.swaps import of_volumes
 from fastpipe.profiling.volumes_open import OpenVolume, VolumeLoads, volumes_of
+from fastpipe.profiling.watching import Watched
 
 SECONDS = 0.8
 
@@ -155,12 +157,10 @@ def test_patches_of_volumes_that_are_loaded_for_each_are_read_by_fastpipe(
 
 
 def test_samples_that_are_whole_volumes_are_no_patches() -> None:
-    class Loop:
-        batch: ClassVar = [torch.zeros(2, 16, 16, 16)]
-
-    volume = OpenVolume("/x.npy", (16, 16, 20), True)
-    watched = SimpleNamespace(loader=DataLoader(range(4), batch_size=2), loop=Loop)
-    assert not list(of_volumes(watched, LoaderCosts(), [volume]))  # type: ignore[arg-type]
+    loop, line = Loop(1.0, True), Line("train.py", 3, "main")
+    loop.batch = [torch.zeros(2, 16, 16, 16)]
+    watched = Watched(DataLoader(range(4), batch_size=2), line, line, loop)
+    assert not list(of_volumes(watched, LoaderCosts(), [OpenVolume("/x.npy", (16, 16, 20), True)]))
 
 
 def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:

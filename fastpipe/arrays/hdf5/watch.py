@@ -47,11 +47,12 @@ class AmplificationWatch:
         with self._lock:
             decoded, used = self._recent.decoded_nbytes, self._recent.used_nbytes
             self._looks += 1
-            if self._looks < _FEWEST_LOOKS or decoded - self._decoded < 2 * self._remembered:
+            is_early = self._looks < _FEWEST_LOOKS or decoded - self._decoded < 2 * self._remembered
+            if self._is_over or is_early:
                 return
             times = (decoded - self._decoded) / max(1.0, used - self._used)
             self._decoded, self._used, self._looks = decoded, used, 0
-            if self._is_over or times < _WORTH_A_WARNING:
+            if times < _WORTH_A_WARNING:
                 return
             self._is_over = True
         warnings.warn(self._message(times), stacklevel=2)

@@ -1,4 +1,4 @@
-"""Whether a stream's samples are shared out among workers, by what its code asks for."""
+"""Whether a stream knows of its workers, by what its code calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = ["asks_for_its_worker"]
+__all__ = ["uses_worker_info"]
 
-_ASKS = "get_worker_info"
+_NAME = "get_worker_info"
 _MOST, _MOST_ITEMS = 2000, 100  # things that are looked at; of each list
 
 
-def asks_for_its_worker(dataset: Any) -> bool:
+def uses_worker_info(dataset: Any) -> bool:
     """Whether code of an ``IterableDataset``, or of what it is made of, calls torch's ``get_worker_info``.
 
     That is how torch's documents tell such a dataset to give other samples in each worker.  Nothing of the
@@ -26,14 +26,14 @@ def asks_for_its_worker(dataset: Any) -> bool:
     >>> class Same(IterableDataset):
     ...     def __iter__(self):
     ...         return iter(range(8))
-    >>> asks_for_its_worker(Shared()), asks_for_its_worker(Same())
+    >>> uses_worker_info(Shared()), uses_worker_info(Same())
     (True, False)
     """
     left, seen = [dataset], {id(dataset)}
     while left and len(seen) < _MOST:
         one = left.pop()
         function = one.__func__ if _is(one, MethodType) else one
-        if _is(function, FunctionType) and _ASKS in _names(function.__code__):
+        if _is(function, FunctionType) and _NAME in _names(function.__code__):
             return True
         for inner in _made_of(one):
             if id(inner) not in seen and not _is_plain(inner):
