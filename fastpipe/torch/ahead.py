@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochBatches, ShardSampler
 from fastpipe.torch.views import integers
 
-__all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "draws_at_once"]
+__all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "RandomBatches", "draws_at_once"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -83,6 +84,45 @@ class PeekedIndices:
             return at + 1, given
 
 
+class RandomBatches:
+    """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
+
+    The sampler draws the order when its first index is taken, and once more when it is exhausted, which a
+    script sees where the generator is its own.  Taking batches here never exhausts it; ``reach`` does, when
+    a ``DataLoader`` would.
+
+    Args:
+        index_sampler: a ``BatchSampler`` over a ``RandomSampler``, or that sampler itself.
+    """
+
+    def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
+        self._is_batched = isinstance(index_sampler, BatchSampler)
+        sampler: Any = index_sampler.sampler if isinstance(index_sampler, BatchSampler) else index_sampler
+        self._size = index_sampler.batch_size if isinstance(index_sampler, BatchSampler) else 1
+        self._drops_last = isinstance(index_sampler, BatchSampler) and index_sampler.drop_last
+        self._left = len(sampler)
+        self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
+        self._indices: Iterator[int] = iter(sampler)
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> RandomBatches:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._left < (self._size if self._drops_last else 1):
+                raise StopIteration
+            batch = list(islice(self._indices, min(self._size, self._left)))
+            self._left -= len(batch)
+            return batch if self._is_batched else batch[0]
+
+    def reach(self, requests: int) -> None:
+        """Exhaust the sampler if a ``DataLoader`` has done so after so many requests for indices."""
+        if requests >= self._last:
+            with self._lock:
+                self._indices = iter(list(self._indices))
+
+
 # They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
 # not before the loader asks them.
 _AT_ONCE = (
@@ -92,7 +132,10 @@ _AT_ONCE = (
 
 
 def draws_at_once(index_sampler: Any) -> bool:
-    """Whether a sampler may be asked for more than the loader wants yet, and nothing else changes."""
+    """Return whether a sampler may be asked for more than the loader wants yet, and nothing else changes.
+
+    Of a ``RandomSampler`` that is so by ``RandomBatches``.
+    """
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)

@@ -14,9 +14,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, get_worker_info
+from torch.utils.data import BatchSampler, RandomSampler, Subset, get_worker_info
 
-from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, draws_at_once
+from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, draws_at_once
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
@@ -99,6 +99,9 @@ class _Epoch:
 
     Attributes:
         progress: how far the user is; None before the first index has been asked for.
+        is_free: whether indices may be asked for at any time, and nothing of the script's can tell when.
+        requests: how many requests a ``DataLoader`` would have made; counted here unless who asks early
+            counts them by ``reach``.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
@@ -106,7 +109,11 @@ class _Epoch:
         self._batches, self._order = batches, order
         self._state = sampler_state(order.sampler, order.index_sampler)
         self._ours = order.ours()
-        self._sampler: Iterator[Any] = iter(()) if self._ours is not None else iter(order.index_sampler)
+        self._random: RandomBatches | None = None
+        self._sampler: Iterator[Any] = iter(()) if self._ours is not None else self._iterator()
+        self.is_free = self._ours is not None or draws_at_once(order.index_sampler)
+        self._replays = 0  # requests that were made before the epoch was resumed
+        self._requests: int | None = 0
         self._rank, self._step = order.shard()
         self._key_epoch = 0
         self._position = 0
@@ -118,10 +125,35 @@ class _Epoch:
     def __iter__(self) -> _Epoch:
         return self
 
+    def _iterator(self) -> Iterator[Any]:
+        index_sampler = self._order.index_sampler
+        sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+        if type(sampler) is RandomSampler and draws_at_once(index_sampler):
+            self._random = RandomBatches(index_sampler)
+            return self._random
+        return iter(index_sampler)
+
+    def reach(self, requests: int) -> None:
+        """Do to the sampler what so many requests of a ``DataLoader`` would have done by now.
+
+        For an iterator that asks for indices early: those requests are not counted then.
+        """
+        self._requests = None
+        self._reach(requests)
+
+    def _reach(self, requests: int) -> None:
+        if self._random is not None:
+            self._random.reach(self._replays + requests)
+
     def __next__(self) -> Any:
         if self.progress is None:
             self._begin()
-        asked = self._next()
+        try:
+            asked = self._next()
+        finally:
+            if self._requests is not None:
+                self._requests += 1
+                self._reach(self._requests)
         if self._ahead is not None and self._batches.lookout is not None:
             indices = asked.indices if isinstance(asked, KeyedIndices) else asked
             self._batches.lookout.asked(indices if hasattr(indices, "__len__") else [indices])
@@ -204,6 +236,7 @@ class _Epoch:
         with preserved_generators() if generator is torch.default_generator else nullcontext():
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
+            self._replays = point.taken
             for _ in range(point.taken):
                 taken = self._asked()
                 self._position += len(taken) if self._order.is_batched else 1

@@ -132,7 +132,6 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
-        loader._stock_workers = fast._stock_workers
     # Of a loader that is prepared, Accelerate takes notice only.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared

@@ -105,8 +105,12 @@ def test_bytes_normalised_on_the_device_are_the_same_numbers(tree: Path, end: An
     dataset = FastImageFolder(tree, end)
     mixed = Subset(ConcatDataset([dataset, FastImageFolder(tree, end)]), [3, 20, 4, 0, 29])
     for each in (dataset, mixed):
-        expected = stream(FastLoader(each, 4, num_workers=workers, persistent_workers=workers > 0))
-        loader = FastLoader(each, 4, device="cpu", num_workers=workers, persistent_workers=workers > 0)
+        expected = stream(
+            FastLoader(each, 4, num_workers=workers, workers="processes", persistent_workers=workers > 0)
+        )
+        loader = FastLoader(
+            each, 4, device="cpu", num_workers=workers, workers="processes", persistent_workers=workers > 0
+        )
         assert stream(loader) == expected
         assert stream(loader) == expected, "and in the next epoch"
         del loader
@@ -238,7 +242,9 @@ def test_batches_are_mixed_by_their_key(tree: Path, mix: Any) -> None:
     streams = []
     for workers, seed in ((0, 3), (2, 3), (0, 4)):
         torch.manual_seed(workers)
-        loader = FastLoader(FastImageFolder(tree, RANDOM), 4, seed=seed, augment=mix, num_workers=workers)
+        loader = FastLoader(
+            FastImageFolder(tree, RANDOM), 4, seed=seed, augment=mix, num_workers=workers, workers="processes"
+        )
         before = torch.get_rng_state()
         streams.append(stream(loader))
         assert torch.equal(torch.get_rng_state(), before)
@@ -305,7 +311,9 @@ def test_the_arguments_are_kept_as_they_were_given(tree: Path) -> None:
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_cuda_gets_the_same_numbers(tree: Path, end: Any, workers: int) -> None:
     dataset = FastImageFolder(tree, end)
-    loader = FastLoader(dataset, 4, shuffle=True, seed=3, device="cuda", num_workers=workers)
+    loader = FastLoader(
+        dataset, 4, shuffle=True, seed=3, device="cuda", num_workers=workers, workers="processes"
+    )
     expected = FastLoader(dataset, 4, shuffle=True, seed=3)
     for (images, labels), (plain, targets) in zip(loader, expected, strict=True):
         assert images.device.type == labels.device.type == "cuda"
@@ -318,7 +326,7 @@ def test_cuda_mixes_by_the_key(tree: Path) -> None:
     for mix in MIXES.values():
         streams = [
             [images.cpu().numpy().tobytes() for images, _ in FastLoader(
-                FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix, device="cuda", num_workers=workers)]
+                FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix, device="cuda", num_workers=workers, workers="processes")]
             for workers in (0, 1)
         ]  # fmt: skip
         assert streams[0] == streams[1]
