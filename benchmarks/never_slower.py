@@ -7,8 +7,7 @@
 Each cell compares ``DataLoader`` with ``FastLoader`` and with ``accelerate``, over the same dataset
 (``ImageFolder`` becomes ``FastImageFolder`` under ``FastLoader``) and with the same ``num_workers``: whole
 epochs in turn, the first of each loader not counted.  The ratio is the median over rounds of rates measured
-next to each other.  Asked is 0.97 everywhere.  The last column is what the loader's plan says of where samples
-are made.
+next to each other.  Asked is 0.97 everywhere.  The last column says where samples are made, as the plan does.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ __all__ = ["Advice", "Waits", "advice_for", "opens_images"]
 
 _log = logging.getLogger("fastpipe")
 
-# Advice is given when the loop has waited this long, this share of its time, and this long for each batch: what
-# takes less is made faster here than it is sent from another process.
+# Advice is given when the loop has waited this long, this share of its time, and this long for each batch: a
+# batch that takes less is made faster here than it is sent from another process.
 _WAITED_S = 1.0
 _WAITED_SHARE = 0.2
 _EACH_S = 0.005

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import random
+import shutil
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -229,3 +233,43 @@ def test_batches_that_begin_in_inference_mode_can_be_trained_on(tree: Path, work
         for images, _ in iterator:
             (torch.nn.Conv2d(3, 1, 3)(images).sum() + images.requires_grad_().sum()).backward()
             assert images.grad is not None
+
+
+def test_modes_of_the_thread_are_those_in_which_a_batch_is_taken(tree: Path) -> None:
+    def batches(loader: Any) -> list[Any]:
+        found, iterator = [next(iter(loader))], iter(loader)
+        next(iterator)
+        with torch.device("meta"), torch.no_grad(), torch.autocast("cpu"):
+            found.append(next(iterator))
+        return [*found, *iterator]
+
+    expected = batches(DataLoader(ImageFolder(tree, STEADY), 4))
+    for make in list(ways(tree, 0).values()):
+        for (ours, labels), (theirs, numbers) in zip(batches(make({"batch_size": 4})), expected, strict=True):
+            assert labels.device == numbers.device
+            assert not ours.requires_grad
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_warnings_come_where_the_batch_is_taken(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(tree, folder)
+    Image.new("RGB", (100, 100)).save(folder / sorted(os.listdir(folder))[0] / "zz.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9000)
+
+    def heard(loader: Any) -> list[int]:
+        found, iterator = [], iter(loader)
+        for _ in range(len(loader)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                next(iterator)
+            found.append(len(caught))
+        return found
+
+    expected = heard(DataLoader(ImageFolder(folder, STEADY), 2))
+    assert sum(expected) == 1
+    for make in ways(folder, 0).values():
+        for _ in range(3):
+            assert heard(make({"batch_size": 2})) == expected
