@@ -163,6 +163,10 @@ class _Counting(_BaseDataLoaderIter):
         """Whether the next batch is there already."""
         return False
 
+    def took_back(self) -> bool:
+        """Take back the batch that was given last, if what it was made by has changed since."""
+        return False
+
     def _restart_if_stale(self) -> None:
         """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
         progress = self._progress()
@@ -257,6 +261,7 @@ class ThreadedIterator(_Counting):
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
+        self._state: object = None  # by which the batch given last was made
         self._left: Sequence[Any] = []
         self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
         self._taken = 0
@@ -327,13 +332,13 @@ class ThreadedIterator(_Counting):
         self._begin_batches()
         if not self._pending:
             raise StopIteration
-        self._asked, batch, state = self._pending.popleft()
+        self._asked, batch, self._state = self._pending.popleft()
         if batch is _ERROR:
             raise self._errors.popleft().take()
-        if state != self._source.transform_state():  # changed since: as if it were made now
-            assert self._asked is not None
+        assert self._asked is not None
+        if self._state != self._source.transform_state():  # changed since: as if it were made now
             self._source.cancel(batch)
-            batch = self._source.start(self._asked.indices, self._asked.key(self._base_seed))
+            _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:
             self._keep_threads_busy(batch)
@@ -403,18 +408,25 @@ class ThreadedIterator(_Counting):
         if not self._indices:
             return False
         asked = self._indices.popleft()
-        if isinstance(asked, DueError):
-            self._errors.append(asked)
-            self._pending.append(_Begun(None, _ERROR, None))
-            return True
-        state = self._source.transform_state()
         try:
-            with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
-                batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
+            if isinstance(asked, DueError):
+                raise asked.take()
+            self._pending.append(self._begun(asked))
         except Exception as error:
-            batch = _ERROR
             self._errors.append(DueError(error))
-        self._pending.append(_Begun(asked, batch, state))
+            self._pending.append(_Begun(None, _ERROR, None))
+        return True
+
+    def _begun(self, asked: KeyedIndices) -> _Begun:
+        state = self._source.transform_state()
+        with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
+            return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
+
+    def took_back(self) -> bool:
+        """Take back the batch that was given last, if what it was made by has changed since."""
+        if self._asked is None or self._state == self._source.transform_state():
+            return False
+        self._pending.appendleft(self._begun(self._asked))
         return True
 
     def _keep_threads_busy(self, due: Any) -> None:
@@ -433,8 +445,8 @@ class _Begun(NamedTuple):
     """A batch that was begun.
 
     Attributes:
-        asked: its indices; None where the sampler gave an error.
-        batch: what the source made of them, or `_ERROR`.
+        asked: its indices; None where there was an error.
+        batch: what the source makes of them, or `_ERROR`.
         state: the state of the transform that it is made by.
     """
 

@@ -76,8 +76,10 @@ class Delivery:
     def next(self, iterator: Any) -> Any:
         """The iterator's next batch."""
         asked = perf_counter()
-        moving = self._ahead or self._pull(iterator)
-        self._ahead = None
+        moving, self._ahead = self._ahead, None
+        if moving is not None and iterator.took_back():
+            moving, self._pulled = None, self._pulled - 1
+        moving = moving or self._pull(iterator)
         try:
             batch = moving.given()
         except StopIteration:

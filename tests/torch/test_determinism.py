@@ -29,6 +29,7 @@ from torch.utils.data import (
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Resize, ToTensor
@@ -163,6 +164,29 @@ def test_without_reading_ahead_lazy_samplers_draw_as_without_workers(tree: Path,
     dataset = FastImageFolder(tree, STEADY)
     fast = trace(lambda options: FastLoader(dataset, prefetch_batches=0, **options), LAZY[name], 99)
     assert fast == expected
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["random", "shuffle, generator", "batches"])
+def test_batches_on_their_way_to_a_device_ask_for_nothing_early(tree: Path, name: str, workers: int) -> None:
+    dataset, sampler = FastImageFolder(tree, STEADY), (AT_ONCE | LAZY)[name]
+    noise: dict[str, Any] = {"augment": lambda images, labels: (images + torch.rand(()), labels)}
+    for more in ({}, noise, {"collate_fn": _drawing_collate}):
+        for processes in ("auto", "processes"):
+            here, there = (
+                trace(lambda options: FastLoader(dataset, **options, **place), sampler, 2)
+                for place in (
+                    {"num_workers": workers, "workers": processes, "device": device, **more}
+                    for device in (None, "cpu")
+                )
+            )
+            assert here == there
+
+
+def _drawing_collate(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    return images + random.random(), labels
 
 
 @contextmanager
