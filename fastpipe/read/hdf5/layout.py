@@ -98,7 +98,7 @@ def read_layout(
             places = _chunks(dataset, properties, chunk)
         else:
             places = _kept_chunks(dataset, properties, chunk, tables, status)
-        why = _why_not_there(properties, kind, shape, places)
+        why = _why_not_these(properties, filters, kind, shape, places)
     if why or places is None:
         none = np.empty(0, np.int64)
         chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
@@ -135,17 +135,22 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
         return f"its elements are arrays ({dtype})"
     if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
         return "its elements are stored in another form than NumPy's"
-    return why_not(filters)
+    return ""
 
 
-def _why_not_there(properties: Any, kind: str, shape: tuple[int, ...], places: _Places | None) -> str:
+def _why_not_these(
+    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | None
+) -> str:
     """Why a dataset is read through the library, from where its bytes are; empty if all is clear."""
     if places is None:
         return "the library does not say for certain which chunk is where"
-    has_holes = kind != "compact" and math.prod(shape) and (places[0] < 0).any()
-    if has_holes and not _is_filled(properties):
+    offsets, _, masks = places
+    is_there = offsets >= 0
+    if kind != "compact" and math.prod(shape) and not is_there.all() and not _is_filled(properties):
         return "parts of it were never written, and no fill value is read there"
-    return ""
+    # An optional filter may have been left out of every chunk.
+    left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
+    return why_not([step for number, step in enumerate(filters) if not left_out >> number & 1])
 
 
 def _is_filled(properties: Any) -> bool:

@@ -48,19 +48,3 @@ def reader_of() -> Callable[..., AbstractContextManager[SampleReader]]:
 def read() -> Callable[..., Any]:
     """Reads samples as an array: ``read(reader, dtype, samples, before)``, into bytes that were ``before``."""
     return _read
-
-
-@pytest.fixture(scope="session")
-def properties_of() -> Callable[[str], Any]:
-    """Creation properties that h5py has no function to set, from ``properties.h5``, which was made by the C library.
-
-    * ``"edges RANK SIZE"``, for 1 to 3 dimensions and elements of 1, 2, 4 or 8 bytes: chunks of (4,), (3, 2) or
-      (2, 3, 2), after ``H5Pset_chunk_opts(properties, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS)``.
-    * ``"undefined fill"``: for int32, after ``H5Pset_fill_value(properties, type, NULL)``.
-    """
-
-    def properties(name: str) -> Any:
-        with h5py.File(Path(__file__).with_name("properties.h5")) as file:
-            return file[name].id.get_create_plist()
-
-    return properties
