@@ -364,7 +364,9 @@ def odd_hdf5(tmp_path: Path, properties_of: Callable[[str], Any]) -> Path:
     rows = np.random.default_rng(0).integers(0, 1 << 30, (10, 5)).astype(np.int32)
     with h5py.File(tmp_path / "odd.h5", "w", libver="latest", userblock_size=1024) as file:
 
-        def dataset(name: str, properties: Any, shape: Any = (10, 5), most: Any = (h5s.UNLIMITED,) * 2) -> Any:
+        def dataset(
+            name: str, properties: Any, shape: Any = (10, 5), most: Any = (h5s.UNLIMITED,) * 2
+        ) -> Any:
             space = h5s.create_simple(shape, most)
             return h5py.Dataset(h5d.create(file.id, name.encode(), h5py.h5t.STD_I32LE, space, properties))
 

@@ -146,7 +146,8 @@ def _why_not_these(
         return "the library does not say for certain which chunk is where"
     offsets, _, masks = places
     is_there = offsets >= 0
-    if kind != "compact" and math.prod(shape) and not is_there.all() and not _is_filled(properties):
+    has_holes = kind != "compact" and 0 not in shape and not is_there.all()
+    if has_holes and not _is_filled(properties):
         return "parts of it were never written, and no fill value is read there"
     # An optional filter may have been left out of every chunk.
     left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
@@ -197,8 +198,8 @@ def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64
     places, rests = np.divmod(corners, chunk)
     if rests.any() or (places < 0).any() or (places >= grid).any():
         return None
-    # In an extensible array the dimension that grows comes first, but the library lists its chunks as if it did
-    # not (all releases until 2.0): they all seem to be the first ones along the dimensions before it.
+    # An extensible array has the growing dimension first.  The library, up to 2.0 at least, lists its chunks
+    # as if it had not: then all of them seem to be the first ones along the dimensions before that.
     growing = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
     if len(growing) == 1:
         before = slice(growing[0])

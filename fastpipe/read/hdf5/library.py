@@ -86,9 +86,9 @@ def require_filters(dataset: Any, shown: str = "") -> None:
 def filters_edges(dataset: Any, properties: Any) -> bool:
     """Return whether the filters of a dataset are applied to chunks that reach beyond its shape.
 
-    ``H5Pset_chunk_opts`` can leave them out there.  h5py does not show that option, and neither do the chunks'
-    filter masks, so a chunk is written in memory with the dataset's own properties and a checksum as its only
-    filter, which makes a filtered chunk longer.
+    ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
+    So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
+    that is applied, the chunk is longer.
 
     Args:
         dataset: an open ``h5py.Dataset`` with chunks.
@@ -108,7 +108,7 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
 
 @cache
 def leaves_out_user_block() -> bool:
-    """Return whether the library counts a chunk's offset from the end of the user block, as before HDF5 1.14.4."""
+    """Return whether the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
     with _in_memory(userblock_size=_USER_BLOCK) as file:
         dataset = file.create_dataset("x", (1,), "u1", chunks=(1,))
         dataset[0] = 1

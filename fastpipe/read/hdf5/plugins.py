@@ -45,9 +45,11 @@ _PROBLEMS = {
 
 
 def is_missing(code: int, values: Values) -> bool:
-    """Whether a filter cannot be undone for want of a library's function."""
+    """Return whether a filter cannot be undone: its codec is unknown here, or a library lacks a function."""
     if code == BITSHUFFLE:
-        return bitshuffle_values(values)[1] == kernels.WITH_ZSTD and not zstd_decompress()
+        how = bitshuffle_values(values)[1]
+        is_known = how in (kernels.PLAIN, kernels.WITH_LZ4, kernels.WITH_ZSTD)
+        return not is_known or (how == kernels.WITH_ZSTD and not zstd_decompress())
     if code == BLOSC:
         return len(values) > _BLOSC_CODEC and values[_BLOSC_CODEC] not in _BLOSC_CODECS
     return code == BLOSC2 and not has_blosc2()

@@ -35,6 +35,11 @@ ALLOC_TIMES = {"early": h5d.ALLOC_TIME_EARLY, "late": h5d.ALLOC_TIME_LATE, "incr
 LIBVERS = {"earliest": h5f.LIBVER_EARLIEST, "v108": h5f.LIBVER_V18, "v110": h5f.LIBVER_V110, "latest": h5f.LIBVER_LATEST}  # fmt: skip
 
 
+def _can_be_written(names: list[str], alloc_time: str) -> bool:
+    """Whether the library reads what it writes: it may not with LZF twice, or in chunks that it fills by itself."""
+    return names.count("lzf") < (1 if alloc_time == "early" else 2)
+
+
 @st.composite
 def datasets(draw: Any) -> dict[str, Any]:
     """A dataset as the format can have it, and what happens to it until it is read."""
@@ -44,13 +49,15 @@ def datasets(draw: Any) -> dict[str, Any]:
 
     seeds = st.integers(0, 99)
     steps = st.one_of(st.tuples(st.just("write"), seeds), st.tuples(st.just("resize"), shapes))
+    alloc_time = draw(st.sampled_from(sorted(ALLOC_TIMES)))
+    filters = st.lists(st.sampled_from(sorted(FILTERS)), max_size=4)
     return {
         "chunk": chunk, "shape": draw(shapes), "most": tuple(most),
         "dtype": draw(st.sampled_from(["u1", "<i2", ">i4", "<f4", "<f8"])),
-        "filters": draw(st.lists(st.sampled_from(sorted(FILTERS)), max_size=4)),
+        "filters": draw(filters.filter(lambda names: _can_be_written(names, alloc_time))),
         "unfiltered_edges": draw(st.booleans()),
         "fill": draw(st.sampled_from(["default", "own"])),
-        "fill_time": draw(st.sampled_from(sorted(FILL_TIMES))), "alloc_time": draw(st.sampled_from(sorted(ALLOC_TIMES))),
+        "fill_time": draw(st.sampled_from(sorted(FILL_TIMES))), "alloc_time": alloc_time,
         "steps": draw(st.lists(steps, max_size=4)), "reopens": draw(st.booleans()),
         "skips": draw(st.booleans()),
         "libver": draw(st.sampled_from(sorted(LIBVERS))), "userblock": draw(st.sampled_from([0, 1024, 2048])),
@@ -62,7 +69,9 @@ def _create(path: Path, case: dict[str, Any], properties_of: PropertiesOf) -> An
     creation, access = h5p.create(h5p.FILE_CREATE), _access(case)
     creation.set_userblock(case["userblock"])
     if case["libver"] == "earliest" and not case["unfiltered_edges"]:
-        creation.set_sizes(*case["sizes"])  # the library loses unlimited dimensions in newer forms of shorter numbers
+        creation.set_sizes(
+            *case["sizes"]
+        )  # the library loses unlimited dimensions in newer forms of shorter numbers
     if case["is_paged"]:
         creation.set_file_space_strategy(h5f.FSPACE_STRATEGY_PAGE, False, 1)
         creation.set_file_space_page_size(512)
@@ -101,7 +110,9 @@ def _write(path: Path, case: dict[str, Any], properties_of: PropertiesOf) -> Non
         if what == "write":
             _write_part(dataset, np.random.default_rng(value))
         elif dataset.id.get_num_chunks() or not case["unfiltered_edges"]:
-            dataset.resize(value)  # the library fails at this where it looks for edges and there are no chunks
+            dataset.resize(
+                value
+            )  # the library fails at this where it looks for edges and there are no chunks
     file.close()
     if case["skips"]:  # a chunk without its filters, as its mask then says
         with h5py.File(path, "r+") as file:
@@ -148,7 +159,9 @@ def test_any_dataset_is_as_h5py_reads_it(
             layout = read_layout(file["x"])
             try:
                 expected = file["x"][...]
-            except OSError:  # the library forgot to write the mask of a chunk that was as long with its filters
+            except (
+                OSError
+            ):  # the library forgot to write the mask of a chunk that was as long with its filters
                 assert case["skips"]
                 expected = None
         if layout.kind == "h5py":
@@ -191,7 +204,13 @@ def _reasons(case: dict[str, Any]) -> set[str]:
     ],
 )
 def test_many_chunks_of_every_index(
-    tmp_path: Path, libver: str, most: Any, alloc_time: str, filters: list[str], reader_of: ReaderOf, read: Any
+    tmp_path: Path,
+    libver: str,
+    most: Any,
+    alloc_time: str,
+    filters: list[str],
+    reader_of: ReaderOf,
+    read: Any,
 ) -> None:
     shape = (2500, 3)[: len(most)]
     rows = np.random.default_rng(0).integers(0, 9, shape)
@@ -304,7 +323,9 @@ TYPES: dict[str, tuple[Any, bool]] = {
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("has_name", [True, False])
-def test_elements_of_any_type(tmp_path: Path, name: str, has_name: bool, reader_of: ReaderOf, read: Any) -> None:
+def test_elements_of_any_type(
+    tmp_path: Path, name: str, has_name: bool, reader_of: ReaderOf, read: Any
+) -> None:
     kind, is_numpys = TYPES[name]
     raw = np.random.default_rng(0).integers(0, 2, (7, kind.get_size()), np.uint8)
     properties = h5p.create(h5p.DATASET_CREATE)
@@ -336,7 +357,7 @@ def test_filters_without_what_they_need_are_left_to_the_library(tmp_path: Path) 
     (tmp_path / "x.h5").write_bytes(data.replace(own, own[:-4] + bytes(4)))
     with h5py.File(tmp_path / "x.h5") as file:
         assert read_layout(file["x"]).why == "its filter shuffle does not have the size of an element"
-        with pytest.raises(OSError, match="invalid shuffle parameters|filter returned failure"):
+        with pytest.raises(OSError, match=r"invalid shuffle parameters|filter returned failure"):
             file["x"][...]
 
 
