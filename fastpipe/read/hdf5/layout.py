@@ -180,8 +180,10 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         block = dataset.file.userblock_size
         if block and leaves_out_user_block():
             offsets[numbers] += block
-        edges = _edges(dataset.shape, chunk)
-        if properties.get_nfilters() and edges.any() and not filters_edges(dataset, properties):
+        edges = np.flatnonzero(_edges(dataset.shape, chunk) & (offsets >= 0))
+        # A chunk of another size went through filters, and then all did.
+        are_whole = (sizes[edges] == math.prod(chunk) * dataset.dtype.itemsize).all()
+        if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
             masks[edges] = _NO_FILTERS
     return offsets, sizes, masks
 
