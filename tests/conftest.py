@@ -339,6 +339,75 @@ def _settled(path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def properties_of() -> Callable[[str], Any]:
+    """HDF5 creation properties that h5py has no function to set; the C library put them into hdf5_properties.h5.
+
+    * ``"edges RANK SIZE"``, for 1 to 3 dimensions and elements of 1, 2, 4 or 8 bytes: chunks of (4,), (3, 2) or
+      (2, 3, 2), and ``H5Pset_chunk_opts(properties, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS)``.
+    * ``"undefined fill"``, for elements of int32: ``H5Pset_fill_value(properties, type, NULL)``.
+    """
+    h5py = importlib.import_module("h5py")
+
+    def properties(name: str) -> Any:
+        with h5py.File(Path(__file__).with_name("hdf5_properties.h5")) as file:
+            return file[name].id.get_create_plist()
+
+    return properties
+
+
+@pytest.fixture
+def odd_hdf5(tmp_path: Path, properties_of: Callable[[str], Any]) -> Path:
+    """An HDF5 file with datasets int32 (10, 5), stored in ways of which h5py shows little."""
+    h5py, np = importlib.import_module("h5py"), importlib.import_module("numpy")
+    h5d, h5p, h5s = h5py.h5d, h5py.h5p, h5py.h5s
+    rows = np.random.default_rng(0).integers(0, 1 << 30, (10, 5)).astype(np.int32)
+    with h5py.File(tmp_path / "odd.h5", "w", libver="latest", userblock_size=1024) as file:
+
+        def dataset(
+            name: str, properties: Any, shape: Any = (10, 5), most: Any = (h5s.UNLIMITED,) * 2
+        ) -> Any:
+            space = h5s.create_simple(shape, most)
+            return h5py.Dataset(h5d.create(file.id, name.encode(), h5py.h5t.STD_I32LE, space, properties))
+
+        def packed(properties: Any, *filters: str) -> Any:
+            for name in filters:
+                {"shuffle": properties.set_shuffle, "gzip": lambda: properties.set_deflate(4),
+                 "lzf": lambda: properties.set_filter(h5py.h5z.FILTER_LZF, h5py.h5z.FLAG_OPTIONAL),
+                 "fletcher32": properties.set_fletcher32}[name]()  # fmt: skip
+            return properties
+
+        def edges(*filters: str) -> Any:
+            return packed(properties_of("edges 2 4"), *filters)
+
+        def chunks(*filters: str) -> Any:
+            properties = h5p.create(h5p.DATASET_CREATE)
+            properties.set_chunk((3, 2))
+            return packed(properties, *filters)
+
+        for filters in (["shuffle"], ["gzip"], ["shuffle", "lzf", "fletcher32"]):
+            dataset(f"edges {' '.join(filters)}", edges(*filters))[...] = rows
+        grown = dataset("edges that were edges no more", edges("shuffle", "gzip"), (5, 3))
+        grown[...] = rows[:5, :3]
+        grown.resize((10, 5))
+        grown[5:] = rows[5:]
+        shrunk = dataset("edges that were none", edges("shuffle", "gzip"), (12, 6))
+        shrunk[:10, :5] = rows
+        shrunk.resize((10, 5))
+        skipped = dataset("left out of a chunk", chunks("shuffle", "gzip"))
+        skipped[...] = rows
+        skipped.id.write_direct_chunk((3, 2), rows[3:6, 2:4].tobytes(), 0b11)
+        never = chunks("gzip")
+        never.set_fill_value(np.array(7, np.int32))
+        never.set_fill_time(h5d.FILL_TIME_NEVER)
+        dataset("never filled", never)[4:] = rows[4:]
+        undefined = properties_of("undefined fill")
+        undefined.set_chunk((3, 2))
+        dataset("undefined fill", undefined)[4:] = rows[4:]
+        dataset("grows across", chunks("shuffle"), most=(10, h5s.UNLIMITED))[...] = rows
+    return tmp_path / "odd.h5"
+
+
 class _S3(S3):
     def _own(self) -> S3Server:
         if self.server is None:

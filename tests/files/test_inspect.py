@@ -126,6 +126,11 @@ def test_datasets_of_every_kind(
     assert facts.chunk is None and facts.samples_per_chunk is None
 
 
+def test_what_is_stored_in_odd_ways(odd_hdf5: Path) -> None:
+    by_library = {facts.path for facts in inspect_file(odd_hdf5, 1, 4) if facts.reader == "h5py"}
+    assert by_library == {"/never filled", "/undefined fill", "/grows across"}
+
+
 def test_every_dataset_once_and_no_other_file(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["there"] = np.arange(5)

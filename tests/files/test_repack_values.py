@@ -263,3 +263,17 @@ def test_a_reference_to_what_is_gone_is_empty(tmp_path: Path, repack: Repack) ->
     with h5py.File(out) as new:
         assert new[new["references"][0]] == new["kept"]
         assert not new["references"][1]
+
+
+@pytest.mark.parametrize("options", [[], ["--codec", "lzf"], ["--codec", "keep", "--chunk-rows", "4"]])
+def test_what_is_stored_in_odd_ways(
+    odd_hdf5: Path, tmp_path: Path, options: list[str], repack: Repack
+) -> None:
+    """Packed anew, and copied as it is: without an option all datasets are too small to be packed anew."""
+    out = tmp_path / "out.h5"
+    with h5py.File(odd_hdf5) as old:
+        named = [part for name in old for part in ("--dataset", name)] if options else []
+        assert repack(odd_hdf5, out, *options, *named)[0] == 0
+        with h5py.File(out) as new:
+            for name in old:
+                assert raw(new[name]) == raw(old[name]), name

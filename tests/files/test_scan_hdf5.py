@@ -67,6 +67,11 @@ def test_a_good_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "all 55 chunks can be read" in capsys.readouterr().out
 
 
+def test_what_is_stored_in_odd_ways_is_good(odd_hdf5: Path) -> None:
+    code, found = scan(odd_hdf5)
+    assert code == 0 and not found["corrupt"]
+
+
 def test_chunks_that_are_damaged(file: Path) -> None:
     corners = [spoil(file, "gzip", number, b"\xff" * 20) for number in (3, 17)]
     spoil(file, "summed", 5, b"\1\2\3\4")

@@ -83,6 +83,16 @@ def test_the_form_of_elements(speech: Path, keys: Any, labels: str | None) -> No
     assert isinstance(made.map(lambda *element: element).prefetch(1), Dataset)
 
 
+@pytest.mark.parametrize("policy", ["raise", "replace"])
+def test_what_is_stored_in_odd_ways(odd_hdf5: Path, policy: Any) -> None:
+    with h5py.File(odd_hdf5) as file:
+        expected = {name: file[name][...] for name in file}
+    named = {str(number): name for number, name in enumerate(expected)}
+    found = list(hdf5_dataset(odd_hdf5, named, batch_size=4, shuffle=False, bad_samples=policy))
+    for number, name in named.items():
+        np.testing.assert_array_equal(np.concatenate([batch[number] for batch in found]), expected[name])
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_layout_gives_the_rows(tmp_path: Path, data: st.DataObject) -> None:

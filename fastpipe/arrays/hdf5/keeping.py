@@ -60,7 +60,7 @@ class ChunkKeeper:
         """Where the decoded chunks of one dataset of an open file are kept, or None."""
         if self.store is None or not self._may_keep(layout):
             return None
-        tag = hashlib.sha256(f"hdf5 1 {layout.kind} {layout.name}".encode()).digest()
+        tag = hashlib.sha256(f"hdf5 2 {layout.kind} {layout.name}".encode()).digest()
         file = identify(layout.file, tag, descriptor)
         return ChunkCache(self.store, file, len(in_blocks(layout).offsets), is_second_use=self._is_auto)
 

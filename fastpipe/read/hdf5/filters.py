@@ -45,6 +45,8 @@ def why_not(filters: Sequence[FilterStep]) -> str:
             return (
                 f"its filter {_NAMES.get(step.code) or step.name or step.code} is known to the library only"
             )
+        if step.code == kernels.SHUFFLE and (len(step.values) != 1 or not step.values[0]):
+            return "its filter shuffle does not have the size of an element"
     if sum(step.code not in _KEEP_SIZE for step in filters) > 1:
         return "it is compressed twice"
     return ""
@@ -70,7 +72,7 @@ def decode_chunk(stored: UInt8Array, filters: Sequence[FilterStep], mask: int, o
         if step.code == kernels.FLETCHER32:
             data = _summed(data)
             continue
-        if step.code == kernels.SHUFFLE and (not step.values or step.values[0] <= 1):
+        if step.code == kernels.SHUFFLE and step.values[0] == 1:
             continue
         # Sums that were appended before this filter was applied.
         size = len(out) + kernels.SUM_NBYTES * sum(

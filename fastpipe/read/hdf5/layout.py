@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -19,14 +20,16 @@ from fastpipe._extras import require
 from fastpipe.protocols import ChunkTables
 from fastpipe.read.hdf5.filters import FilterStep, why_not
 from fastpipe.read.hdf5.geometry import grid_of
-from fastpipe.read.hdf5.library import filters_of
+from fastpipe.read.hdf5.library import filters_edges, filters_of, leaves_out_user_block
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
 
 Int64Array = npt.NDArray[np.int64]
+_Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
 
 _BLOCK_NBYTES = 1 << 20
 _KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
+_NO_FILTERS = 0xFFFFFFFF  # a mask
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -45,7 +48,8 @@ class Layout(NamedTuple):
         offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
             for one that was never written.
         sizes: int64 (chunks,): bytes of each in the file.
-        masks: uint32 (chunks,): bit i says that filter i was left out.
+        masks: uint32 (chunks,): bit i says that filter i was left out; of chunks that reach beyond the shape
+            all are, where the dataset's filters are not applied to these.
         inside: all data of the kind ``"compact"``; else empty.
         library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
         shown: what messages call the file, where it is not its path: the URL that it was copied from.
@@ -81,41 +85,48 @@ def read_layout(
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), str(dataset.name)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
-    why = _why_only_h5py(dataset, properties)
-    chunk = tuple(map(int, dataset.chunks)) if dataset.chunks and not why else shape
-    filters = () if why else filters_of(properties)
-    why = why or why_not(filters)
-    if why:
+    filters = filters_of(properties)
+    why = _why_only_h5py(dataset, properties, filters)
+    if not why:
+        kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
+        kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
+        kind = kinds[properties.get_layout()]
+        chunk = tuple(map(int, dataset.chunks)) if kind == "chunked" else shape
+        if kind != "chunked":
+            places: _Places | None = _whole(dataset, kind)
+        elif tables is None or status is None:
+            places = _chunks(dataset, properties, chunk)
+        else:
+            places = _kept_chunks(dataset, properties, chunk, tables, status)
+        why = _why_not_these(properties, filters, kind, shape, places)
+    if why or places is None:
         none = np.empty(0, np.int64)
         chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
         return Layout(
             file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
             library_chunk=chunk_nbytes,
         )  # fmt: skip
-    kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
-    kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
-    kind = kinds[properties.get_layout()]
     # Into zeros, as an element of several fields may have gaps.
     value = np.zeros((), dtype)
-    value[...] = dataset.fillvalue
+    if _is_filled(properties):
+        value[...] = dataset.fillvalue
     fill = value.tobytes()
-    if kind != "chunked":
-        offsets, sizes, masks = _whole(dataset, kind)
-    elif tables is None or status is None:
-        offsets, sizes, masks = _chunks(dataset, chunk)
-    else:
-        offsets, sizes, masks = _kept_chunks(dataset, chunk, tables, status)
     inside = dataset[...].tobytes() if kind == "compact" else b""
-    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, offsets, sizes, masks, inside)
+    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, *places, inside)
 
 
-def _why_only_h5py(dataset: Any, properties: Any) -> str:
+def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
+    """Why a dataset is read through the library, in words; empty if it is of a kind that is known here."""
     h5t = require("h5py.h5t", extra="hdf5")
     dtype, layout = dataset.dtype, properties.get_layout()
     if layout == _VIRTUAL:
         return "it is a virtual dataset"
+    if layout not in (_COMPACT, _CONTIGUOUS, _CHUNKED):
+        return f"its layout {layout} is known to the library only"
     if layout == _CONTIGUOUS and properties.get_external_count():
         return "its bytes lie in external files"
+    if layout != _CHUNKED and filters:
+        return "it has filters and no chunks"
     if dataset.file.driver not in ("sec2", "windows"):
         return f"the file is opened with the driver {dataset.file.driver!r}"
     if dtype.hasobject:
@@ -127,7 +138,31 @@ def _why_only_h5py(dataset: Any, properties: Any) -> str:
     return ""
 
 
-def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+def _why_not_these(
+    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | None
+) -> str:
+    """Why a dataset is read through the library, from where its bytes are; empty if all is clear."""
+    if places is None:
+        return "the library does not say for certain which chunk is where"
+    offsets, _, masks = places
+    is_there = offsets >= 0
+    has_holes = kind != "compact" and 0 not in shape and not is_there.all()
+    if has_holes and not _is_filled(properties):
+        return "parts of it were never written, and no fill value is read there"
+    # An optional filter may have been left out of every chunk.
+    left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
+    return why_not([step for number, step in enumerate(filters) if not left_out >> number & 1])
+
+
+def _is_filled(properties: Any) -> bool:
+    """Return whether the fill value is read where nothing was written."""
+    h5d = require("h5py.h5d", extra="hdf5")
+    is_defined = properties.fill_value_defined() in (h5d.FILL_VALUE_DEFAULT, h5d.FILL_VALUE_USER_DEFINED)
+    return is_defined and properties.get_fill_time() in (h5d.FILL_TIME_IFSET, h5d.FILL_TIME_ALLOC)
+
+
+def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | None:
+    """Return where chunks are; None where the library does not say it for certain."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
@@ -138,31 +173,73 @@ def _chunks(dataset: Any, chunk: tuple[int, ...]) -> tuple[Int64Array, Int64Arra
     masks = np.zeros(count, np.uint32)
     if found:
         corners, found_masks, found_offsets, found_sizes = zip(*found, strict=True)
-        places = np.array(corners, np.int64) // np.array(chunk, np.int64)
-        numbers = np.ravel_multi_index(tuple(places.T), grid)
+        numbers = _numbers(dataset, np.array(corners, np.int64), chunk)
+        if numbers is None:
+            return None
         offsets[numbers], sizes[numbers], masks[numbers] = found_offsets, found_sizes, found_masks
+        block = dataset.file.userblock_size
+        if block and leaves_out_user_block():
+            offsets[numbers] += block
+        edges = np.flatnonzero(_edges(dataset.shape, chunk) & (offsets >= 0))
+        # A chunk of another size went through filters, and then all did.
+        are_whole = (sizes[edges] == math.prod(chunk) * dataset.dtype.itemsize).all()
+        if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
+            masks[edges] = _NO_FILTERS
     return offsets, sizes, masks
 
 
+def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
+    """Return the numbers of chunks in C order of their grid; None where the library's corners may be wrong.
+
+    Args:
+        dataset: their dataset.
+        corners: int64 (N, dimensions), where each begins in the dataset, as the library says.
+        chunk: the shape of each.
+    """
+    grid = np.array(grid_of(dataset.shape, chunk))
+    places, rests = np.divmod(corners, chunk)
+    if rests.any() or (places < 0).any() or (places >= grid).any():
+        return None
+    # An extensible array has the growing dimension first.  The library, up to 2.0 at least, lists its chunks
+    # as if it had not: then all of them seem to be the first ones along the dimensions before that.
+    growing = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
+    if len(growing) == 1:
+        before = slice(growing[0])
+        is_split = any(side > 1 for side in grid_of(dataset.maxshape[before], chunk[before]))
+        if is_split and not places[:, before].any():
+            return None
+    numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
+    return numbers if len(np.unique(numbers)) == len(numbers) else None
+
+
+def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return which chunks reach beyond the shape: bool (chunks,), in C order of their grid."""
+    found = np.zeros(grid_of(shape, chunk), np.bool_)
+    for axis, (size, side) in enumerate(zip(shape, chunk, strict=True)):
+        if size % side:
+            np.moveaxis(found, axis, 0)[-1] = True
+    return found.reshape(-1)
+
+
 def _kept_chunks(
-    dataset: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
-) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+    dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
+) -> _Places | None:
     """As ``_chunks``, from where they were kept if they were."""
     count = math.prod(grid_of(dataset.shape, chunk))
-    about = f"hdf5 chunks 1, {dataset.name}, {dataset.shape}, {chunk}"
+    about = f"hdf5 chunks 2, {dataset.name}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
     kept = tables.load(status, about)
     if kept is not None and [(array.dtype, array.shape) for array in kept] == kinds:
         offsets, sizes, masks = kept
         return offsets, sizes, masks
     start = perf_counter()
-    found = _chunks(dataset, chunk)
-    if perf_counter() - start > _KEEP_FROM_S:
+    found = _chunks(dataset, properties, chunk)
+    if found is not None and perf_counter() - start > _KEEP_FROM_S:
         tables.save(status, about, found)
     return found
 
 
-def _whole(dataset: Any, kind: str) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]:
+def _whole(dataset: Any, kind: str) -> _Places:
     # Without storage the offset that the library gives means nothing.
     is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
     offset = dataset.id.get_offset() if is_there else None

@@ -1,16 +1,30 @@
-"""The HDF5 library's filters: which of them a dataset has, and where the library gets those it lacks."""
+"""The HDF5 library: the filters that it has, and what it does that h5py has no function to ask for."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import MissingDependencyError
 from fastpipe.read.hdf5.filters import FilterStep
 
-__all__ = ["filters_of", "load_filters", "load_plugins", "missing", "require_filters"]
+__all__ = [
+    "filters_edges",
+    "filters_of",
+    "leaves_out_user_block",
+    "load_filters",
+    "load_plugins",
+    "missing",
+    "require_filters",
+]
+
+_USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:
@@ -67,3 +81,43 @@ def require_filters(dataset: Any, shown: str = "") -> None:
             f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
             "not know: pip install hdf5plugin, or import the package that brings it"
         )
+
+
+def filters_edges(dataset: Any, properties: Any) -> bool:
+    """Return whether the filters of a dataset are applied to chunks that reach beyond its shape.
+
+    ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
+    So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
+    that is applied, the chunk is longer.
+
+    Args:
+        dataset: an open ``h5py.Dataset`` with chunks.
+        properties: its creation properties; they are not changed.
+    """
+    h5d, h5s, h5z = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s", "h5z"))
+    own, ones = properties.copy(), (1,) * dataset.ndim
+    own.remove_filter(h5z.FILTER_ALL)
+    own.set_fletcher32()
+    own.set_alloc_time(h5d.ALLOC_TIME_INCR)
+    with _in_memory() as file:
+        space = h5s.create_simple(ones, (h5s.UNLIMITED,) * len(ones))
+        chunk = h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
+        chunk.write(h5s.ALL, h5s.ALL, np.zeros(ones, dataset.dtype))
+        return bool(chunk.get_storage_size() > np.prod(own.get_chunk()) * dataset.dtype.itemsize)
+
+
+@cache
+def leaves_out_user_block() -> bool:
+    """Return whether the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
+    with _in_memory(userblock_size=_USER_BLOCK) as file:
+        dataset = file.create_dataset("x", (1,), "u1", chunks=(1,))
+        dataset[0] = 1
+        return bool(dataset.id.get_chunk_info(0).byte_offset < _USER_BLOCK)
+
+
+def _in_memory(**options: Any) -> Any:
+    """A new ``h5py.File`` in memory, in the newest form."""
+    name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
+    return require("h5py", extra="hdf5").File(
+        name, "w", driver="core", backing_store=False, libver="latest", **options
+    )

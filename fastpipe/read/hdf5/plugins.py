@@ -32,6 +32,8 @@ Values = Sequence[int]
 
 # Bitshuffle's block without a parameter: so many bytes, in groups of 8 elements, and at least 128 elements.
 _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
+# Which of a Blosc's parameters says its codec; and blosclz, lz4, lz4hc, zlib and zstd, without snappy.
+_BLOSC_CODEC, _BLOSC_CODECS = 6, (0, 1, 2, 4, 5)
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _PROBLEMS = {
     kernels.CUT: "its header is cut off, or is none",
@@ -43,9 +45,13 @@ _PROBLEMS = {
 
 
 def is_missing(code: int, values: Values) -> bool:
-    """Whether a filter cannot be undone for want of a library's function."""
+    """Return whether a filter cannot be undone: its codec is unknown here, or a library lacks a function."""
     if code == BITSHUFFLE:
-        return bitshuffle_values(values)[1] == kernels.WITH_ZSTD and not zstd_decompress()
+        how = bitshuffle_values(values)[1]
+        is_known = how in (kernels.PLAIN, kernels.WITH_LZ4, kernels.WITH_ZSTD)
+        return not is_known or (how == kernels.WITH_ZSTD and not zstd_decompress())
+    if code == BLOSC:
+        return len(values) > _BLOSC_CODEC and values[_BLOSC_CODEC] not in _BLOSC_CODECS
     return code == BLOSC2 and not has_blosc2()
 
 

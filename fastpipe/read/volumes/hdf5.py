@@ -122,7 +122,7 @@ class HDF5Volume(Volume):
 
     def state(self) -> tuple[str, str]:
         """The file's, and the dataset."""
-        return self.path, f"hdf5 {self.opened.state} {self.layout.name}"
+        return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
 
 
 class _ChunkReader(UnitReader):

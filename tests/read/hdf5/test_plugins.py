@@ -131,6 +131,12 @@ def test_without_its_library_a_filter_is_left_to_h5py(
     assert (layout.kind, name.split()[0] in layout.why) == ("h5py", True)
 
 
+def test_a_codec_that_is_not_known_here_is_left_to_h5py(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(9999), chunks=(9999,), **hdf5plugin.Blosc(cname="snappy"))
+        assert read_layout(file["x"]).why == "its filter blosc is known to the library only"
+
+
 @pytest.mark.parametrize("shape", [(50,), (10, 5)])
 def test_a_frame_of_another_size_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:

@@ -1,0 +1,376 @@
+"""Whatever the HDF5 format lets a file say about a dataset: values are h5py's, or the library reads it, with the reason."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from h5py import h5d, h5f, h5p, h5s, h5t, h5z
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.hdf5 import library
+from fastpipe.read.hdf5.layout import read_layout
+from fastpipe.read.hdf5.reader import SampleReader
+
+ReaderOf = Callable[..., AbstractContextManager[SampleReader]]
+PropertiesOf = Callable[..., Any]
+
+FILTERS: dict[str, Callable[[Any], None]] = {
+    "shuffle": lambda plist: plist.set_shuffle(),
+    "gzip": lambda plist: plist.set_filter(h5z.FILTER_DEFLATE, h5z.FLAG_MANDATORY, (4,)),
+    "lzf": lambda plist: plist.set_filter(h5z.FILTER_LZF, h5z.FLAG_OPTIONAL),
+    "fletcher32": lambda plist: plist.set_fletcher32(),
+}
+FILL_TIMES = {"alloc": h5d.FILL_TIME_ALLOC, "never": h5d.FILL_TIME_NEVER, "ifset": h5d.FILL_TIME_IFSET}
+ALLOC_TIMES = {"early": h5d.ALLOC_TIME_EARLY, "late": h5d.ALLOC_TIME_LATE, "incr": h5d.ALLOC_TIME_INCR}
+LIBVERS = {"earliest": h5f.LIBVER_EARLIEST, "v108": h5f.LIBVER_V18, "v110": h5f.LIBVER_V110, "latest": h5f.LIBVER_LATEST}  # fmt: skip
+
+
+def _can_be_written(names: list[str], alloc_time: str) -> bool:
+    """Whether the library reads what it writes: it may not with LZF twice, or in chunks that it fills by itself."""
+    return names.count("lzf") < (1 if alloc_time == "early" else 2)
+
+
+@st.composite
+def datasets(draw: Any) -> dict[str, Any]:
+    """A dataset as the format can have it, and what happens to it until it is read."""
+    chunk = draw(st.sampled_from([(4,), (3, 2), (2, 3, 2)]))
+    most = [draw(st.one_of(st.none(), st.integers(side, 9))) for side in chunk]
+    shapes = st.tuples(*(st.integers(0, size or 9) for size in most))
+
+    seeds = st.integers(0, 99)
+    steps = st.one_of(st.tuples(st.just("write"), seeds), st.tuples(st.just("resize"), shapes))
+    alloc_time = draw(st.sampled_from(sorted(ALLOC_TIMES)))
+    filters = st.lists(st.sampled_from(sorted(FILTERS)), max_size=4)
+    return {
+        "chunk": chunk, "shape": draw(shapes), "most": tuple(most),
+        "dtype": draw(st.sampled_from(["u1", "<i2", ">i4", "<f4", "<f8"])),
+        "filters": draw(filters.filter(lambda names: _can_be_written(names, alloc_time))),
+        "unfiltered_edges": draw(st.booleans()),
+        "fill": draw(st.sampled_from(["default", "own"])),
+        "fill_time": draw(st.sampled_from(sorted(FILL_TIMES))), "alloc_time": alloc_time,
+        "steps": draw(st.lists(steps, max_size=4)), "reopens": draw(st.booleans()),
+        "skips": draw(st.booleans()),
+        "libver": draw(st.sampled_from(sorted(LIBVERS))), "userblock": draw(st.sampled_from([0, 1024, 2048])),
+        "sizes": draw(st.sampled_from([(8, 8), (4, 4), (8, 4)])), "is_paged": draw(st.booleans()),
+    }  # fmt: skip
+
+
+def _create(path: Path, case: dict[str, Any], properties_of: PropertiesOf) -> Any:
+    creation, access = h5p.create(h5p.FILE_CREATE), _access(case)
+    creation.set_userblock(case["userblock"])
+    if case["libver"] == "earliest" and not case["unfiltered_edges"]:
+        creation.set_sizes(
+            *case["sizes"]
+        )  # the library loses unlimited dimensions in newer forms of shorter numbers
+    if case["is_paged"]:
+        creation.set_file_space_strategy(h5f.FSPACE_STRATEGY_PAGE, False, 1)
+        creation.set_file_space_page_size(512)
+    file = h5py.File(h5f.create(bytes(path), h5f.ACC_TRUNC, creation, access))
+    dtype = np.dtype(case["dtype"])
+    properties = h5p.create(h5p.DATASET_CREATE)
+    if case["unfiltered_edges"]:
+        properties = properties_of(f"edges {len(case['chunk'])} {dtype.itemsize}")
+    else:
+        properties.set_chunk(case["chunk"])
+    for name in case["filters"]:
+        FILTERS[name](properties)
+    if case["fill"] == "own":
+        properties.set_fill_value(np.array(7, dtype))
+    properties.set_fill_time(FILL_TIMES[case["fill_time"]])
+    properties.set_alloc_time(ALLOC_TIMES[case["alloc_time"]])
+    most = tuple(h5s.UNLIMITED if size is None else size for size in case["most"])
+    space = h5s.create_simple(case["shape"], most)
+    h5d.create(file.id, b"x", h5t.py_create(dtype), space, properties)
+    return file
+
+
+def _access(case: dict[str, Any]) -> Any:
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_libver_bounds(LIBVERS[case["libver"]], h5f.LIBVER_LATEST)
+    return access
+
+
+def _write(path: Path, case: dict[str, Any], properties_of: PropertiesOf) -> None:
+    file = _create(path, case, properties_of)
+    for what, value in case["steps"]:
+        if case["reopens"]:
+            file.close()
+            file = h5py.File(h5f.open(bytes(path), h5f.ACC_RDWR, _access(case)))
+        dataset = file["x"]
+        if what == "write":
+            _write_part(dataset, np.random.default_rng(value))
+        elif dataset.id.get_num_chunks() or not case["unfiltered_edges"]:
+            dataset.resize(
+                value
+            )  # the library fails at this where it looks for edges and there are no chunks
+    file.close()
+    if case["skips"]:  # a chunk without its filters, as its mask then says
+        with h5py.File(path, "r+") as file:
+            if file["x"].size:
+                raw = np.arange(math.prod(case["chunk"]), dtype=case["dtype"]).tobytes()
+                mask = (1 << len(case["filters"])) - 1
+                file["x"].id.write_direct_chunk((0,) * len(case["chunk"]), raw, mask)
+
+
+def _write_part(dataset: Any, random: Any) -> None:
+    if not dataset.size:
+        return
+    begins = [int(random.integers(size)) for size in dataset.shape]
+    box = tuple(
+        slice(begin, int(random.integers(begin, size)) + 1)
+        for begin, size in zip(begins, dataset.shape, strict=True)
+    )
+    part = dataset[box]
+    dataset[box] = random.integers(0, 100, part.shape).astype(part.dtype)
+
+
+PLAIN: dict[str, Any] = {
+    "chunk": (3, 2), "shape": (7, 5), "most": (None, None), "dtype": "<f4", "filters": ["shuffle"],
+    "unfiltered_edges": True, "fill": "default", "fill_time": "ifset", "alloc_time": "incr",
+    "steps": [("write", 1), ("write", 2), ("write", 3)], "reopens": True, "skips": False, "libver": "latest", "userblock": 0,
+    "sizes": (8, 8), "is_paged": False,
+}  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None)
+@given(case=datasets())
+@example(case={**PLAIN})
+@example(case={**PLAIN, "libver": "earliest", "userblock": 1024, "filters": ["gzip", "fletcher32"]})
+@example(case={**PLAIN, "fill": "own", "fill_time": "never", "steps": [("write", 1)]})
+@example(case={**PLAIN, "steps": [("write", 1), ("resize", (9, 9)), ("write", 2)]})
+@example(case={**PLAIN, "steps": [("write", 1), ("write", 2), ("resize", (5, 3))]})
+def test_any_dataset_is_as_h5py_reads_it(
+    case: dict[str, Any], reader_of: ReaderOf, read: Any, properties_of: PropertiesOf
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.h5"
+        _write(path, case, properties_of)
+        with h5py.File(path) as file:
+            layout = read_layout(file["x"])
+            try:
+                expected = file["x"][...]
+            except (
+                OSError
+            ):  # the library forgot to write the mask of a chunk that was as long with its filters
+                assert case["skips"]
+                expected = None
+        if layout.kind == "h5py":
+            event(layout.why)
+            assert layout.why in _reasons(case)
+            return
+        with reader_of(path, layout=layout) as reader:
+            if expected is None:
+                with pytest.raises(ChunkError):
+                    read(reader, layout.dtype, range(reader.geometry.count))
+            else:
+                found = read(reader, layout.dtype, range(len(expected)))
+                assert layout.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+def _reasons(case: dict[str, Any]) -> set[str]:
+    """Why the library may read a dataset: all others are to be read without it."""
+    found = set()
+    if sum(name in ("gzip", "lzf") for name in case["filters"]) > 1:
+        found.add("it is compressed twice")
+    if case["filters"].count("shuffle") > 1:  # the library sets the size of an element of the first alone
+        found.add("its filter shuffle does not have the size of an element")
+    if case["fill_time"] == "never":
+        found.add("parts of it were never written, and no fill value is read there")
+    grows_behind = case["most"].count(None) == 1 and case["most"][0] is not None
+    if grows_behind or (case["alloc_time"] == "early" and case["most"].count(None) < len(case["most"])):
+        found.add("the library does not say for certain which chunk is where")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("libver", "most", "alloc_time", "filters"),
+    [
+        ("earliest", (None,), "incr", ["gzip"]),  # a B-tree, version 1
+        ("latest", (2500,), "incr", ["gzip"]),  # a fixed array of several pages
+        ("latest", (2500,), "early", []),  # an implicit index
+        ("latest", (None,), "incr", ["gzip"]),  # an extensible array of several data blocks
+        ("latest", (None, None), "incr", ["gzip"]),  # a B-tree, version 2
+        ("latest", (2500,), "incr", ["shuffle", "fletcher32"]),
+    ],
+)
+def test_many_chunks_of_every_index(
+    tmp_path: Path,
+    libver: str,
+    most: Any,
+    alloc_time: str,
+    filters: list[str],
+    reader_of: ReaderOf,
+    read: Any,
+) -> None:
+    shape = (2500, 3)[: len(most)]
+    rows = np.random.default_rng(0).integers(0, 9, shape)
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_chunk((1, 3)[: len(most)])
+    properties.set_alloc_time(ALLOC_TIMES[alloc_time])
+    for name in filters:
+        FILTERS[name](properties)
+    space = h5s.create_simple(shape, tuple(h5s.UNLIMITED if size is None else size for size in most))
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
+        dataset = h5py.Dataset(h5d.create(file.id, b"x", h5t.NATIVE_INT64, space, properties))
+        dataset[:1100], dataset[2000:] = rows[:1100], rows[2000:]
+        expected = dataset[...]
+    with reader_of(tmp_path / "x.h5") as reader:
+        np.testing.assert_array_equal(read(reader, np.int64, range(2500)), expected)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_a_growing_dimension_that_is_not_the_first(
+    tmp_path: Path, libver: str, reader_of: ReaderOf, read: Any
+) -> None:
+    """In the newer form the library lists the chunk at (2, 0) as one at (0, 2), where there may be one as well."""
+    rows = np.arange(16).reshape(4, 4)
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
+        dataset = file.create_dataset("x", (4, 4), "i8", chunks=(2, 2), maxshape=(4, None))
+        dataset[:, :2] = rows[:, :2]
+        expected = dataset[...]
+        layout = read_layout(dataset)
+    if libver == "latest":
+        assert layout.why == "the library does not say for certain which chunk is where"
+    else:
+        with reader_of(tmp_path / "x.h5") as reader:
+            np.testing.assert_array_equal(read(reader, np.int64, range(4)), expected)
+
+
+class _Old:
+    """Something of h5py's, of which some attributes are others."""
+
+    def __init__(self, own: Any, **others: Any) -> None:
+        self._own = own
+        self.__dict__.update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def test_offsets_that_leave_out_the_user_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader_of: ReaderOf, read: Any
+) -> None:
+    """The library gave them so before 1.14.4."""
+    assert not library.leaves_out_user_block()
+    monkeypatch.setattr("fastpipe.read.hdf5.layout.leaves_out_user_block", lambda: True)
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=512) as file:
+        file.create_dataset("x", data=np.arange(20), chunks=(6,))
+    with h5py.File(tmp_path / "x.h5") as file:
+        own = file["x"].id
+
+        def chunk_iter(callback: Any) -> None:
+            own.chunk_iter(lambda chunk: callback(chunk._replace(byte_offset=chunk.byte_offset - 512)))
+
+        layout = read_layout(_Old(file["x"], id=_Old(own, chunk_iter=chunk_iter)))
+    with reader_of(tmp_path / "x.h5", layout=layout) as reader:
+        np.testing.assert_array_equal(read(reader, np.int64, range(20)), np.arange(20))
+
+
+def _type(kind: Any, **values: Any) -> Any:
+    """A copy of an HDF5 type with other properties."""
+    made = kind.copy()
+    for name, value in values.items():
+        getattr(made, f"set_{name}")(value)
+    return made
+
+
+def _compound(size: int, *fields: tuple[bytes, int, Any]) -> Any:
+    made = h5t.create(h5t.COMPOUND, size)
+    for field in fields:
+        made.insert(*field)
+    return made
+
+
+def _enum(kind: Any, **members: int) -> Any:
+    made = h5t.enum_create(kind)
+    for name, value in members.items():
+        made.enum_insert(name.encode(), value)
+    return made
+
+
+# Types, and whether they are NumPy's as they are.
+TYPES: dict[str, tuple[Any, bool]] = {
+    "20 of 32 bits": (_type(h5t.STD_I32LE, precision=20), False),
+    "20 of 32 bits behind 4": (_type(h5t.STD_U32LE, precision=20, offset=4), False),
+    "bits": (h5t.STD_B32BE, False),
+    "half": (h5t.IEEE_F16BE, True),
+    "long double": (h5t.NATIVE_LDOUBLE, True),
+    "enum": (_enum(h5t.STD_I16BE, A=1, B=300), True),
+    "bool": (_enum(h5t.STD_I8LE, FALSE=0, TRUE=1), True),
+    "bool, the other way": (_enum(h5t.STD_I8LE, FALSE=1, TRUE=0), True),
+    "wide bool": (_enum(h5t.STD_I32LE, FALSE=0, TRUE=1), False),
+    "complex": (h5t.py_create(np.dtype(">c16")), True),
+    "complex with a gap": (_compound(12, (b"r", 0, h5t.IEEE_F32LE), (b"i", 8, h5t.IEEE_F32LE)), False),
+    "fields out of order": (_compound(12, (b"b", 8, h5t.IEEE_F32LE), (b"a", 0, h5t.STD_I32BE)), True),
+    "a field of 20 bits": (_compound(8, (b"a", 0, _type(h5t.STD_I32LE, precision=20)), (b"b", 4, h5t.IEEE_F32LE)), False),
+    "opaque": (_type(h5t.create(h5t.OPAQUE, 5), tag=b""), True),
+    "text to a zero": (_type(h5t.C_S1, size=6, strpad=h5t.STR_NULLTERM), False),
+    "text with zeros": (_type(h5t.C_S1, size=6, strpad=h5t.STR_NULLPAD), True),
+    "text with spaces": (_type(h5t.C_S1, size=6, strpad=h5t.STR_SPACEPAD), False),
+    "arrays": (h5t.array_create(h5t.STD_I16BE, (2, 3)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("has_name", [True, False])
+def test_elements_of_any_type(
+    tmp_path: Path, name: str, has_name: bool, reader_of: ReaderOf, read: Any
+) -> None:
+    kind, is_numpys = TYPES[name]
+    raw = np.random.default_rng(0).integers(0, 2, (7, kind.get_size()), np.uint8)
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_chunk((3,))
+    properties.set_shuffle()
+    kind = kind.copy()
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        if has_name:
+            kind.commit(file.id, b"kind")
+        dataset = h5d.create(file.id, b"x", kind, h5s.create_simple((7,)), properties)
+        dataset.write(h5s.ALL, h5s.ALL, raw.view(f"V{kind.get_size()}")[:, 0], kind)
+    with h5py.File(tmp_path / "x.h5") as file:
+        layout, expected = read_layout(file["x"]), file["x"][...]
+    assert (layout.kind == "chunked") == is_numpys, layout.why
+    if is_numpys:
+        with reader_of(tmp_path / "x.h5", layout=layout) as reader:
+            found = read(reader, expected.dtype, range(7))
+        assert repr(found.tolist()) == repr(expected.tolist())
+
+
+def test_filters_without_what_they_need_are_left_to_the_library(tmp_path: Path) -> None:
+    """As the library reads them, or refuses to."""
+    with h5py.File(tmp_path / "x.h5", "w", libver="earliest") as file:
+        file.create_dataset("x", data=np.arange(12, dtype="<i4"), chunks=(6,), shuffle=True)
+    data = (tmp_path / "x.h5").read_bytes()
+    # The message's filter: number 2, a name of 8 bytes, flags 1, one value, which is 4.
+    own = b"\2\0\x08\0\1\0\1\0shuffle\0\4\0\0\0"
+    assert data.count(own) == 1
+    (tmp_path / "x.h5").write_bytes(data.replace(own, own[:-4] + bytes(4)))
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert read_layout(file["x"]).why == "its filter shuffle does not have the size of an element"
+        with pytest.raises(OSError, match=r"invalid shuffle parameters|filter returned failure"):
+            file["x"][...]
+
+
+def test_an_unknown_filter_that_was_left_out_of_all_chunks(
+    tmp_path: Path, reader_of: ReaderOf, read: Any
+) -> None:
+    rows = np.arange(24).reshape(6, 4)
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_chunk((4, 4))
+    properties.set_shuffle()
+    properties.set_filter(32002, h5z.FLAG_OPTIONAL, (0, 1))  # MAFISC, which hdf5plugin does not have
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        h5d.create(file.id, b"x", h5t.NATIVE_INT64, h5s.create_simple((6, 4)), properties)
+        file["x"][...] = rows
+    with reader_of(tmp_path / "x.h5") as reader:
+        np.testing.assert_array_equal(read(reader, np.int64, range(6)), rows)
