@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fastpipe._natural import natural_sorted
 from fastpipe.errors import VolumeError
 
 __all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
@@ -128,14 +129,15 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
 def _arrays_in(path: str, depth: int = 3) -> list[str]:
     found = []
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-        if not entry.is_dir():
+    for name in natural_sorted(os.listdir(path)):
+        inside = os.path.join(path, name)
+        if not os.path.isdir(inside):
             continue
-        names = set(os.listdir(entry.path))
-        if ".zarray" in names or ("zarr.json" in names and _is_array(entry.path)):
-            found.append(entry.name)
+        names = set(os.listdir(inside))
+        if ".zarray" in names or ("zarr.json" in names and _is_array(inside)):
+            found.append(name)
         elif depth:
-            found += [f"{entry.name}/{name}" for name in _arrays_in(entry.path, depth - 1)]
+            found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
     return found
 
 
