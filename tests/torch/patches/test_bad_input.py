@@ -355,6 +355,7 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "voxels of floats": (lambda: Foreground(1, voxels=2.5), "must be a number from 1, got 2.5"),  # type: ignore[arg-type]
     "one class": (lambda: Foreground(1, classes=1), "must be a tuple of labels, or None, got 1"),  # type: ignore[arg-type]
     "classes of letters": (lambda: Foreground(1, classes=("a",)), "tuple of labels, or None, got"),  # type: ignore[arg-type]
+    "classes that are no number": (lambda: Foreground(1, classes=(1, np.nan)), "tuple of labels, or None, got"),
     "stride of floats": (lambda: Grid(2.5), "must be numbers from 1, got 2.5"),  # type: ignore[arg-type]
     "stride that is true": (lambda: Grid(True), "must be numbers from 1, got True"),
     "stride": (lambda: Grid(stride=0), r"stride=…\) must be numbers from 1, got 0"),
@@ -363,6 +364,9 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Grid(stride=(1, 1, 1))), r"must have 2 numbers, got \(1, 1, 1\)",
     ),
     "positions of floats": (lambda: Positions([[0.5, 1]]), r"integers \(N, D\), got float64"),
+    "positions beyond integers": (
+        lambda: Positions(np.array([[0, 2**63]], np.uint64)), "must be places in volumes, got 9223372036854775808",
+    ),
     "positions of one dimension": (lambda: Positions([1, 2]), r"got int64 of shape \(2,\)"),
     "positions of 3 dimensions": (
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Positions([[0, 0, 0, 0]])), "got 4",
