@@ -330,6 +330,7 @@ def test_volumes_that_do_not_fit_together(tmp_path: Path) -> None:
 
 
 VOLUME = np.zeros((6, 8), np.uint8)
+SMALL = np.zeros((6, 8), np.float16)
 CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "patch too large": (lambda: FastPatchDataset(VOLUME, (7, 2)), r"\(7, 2\) does not fit"),
     "patch of 0": (lambda: FastPatchDataset(VOLUME, (0, 2)), "patch_size must be .*got"),
@@ -376,6 +377,13 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "position of volume -1": (
         lambda: FastPatchDataset([VOLUME] * 2, (2, 2), sampling=Positions([[-1, 0, 0]])), "names volume -1 of 2",
+    ),
+    "nan of a small float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=1e6), "can hold, got 1000000.0 for .* float16"),
+    "padding of a small float": (
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", -1e6)), "has the constant -1000000.0 for volume, .*float16",
+    ),
+    "padding of a large integer": (
+        lambda: FastPatchDataset(VOLUME.astype("i8"), (9, 9), padding=("constant", 2**63)), "has the constant 9223372036854775808",
     ),
     "threads": (lambda: FastPatchDataset(VOLUME, (2, 2), threads=0), "threads must be .*got 0"),
     "cache": (lambda: FastPatchDataset(VOLUME, (2, 2), cache="all"), "'all'"),  # type: ignore[arg-type]
