@@ -145,7 +145,12 @@ def _is_pattern(given: Any) -> bool:
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
-    return "://" not in path and glob.has_magic(path) and not os.path.exists(path)
+    if "://" in path or not glob.has_magic(path) or os.path.exists(path):
+        return False
+    while path := os.path.dirname(path.rstrip("/")):
+        if os.path.exists(path):  # behind a file follows the name of an array in it
+            return os.path.isdir(path)
+    return True
 
 
 def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:

@@ -58,6 +58,12 @@ def test_a_path_that_looks_like_a_pattern_is_itself_where_it_exists(tmp_path: Pa
     assert matched_volumes(tmp_path / "scan[1].npy") == {"volume": [tmp_path / "scan[1].npy"]}
 
 
+@pytest.mark.parametrize("name", ["x[1]", "q?", "a/*"])
+def test_an_array_in_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.h5").touch()
+    assert matched_volumes(f"{tmp_path}/x.h5/{name}") == {"volume": [f"{tmp_path}/x.h5/{name}"]}
+
+
 def test_a_url_is_no_pattern() -> None:
     url = "https://host/x.zarr?part=[1]*"
     assert matched_volumes(url) == {"volume": [url]}
