@@ -38,7 +38,8 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
 def fits(value: float, dtype: np.dtype[Any]) -> bool:
     """Return whether an element of real or complex numbers can be a value, but for its last digits."""
     if dtype.kind in "fc":
-        return not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+        is_number = abs(value) < math.inf
+        return not is_number or abs(value) <= float(np.finfo(dtype).max)
     limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return limits[0] <= value <= limits[1] and value == int(value)
 

@@ -43,7 +43,8 @@ class PatchPlan:
 
 def _order(role: Role) -> str:
     names = [volume.name for volume in role.volumes]
-    return "natural order" if names == natural_sorted(names) else "the given order"
+    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    return "natural order" if is_natural else "the given order"
 
 
 def _line(role: Role, patch_size: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def is_tiff_name(name: str) -> bool:
-    """Whether a file's name is that of a TIFF file; hidden ones, which no pattern matches either, are not."""
+    """Return whether a name is that of a TIFF file; hidden files, which no pattern matches, are none."""
     return name.lower().endswith((".tif", ".tiff")) and not name.startswith(".")
 
 
@@ -164,7 +164,7 @@ def _described(shape: Sequence[int], page: _Page) -> str:
 
 
 def _storage(keyframe: Any) -> tuple[Any, ...]:
-    """All that the decoding of a page's segments depends on, as far as tifffile says it."""
+    """Return all that the decoding of a page's segments depends on, as far as tifffile says it."""
     return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
 
 

@@ -382,6 +382,10 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "padding of a small float": (
         lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", -1e6)), "has the constant -1000000.0 for volume, .*float16",
     ),
+    "padding beyond any float": (
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", 10**400)), "has the constant 1000.* float16",
+    ),
+    "nan beyond any float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=-(10**400)), "can hold, got -1000"),
     "padding of a large integer": (
         lambda: FastPatchDataset(VOLUME.astype("i8"), (9, 9), padding=("constant", 2**63)), "has the constant 9223372036854775808",
     ),
