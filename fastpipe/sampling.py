@@ -6,6 +6,7 @@ Uniform(samples_per_epoch=1000, volumes='equal', mask_fraction=0.0)
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,10 +62,13 @@ class Foreground:
     the patch is centred there, as far as the volume goes (nnU-Net's ``oversample_foreground_percent``, with
     ``probabilistic_oversampling``).
 
+    Each label is a class of its own, whether it is a whole number or not.  If a volume has more than 1,000
+    labels that are not, as in a soft segmentation, these are one class together.
+
     Args:
         samples_per_epoch: how many.
         fraction: of patches around the foreground.
-        classes: the labels that are foreground; None takes all above 0.
+        classes: the labels that are foreground, as ``labels == label`` finds them; None takes all above 0.
         voxels: so many of each class and volume are remembered, drawn from all; nnU-Net has 10,000.
         volumes, mask_fraction: as in :class:`Uniform`; the mask is not asked for patches around the
             foreground.
@@ -83,7 +87,7 @@ class Foreground:
 
     samples_per_epoch: int
     fraction: float = 0.33
-    classes: tuple[int, ...] | None = None
+    classes: tuple[float, ...] | None = None
     voxels: int = 10_000
     volumes: Literal["equal", "size"] = "equal"
     mask_fraction: float = 0.0
@@ -94,11 +98,16 @@ class Foreground:
         object.__setattr__(self, "voxels", _from_1(self.voxels, "Foreground(voxels=…)"))
         if self.classes is not None:
             try:
-                labels = tuple(operator.index(label) for label in self.classes)
+                labels = tuple(
+                    float(label) if isinstance(label, (float, np.floating)) else operator.index(label)
+                    for label in self.classes
+                )
             except TypeError:
+                labels = (math.nan,)
+            if any(label != label for label in labels):
                 raise OptionError(
                     f"Foreground(classes=…) must be a tuple of labels, or None, got {self.classes!r}"
-                ) from None
+                )
             object.__setattr__(self, "classes", labels)
 
 
@@ -156,6 +165,8 @@ class Positions:
 
     def __init__(self, array: Any) -> None:
         found = np.asarray(array)
+        if found.size and found.dtype.kind == "u" and found.max() > np.iinfo(np.int64).max:
+            raise OptionError(f"Positions(array) must be places in volumes, got {found.max()}")
         if found.ndim != 2 or (found.size and found.dtype.kind not in "iu"):
             raise OptionError(
                 f"Positions(array) must be integers (N, D), got {found.dtype} of shape {found.shape}"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from fastpipe._natural import natural_sorted
 from fastpipe.errors import OptionError
 
 __all__ = ["ROLES", "matched_volumes"]
@@ -28,6 +29,9 @@ def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[s
             table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
             columns of these names.
         labels, mask: the same for the labels and masks, in the same order; without a table.
+
+    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order, so
+    ``sorted(glob.glob(pattern))`` gives the order of characters.
 
     Where several of them are patterns, what belongs together is that for which their wildcards stand for
     the same: ``"images/*_0000.npy"`` and ``"labels/*.npy"``.  A pattern within a sequence, or a table, is
@@ -109,6 +113,13 @@ def _expanded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for name, column in columns.items()
     }
     _check_counts(found)
+    for name in with_patterns:
+        parts = [_found(item, name) for item in columns[name] if _is_pattern(item)]
+        if any(part != sorted(part) for part in parts):
+            raise OptionError(
+                f"{name}= is a pattern, whose matches are in natural order (2 before 10), and the others "
+                f"are lists, perhaps in the order of characters (10 before 2): {_HOW}"
+            )
     return found
 
 
@@ -134,12 +145,17 @@ def _is_pattern(given: Any) -> bool:
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
-    return "://" not in path and glob.has_magic(path) and not os.path.exists(path)
+    if "://" in path or not glob.has_magic(path) or os.path.exists(path):
+        return False
+    while path := os.path.dirname(path.rstrip("/")):
+        if os.path.exists(path):  # behind a file follows the name of an array in it
+            return os.path.isdir(path)
+    return True
 
 
 def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
     path = os.fspath(pattern)
-    found = sorted(glob.glob(path, recursive=True))
+    found = natural_sorted(glob.glob(path, recursive=True))
     if not found:
         raise OptionError(f"{name}={path!r} matches nothing")
     return found

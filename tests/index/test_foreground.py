@@ -30,6 +30,11 @@ def sketched(array: Any, most: int, labels: Any = None, side: int = 100, seed: i
     return sketch.found()
 
 
+def of(found: Any, label: float) -> Any:
+    """The voxels of a label."""
+    return found.each()[found.labels.tolist().index(label)]
+
+
 @settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), most=st.integers(1, 30), side=st.integers(1, 5),
@@ -46,10 +51,9 @@ def test_the_order_of_parts_makes_no_difference(
     assert whole.labels.tolist() == labels.tolist()
     assert whole.counts.tolist() == counts.tolist()
     for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
-        voxels = whole.of(label)
+        voxels = of(whole, label)
         assert len(voxels) == len(set(voxels.tolist())) == min(count, most)
         assert (array.reshape(-1)[voxels] == label).all()
-    assert len(whole.of(77)) == 0
 
 
 def test_only_labels_that_are_asked_for() -> None:
@@ -60,17 +64,68 @@ def test_only_labels_that_are_asked_for() -> None:
     assert sketched(array, 9).labels.tolist() == [1, 2, 3]
 
 
-def test_labels_of_floats_are_whole_numbers() -> None:
-    array = np.array([0, 0.5, 1, 2, np.nan, np.inf, -3], np.float32)
-    found = sketched(array, 9)
-    assert found.labels.tolist() == [1, 2]
-    assert found.voxels.tolist() == [2, 3]
+ODD: list[tuple[str, list[Any]]] = [
+    ("f8", [0, 0.5, 1, 2, np.nan, np.inf, -np.inf, -3, -0.5, 1.0000000196078431, 0.9882, 1e-300]),
+    ("f4", [0, 0.7, 1, 0.7, 2.5, np.nan, 16777216, 1e30, -0.0]), ("f2", [0.1, 0.5, 1, 0, 6e-8]), ("?", [0, 1, 1, 0]),
+    ("u8", [0, 1, 2**53 + 1, 2**53, 2**63, 2**63 + 1, 2**64 - 1]), ("i8", [0, -1, 2**53 + 1, 2**53, -(2**63), 2**63 - 1]),
+    ("u4", [0, 2**32 - 1, 7]), ("i1", [-128, -1, 0, 1, 127]), (">f4", [0.25, 3, 0]), (">i2", [-2, 300, 1]), ("u2", [0, 65535]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+@pytest.mark.parametrize("side", [1, 3, 100])
+def test_all_labels_above_0_are_foreground(kind: str, values: list[Any], side: int) -> None:
+    """As NumPy finds them: ``labels > 0``."""
+    array = np.tile(np.array(values, kind), 5)
+    found = sketched(array, 99, None, side)
+    expected, counts = np.unique(array[array > 0], return_counts=True)
+    assert found.labels.tolist() == expected.tolist()
+    assert found.counts.tolist() == counts.tolist()
+    for label, voxels in zip(expected.tolist(), found.each(), strict=True):
+        assert voxels.tolist() == np.flatnonzero(array == label).tolist()
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+def test_classes_are_compared_as_numpy_compares(kind: str, values: list[Any]) -> None:
+    array = np.array(values, kind)
+    asked = [0, 1, -1, 0.5, 0.7, 2.5, 1.5, 300, 2**53 + 1, 2**63 + 1, -(2**63), 1.0000000196078431]
+    plain = array.astype("i1") if kind == "?" else array  # NumPy compares bool with no large number
+    with np.errstate(over="ignore"):
+        places = {label: np.flatnonzero(plain == label).tolist() for label in asked}
+    expected = {label: some for label, some in places.items() if some}
+    found = sketched(array, 99, asked, 2)
+    made = dict(zip(found.labels.tolist(), (voxels.tolist() for voxels in found.each()), strict=True))
+    assert made == {
+        float(label) if np.dtype(kind).kind == "f" else label: some for label, some in expected.items()
+    }
+
+
+def test_many_labels_that_are_no_whole_numbers_are_one_class() -> None:
+    """As those of a soft segmentation: whole numbers stay classes, and the order of parts makes no difference."""
+    random = np.random.default_rng(0)
+    array = random.random((30, 70)).astype("f4")
+    array[:3], array[3, :5], array[4, :5] = 0, 1, 2
+    is_soft = array != np.floor(array)
+    whole = sketched(array, 5000)
+    assert str(whole.labels.tolist()) == "[1.0, 2.0, nan]"
+    assert whole.counts.tolist() == [5, 5, is_soft.sum()]
+    assert whole.each()[2].tolist() == np.flatnonzero(is_soft).tolist()
+    for most in (7, 5000):
+        found = [sketched(array, most, None, side, side) for side in (3, 11, 100)]
+        for one in found[1:]:
+            assert all(
+                np.array_equal(part, other, equal_nan=True) for part, other in zip(one, found[0], strict=True)
+            )
+    few = sketched(np.round(array, 2), 9, None, 11)
+    assert len(few.labels) == len(np.unique(np.round(array, 2))) - 1, (
+        "up to 1,000 they are classes of their own"
+    )
 
 
 def test_every_voxel_is_drawn_alike() -> None:
     """A tenth of a label's voxels: in each eighth of the volume about as many, and along each dimension."""
     array = np.ones((40, 40, 40), np.uint8)
-    voxels = sketched(array, 6400).of(1)
+    voxels = of(sketched(array, 6400), 1)
     at = np.stack(np.unravel_index(voxels, array.shape))
     for dim in range(3):
         counts = np.bincount(at[dim], minlength=40)

@@ -38,7 +38,7 @@ def test_several_are_matched_by_their_order(kind: Any) -> None:
     assert found["mask"][1] is masks[1]
 
 
-def test_a_pattern_is_all_that_it_matches_sorted(cases: Path) -> None:
+def test_a_pattern_is_all_that_it_matches_in_natural_order(cases: Path) -> None:
     found = matched_volumes(f"{cases}/*/image.npy", labels=cases / "*" / "labels.npy")
     images, labels = ([f"{cases}/{name}/{kind}.npy" for name in "abc"] for kind in ("image", "labels"))
     assert found == {"volume": images, "labels": labels}
@@ -56,6 +56,12 @@ def test_a_pattern_that_matches_nothing_is_refused(cases: Path) -> None:
 def test_a_path_that_looks_like_a_pattern_is_itself_where_it_exists(tmp_path: Path) -> None:
     (tmp_path / "scan[1].npy").touch()
     assert matched_volumes(tmp_path / "scan[1].npy") == {"volume": [tmp_path / "scan[1].npy"]}
+
+
+@pytest.mark.parametrize("name", ["x[1]", "q?", "a/*"])
+def test_an_array_in_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.h5").touch()
+    assert matched_volumes(f"{tmp_path}/x.h5/{name}") == {"volume": [f"{tmp_path}/x.h5/{name}"]}
 
 
 def test_a_url_is_no_pattern() -> None:
@@ -160,7 +166,7 @@ def touched(folder: Path, *names: str) -> Path:
 
 
 def test_patterns_are_matched_by_what_their_wildcards_stand_for(tmp_path: Path) -> None:
-    """Numbers of several digits, with a suffix: sorted, the images come in another order than the labels."""
+    """Numbers of several digits, with a suffix: by characters, the images come in another order than the labels."""
     numbers = (1, 2, 10)
     images = touched(tmp_path, *(f"imagesTr/BRATS_{number}_0000.npy" for number in numbers))
     touched(tmp_path, *(f"labelsTr/BRATS_{number}.npy" for number in numbers))
@@ -169,7 +175,7 @@ def test_patterns_are_matched_by_what_their_wildcards_stand_for(tmp_path: Path) 
     )
     pairs = zip(found["volume"], found["labels"], strict=True)
     assert all(Path(image).name == f"{Path(labels).stem}_0000.npy" for image, labels in pairs)
-    assert len(found["volume"]) == 3
+    assert [Path(image).name[6:-9] for image in found["volume"]] == ["1", "2", "10"]
     assert list(map(Path, found["mask"])) == list(map(Path, found["labels"]))
 
 
@@ -200,7 +206,7 @@ def test_what_has_no_partner_is_named(tmp_path: Path) -> None:
         OptionError, match=r"volume='.*' has nothing for '2', of '.*l/2.npy', and 0 more of la"
     ):
         matched_volumes(f"{tmp_path}/i/*_0.npy", labels=f"{tmp_path}/l/*.npy")
-    with pytest.raises(OptionError, match=r"labels='.*' has nothing for '10_0', .* give a table"):
+    with pytest.raises(OptionError, match=r"labels='.*' has nothing for '1_0', .* give a table"):
         matched_volumes(f"{tmp_path}/i/*.npy", labels=f"{tmp_path}/l/*.npy")
     with pytest.raises(OptionError, match=r"equally many wildcards, got 2 in volume='.*', 1 in labels="):
         matched_volumes(f"{tmp_path}/i/*_*.npy", labels=f"{tmp_path}/l/*.npy")
@@ -208,15 +214,17 @@ def test_what_has_no_partner_is_named(tmp_path: Path) -> None:
 
 def test_patterns_in_lists_and_tables(tmp_path: Path) -> None:
     touched(tmp_path, "i/1_0.npy", "i/10_0.npy", "l/1.npy", "l/10.npy", "k/3.npy")
-    images = [f"{tmp_path}/i/10_0.npy", f"{tmp_path}/i/1_0.npy", f"{tmp_path}/k/3.npy"]
-    labels = [f"{tmp_path}/l/10.npy", f"{tmp_path}/l/1.npy", f"{tmp_path}/k/3.npy"]
+    images = [f"{tmp_path}/i/1_0.npy", f"{tmp_path}/i/10_0.npy", f"{tmp_path}/k/3.npy"]
+    labels = [f"{tmp_path}/l/1.npy", f"{tmp_path}/l/10.npy", f"{tmp_path}/k/3.npy"]
     patterns = [f"{tmp_path}/i/*_0.npy", images[-1]], [f"{tmp_path}/l/*.npy", labels[-1]]
     (tmp_path / "x.csv").write_text("volume,labels\ni/*_0.npy,l/*.npy\nk/3.npy,k/*.npy\n")
     expected = {"volume": images, "labels": labels}
     assert matched_volumes(patterns[0], labels=patterns[1]) == expected
     assert matched_volumes(list(zip(*patterns, strict=True))) == expected
     assert matched_volumes(tmp_path / "x.csv") == expected
-    assert matched_volumes(f"{tmp_path}/i/*", labels=labels[1::-1])["labels"] == labels[1::-1]
+    assert matched_volumes(f"{tmp_path}/l/1*", labels=images[1::-1])["labels"] == images[1::-1]
+    with pytest.raises(OptionError, match=r"volume= is a pattern, whose matches are in natural order"):
+        matched_volumes(f"{tmp_path}/i/*", labels=labels[:2])
     with pytest.raises(OptionError, match=r"volume= and labels= cannot be matched, .*give a table"):
         matched_volumes(patterns[0], labels=f"{tmp_path}/l/*.npy")
     with pytest.raises(

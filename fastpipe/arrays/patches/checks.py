@@ -7,10 +7,12 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import PatchSpace
 
-__all__ = ["checked_nan", "checked_size", "filling"]
+__all__ = ["checked_nan", "checked_size", "filling", "fits"]
 
 
 def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
@@ -23,10 +25,23 @@ def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
     return size
 
 
-def checked_nan(nan: Any) -> Any:
-    if nan in ("keep", "error") or (isinstance(nan, (int, float)) and not isinstance(nan, bool)):
+def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
+    if nan in ("keep", "error"):
         return nan
-    raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+    if not isinstance(nan, (int, float)) or isinstance(nan, bool):
+        raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+    if dtype.kind in "fc" and not fits(nan, dtype):
+        raise OptionError(f"nan must be a number that volume= can hold, got {nan} for elements of {dtype}")
+    return nan
+
+
+def fits(value: float, dtype: np.dtype[Any]) -> bool:
+    """Return whether an element of real or complex numbers can be a value, but for its last digits."""
+    if dtype.kind in "fc":
+        is_number = abs(value) < math.inf
+        return not is_number or abs(value) <= float(np.finfo(dtype).max)
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return limits[0] <= value <= limits[1] and value == int(value)
 
 
 def filling(space: PatchSpace) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.patches.checks import fits
 from fastpipe.errors import OptionError
 from fastpipe.read.volumes.patches import PatchReader, padded_indices
 
@@ -41,7 +42,14 @@ class Padding(NamedTuple):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
             try:
-                return cls("constant", *(float(value) for value in option[1:]))
+                # Integers stay what they are: a float cannot be each of 64 bits.
+                return cls(
+                    "constant",
+                    *(
+                        int(value) if isinstance(value, (int, np.integer)) else float(value)
+                        for value in option[1:]
+                    ),
+                )
             except (TypeError, ValueError):
                 pass
         raise OptionError(
@@ -56,10 +64,7 @@ class Padding(NamedTuple):
             OptionError: they cannot.
         """
         value = self.constant(role)
-        if self.mode != "constant" or dtype.kind not in "biu":
-            return
-        limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if not (limits[0] <= value <= limits[1] and value == int(value)):
+        if self.mode == "constant" and not fits(value, dtype):
             raise OptionError(f"padding= has the constant {value} for {role}, whose elements are {dtype}")
 
     def constant(self, role: str) -> float:

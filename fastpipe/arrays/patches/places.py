@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -27,6 +28,9 @@ from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
 from fastpipe.transform.keys import sample_seed, uniforms
 
 __all__ = ["places_of"]
+
+_log = logging.getLogger("fastpipe.patches")
+_MOST_SHOWN = 10  # labels in a message
 
 # Where a seed's numbers for places begin, far from those for the transforms of any sample; attempts to find
 # a place near to a mask have others, and so have patches around the foreground.
@@ -78,14 +82,27 @@ def places_of(
         return FixedPatches(given_places(space, sampling.array, pads))
     if isinstance(sampling, Foreground):
         labels = _role(roles, "labels", "Foreground draws patches around labels")
+        if labels.dtype.kind == "c":
+            raise OptionError(
+                f"Foreground needs labels that are above 0 or not, and these are {labels.dtype}"
+            )
         found = [
             label_voxels(labels, number, sampling.voxels, sampling.classes, kept)
             for number in range(len(labels.volumes))
         ]
-        voxels = [[one.of(int(label)) for label in one.labels] for one in found]
+        voxels = [one.each() for one in found]
         if sampling.fraction and not any(voxels):
             which = "above 0" if sampling.classes is None else f"of {list(sampling.classes)}"
-            raise OptionError(f"{labels.volumes[0].name} has no label {which}, around which to draw patches")
+            there = [] if sampling.classes is None else label_voxels(labels, 0, 1, None, kept).labels.tolist()
+            more = f"; above 0 it has {', '.join(map(repr, there[:_MOST_SHOWN]))}" if there else ""
+            raise OptionError(
+                f"{labels.volumes[0].name} has no label {which}, around which to draw patches{more}"
+            )
+        missing = [
+            one for one in sampling.classes or () if not any((some.labels == one).any() for some in found)
+        ]
+        if missing:
+            _log.warning("No volume has the labels %s that are in Foreground(classes=…)", missing)
         elsewhere = _anywhere(sampling, space, roles, kept)
         return ForegroundPatches(space, elsewhere, sampling.fraction, voxels, partial(drawn, _FOREGROUND))
     raise OptionError(

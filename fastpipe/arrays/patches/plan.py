@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
 from fastpipe.arrays.patches.sources import Role
 
@@ -40,11 +41,17 @@ class PatchPlan:
         return "PatchPlan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
 
 
+def _order(role: Role) -> str:
+    names = [volume.name for volume in role.volumes]
+    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    return "natural order" if is_natural else "the given order"
+
+
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
     patch = (*role.lead, *patch_size)
     nbytes = math.prod(patch) * role.dtype.itemsize
-    where = first.name if count == 1 else f"{count} volumes from {first.name}"
+    where = first.name if count == 1 else f"{count} volumes in {_order(role)}, from {first.name}"
     shape = "×".join(map(str, first.shape))
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))
     more = f", and {len(hows) - 1} other ways" if len(hows) > 1 else ""

@@ -82,7 +82,6 @@ class PatchSamples(TouredSamples):
         self._padding = Padding.of(padding)
         self.volume, self.labels, self.mask, self.padding = volume, labels, mask, padding
         self.cache = Cache.of(cache)
-        self.nan = checked_nan(nan)
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
         self.stage = None if stage is None else Stage.of(stage)
@@ -91,6 +90,7 @@ class PatchSamples(TouredSamples):
             storage_options=storage_options, stage=self.stage,
         )  # fmt: skip
         self._chunks = PatchChunks.of(self._roles, self._cut)
+        self.nan = checked_nan(nan, self._roles[0].dtype)
         for role in self._roles:
             self._padding.check(role.name, role.dtype)
         first = self._roles[0]

@@ -28,7 +28,7 @@ _MOST_LOOKED_AT = 1 << 18  # voxels at a time
 
 
 def label_voxels(
-    role: Role, number: int, most: int, labels: Sequence[int] | None, kept: FileArrays | None
+    role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
     """Some voxels of each label of a volume, drawn from all.
 
@@ -51,7 +51,8 @@ def label_voxels(
         _scan(role, number, look)
         return list(sketch.found())
 
-    about = f"label voxels {most} {labels} in {shape}"
+    # Of another version, which looked for labels otherwise, nothing is taken.
+    about = f"label voxels of version 2, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 
 

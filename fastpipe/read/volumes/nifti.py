@@ -45,6 +45,10 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
         raise VolumeError(f"{path} cannot be read as a NIfTI image: {error}") from None
     proxy = image.dataobj
     shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
+    if min(shape, default=1) < 0 or offset < 0:
+        raise VolumeError(
+            f"{path} is no NIfTI image: it says that its shape is {shape}, from byte {offset} on"
+        )
     if dtype.kind not in "biufc":
         raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
     source = os.fspath(proxy.file_like)  # of a pair the one with the elements

@@ -17,7 +17,7 @@ from fastpipe.read.volumes.memory import MemoryVolume
 from fastpipe.read.volumes.native import NativeVolume
 from fastpipe.read.volumes.nifti import Converter, nifti_volume
 from fastpipe.read.volumes.tensorstore import TensorStoreVolume
-from fastpipe.read.volumes.tiff import is_tiff_name, tiff_volume
+from fastpipe.read.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
 from fastpipe.read.volumes.volume import Volume
 from fastpipe.read.volumes.zarr import ZarrVolume
 from fastpipe.read.volumes.zarr_metadata import ZarrArray, is_zarr, zarr_array
@@ -39,8 +39,9 @@ def open_volume(
     """Open a volume.
 
     Args:
-        what: a path or a URL, or a NumPy array.  Behind the path of a file or folder that holds several
-            arrays follows the name of one: ``"scan.h5/raw"``, ``"scan.zarr/0"``.
+        what: a path or a URL, or a NumPy array, or a list of TIFF files that are the slices of one volume.
+            Behind the path of a file or folder that holds several arrays follows the name of one:
+            ``"scan.h5/raw"``, ``"scan.zarr/0"``.
         place: which argument it is, for messages.
         convert: keeps what is made of files that can only be read from their beginning on; None for nowhere.
         tables: where chunk tables are kept, or None.
@@ -54,6 +55,8 @@ def open_volume(
         if what.dtype.kind not in _NUMBERS or not what.ndim:
             raise OptionError(f"{place}= must be an array of numbers, got {what.dtype} of shape {what.shape}")
         return MemoryVolume(what, f"the array given as {place}=")
+    if isinstance(what, list) and what and all(isinstance(one, (str, os.PathLike)) for one in what):
+        return _finished(slices_volume(what), place)
     if not isinstance(what, (str, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fspath(what)

@@ -25,6 +25,10 @@ __all__ = ["TensorStoreVolume"]
 _LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
 # tensorstore's names for what is wrong with stored bytes, with which its messages begin.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
+_UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages of bytes that may well be whole
+_SPEC = " [tensorstore_spec="  # with which a message begins to repeat what was asked for
+# Formats that are read as their own libraries have them; of a URL tensorstore itself finds out which it is.
+_DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
 
 class TensorStoreVolume(Volume):
@@ -39,18 +43,24 @@ class TensorStoreVolume(Volume):
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
         # An address may hold a password or a signature: these are in the spec only.
         self._secrets = _secrets_in(name)
-        self.name, self._spec = self.without_secrets(name), spec
+        self.name, self._spec, self._why = self.without_secrets(name), spec, why
         store = self.store()
+        driver = store.spec().to_json()["driver"]
+        if driver not in _DRIVERS:
+            raise VolumeError(
+                f"{self.name} is {driver}: a URL must be that of an array in Zarr, N5 or precomputed"
+            )
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
         # None of formats that have none, and where they need not say.
-        self._fill = np.array(store.fill_value if store.fill_value is not None else 0, self.dtype).tobytes()
+        fill = store.fill_value if self.dtype.kind in "biufc" else None
+        self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
         self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         said = "×".join(map(str, chunk))
-        self.how = f"{store.spec().to_json()['driver']} by tensorstore, chunks of {said}"
+        self.how = f"{driver} by tensorstore, chunks of {said}"
         self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
 
     @property
@@ -73,10 +83,16 @@ class TensorStoreVolume(Volume):
             return _opened(self.name, self._spec)
         except _StoreError as error:
             said = self.without_secrets(str(error))
+        if self._why:
+            said += (
+                "; fastpipe itself reads numbers that have no filters and are compressed by blosc, zstd, "
+                f"gzip or nothing, and {self._why}"
+            )
         raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
 
     def without_secrets(self, text: str) -> str:
-        """A text for messages."""
+        """Return a text of tensorstore's for messages."""
+        text = text.partition(_SPEC)[0]
         for secret in self._secrets:
             text = text.replace(secret, "")
         return text
@@ -118,7 +134,7 @@ class _Reader(UnitReader):
                 place = ", ".join(f"{side.start}:{side.stop}" for side in box)
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
-                is_damaged = said.startswith(_DAMAGED)
+                is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
                 kind = DamagedUnitError if is_damaged else VolumeError
                 raise kind(f"{self._volume.name}, the part at [{place}]: {said}") from None
             unit = out.view(self._volume.dtype).reshape(self._grid.unit)

@@ -5,6 +5,7 @@ tifffile says where strips and tiles are, and undoes their compression.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
@@ -15,22 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.volumes.files import RawVolume, raw_unit, read_box
 from fastpipe.read.volumes.grid import UnitGrid
-from fastpipe.read.volumes.state import FileState, folder_state
+from fastpipe.read.volumes.state import FileState
 from fastpipe.read.volumes.volume import DamagedUnitError, UnitReader, Volume
 
-__all__ = ["TiffVolume", "is_tiff_name", "tiff_volume"]
+__all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
 
 Int64Array = npt.NDArray[np.int64]
 
 
 def is_tiff_name(name: str) -> bool:
-    """Whether a file's name is that of a TIFF file."""
-    return name.lower().endswith((".tif", ".tiff"))
+    """Return whether a name is that of a TIFF file; hidden files, which no pattern matches, are none."""
+    return name.lower().endswith((".tif", ".tiff")) and not name.startswith(".")
 
 
 class _Page(NamedTuple):
@@ -81,7 +83,7 @@ class _Slice(NamedTuple):
 
 
 def tiff_volume(path: str) -> Volume:
-    """The first series of images in a file, or the files of a folder as slices.
+    """Open the first series of images in a file, or the files of a folder as slices, in natural order.
 
     Args:
         path: the file, or folder.
@@ -90,17 +92,30 @@ def tiff_volume(path: str) -> Volume:
         VolumeError: it is damaged, or its pages are not alike.
     """
     if os.path.isdir(path):
-        files = sorted(os.path.join(path, name) for name in os.listdir(path) if is_tiff_name(name))
-        shape, page, _, _ = _series(files[0])
-        if len(shape) != len(page.shape):
-            raise VolumeError(
-                f"{path}: {files[0]} has {shape}, where a slice is one image: name a single file"
-            )
-        return TiffVolume(path, files, (len(files), *shape), page, None)
+        names = natural_sorted(filter(is_tiff_name, os.listdir(path)))
+        return _slices(path, [os.path.join(path, name) for name in names], "natural order")
     if (raw := _raw(path)) is not None:
         return raw
     shape, page, segments, _ = _series(path)
     return TiffVolume(path, [path], shape, page, segments)
+
+
+def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
+    """Open files as the slices of one volume, in this order.
+
+    Raises:
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        VolumeError: the first is damaged, or is not one image.
+    """
+    paths = [os.fspath(file) for file in files]
+    return _slices(f"{len(paths):,} files from {paths[0]}", paths, "the given order")
+
+
+def _slices(name: str, files: list[str], order: str) -> TiffVolume:
+    shape, page, _, _ = _series(files[0])
+    if len(shape) != len(page.shape):
+        raise VolumeError(f"{name}: {files[0]} has {shape}, where a slice is one image: name a single file")
+    return TiffVolume(name, files, (len(files), *shape), page, None, order)
 
 
 def _raw(path: str) -> RawVolume | None:
@@ -132,12 +147,25 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
             # tifffile takes pages for alike whose strips are not.
             is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
             page = _page(first, file.byteorder, shape, len(pages), is_raw)
+            if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
+                raise ValueError("its pages are stored in different ways")
+            _ = first.decode  # which of JPEG looks into the file while it is open
             found = [_segments(one, page, first) for one in pages]
             return shape, page, found, first
     except (VolumeError, OSError):
         raise
     except Exception as error:  # of tifffile, struct and others
         raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+
+
+def _described(shape: Sequence[int], page: _Page) -> str:
+    parts = "not compressed" if page.is_raw else f"in parts of {page.segment}, {page.compression}"
+    return f"{tuple(shape)} {page.dtype}, {parts}{', in planes' if page.is_planar else ''}"
+
+
+def _storage(keyframe: Any) -> tuple[Any, ...]:
+    """Return all that the decoding of a page's segments depends on, as far as tifffile says it."""
+    return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
 
 
 def _is_together(page: Any) -> bool:
@@ -164,6 +192,8 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
     if is_raw:
         return _Page(shape, dtype, shape, True, False, "")
     rows, columns = int(first.imagelength), int(first.imagewidth)
+    if not first.is_tiled and first.rowsperstrip < 1:
+        raise ValueError(f"its strips have {first.rowsperstrip} rows")
     side = (first.tilelength, first.tilewidth) if first.is_tiled else (min(first.rowsperstrip, rows), columns)
     samples = int(first.samplesperpixel)
     is_planar, segment = first.planarconfig == 2 and samples > 1, tuple(map(int, side))
@@ -198,6 +228,7 @@ class TiffVolume(Volume):
         shape: of the volume.
         page: what pages are.
         segments: where those of the file's pages are; None where each file is asked when it is read.
+        order: of several files, in words.
     """
 
     def __init__(
@@ -207,15 +238,19 @@ class TiffVolume(Volume):
         shape: Sequence[int],
         page: _Page,
         segments: list[_Segments] | None,
+        order: str = "",
     ) -> None:
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
+        self.order = order
         self.shape, self.dtype = tuple(shape), page.dtype
         lead = [1] * (len(self.shape) - len(page.shape))
         side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
         self.grid = UnitGrid(self.shape, [*lead, *side])
         self.dims = len(lead)
-        self.opened = FileState.of(name)
-        many = f"{len(files):,} files, " if segments is None else ""
+        # Of a folder that of the folder: a slice that is added to it or taken away shows.
+        self.opened = FileState.of(name if os.path.exists(name) else files[0])
+        names = [os.path.basename(file) for file in (files[0], files[-1])]
+        many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
         what = "×".join(map(str, page.segment))
         nbytes = in_bytes(math.prod(page.segment) * page.dtype.itemsize)
         self.how = f"TIFF, {many}" + (
@@ -233,9 +268,13 @@ class TiffVolume(Volume):
         return pages
 
     def state(self) -> tuple[str, str]:
-        """That of the file, or of all files of the folder."""
-        files = folder_state(self.name) if self.segments is None else ()
-        return self.name, f"tiff {self.opened.state} {files}"
+        """That of the file, or of all slices in their order."""
+        if self.segments is not None:
+            return self.name, f"tiff {self.opened.state}"
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(repr(FileState.of(file).state).encode())
+        return self.opened.name, f"tiff {self.opened.state} {digest.hexdigest()}"
 
 
 class _Reader(UnitReader):
@@ -247,6 +286,7 @@ class _Reader(UnitReader):
         volume.opened.check()
         with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
             self._keyframe = file.series[0].keyframe
+            _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
 
     def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units: strips or tiles, or parts of pages that are not compressed."""
@@ -265,6 +305,8 @@ class _Reader(UnitReader):
             except (VolumeError, OSError):
                 raise
             except Exception as error:  # of whatever library undoes the compression
+                if "imagecodecs" in str(error):  # tifffile says that it needs this package
+                    require("imagecodecs", extra="volume")
                 raise DamagedUnitError(f"{path}, page {page}: {error}") from None
             finally:
                 os.close(descriptor)
@@ -278,11 +320,14 @@ class _Reader(UnitReader):
             found = self._found.get(page)
         if found is None:
             state = FileState.of(path)
-            _, common, (segments, *_), first = _series(path)
-            if common != volume.page:
-                raise VolumeError(f"{path} is not like {volume.files[0]}: {common} and {volume.page}")
+            shape, common, (segments, *_), first = _series(path)
+            if common != volume.page or shape != volume.shape[1:]:
+                here, there = _described(shape, common), _described(volume.shape[1:], volume.page)
+                raise VolumeError(
+                    f"{path} is not like {volume.files[0]}: it has {here}, and that one {there}"
+                )
             with self._lock:
-                keyframe = self._keyframes.setdefault((first.hash, repr(first.nodata)), first)
+                keyframe = self._keyframes.setdefault(_storage(first), first)
                 found = self._found[page] = _Slice(state, segments, keyframe)
         return found
 

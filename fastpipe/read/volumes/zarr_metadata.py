@@ -5,14 +5,14 @@ https://zarr-specs.readthedocs.io: zarr.json of version 3, .zarray of version 2.
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import os
+import re
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fastpipe._natural import natural_sorted
 from fastpipe.errors import VolumeError
 
 __all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
@@ -20,11 +20,20 @@ __all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
 METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
 
 _LARGEST = 1 << 62  # along a dimension
-# Those that are undone here; an array with others is read by tensorstore.
-CODECS = ("blosc", "zstd", "gzip", "zlib", "none")
+# Those that are undone here, with the settings that say nothing about how; an array with any other codec or
+# setting is read by tensorstore.
+_SETTINGS = {
+    "blosc": {"cname", "clevel", "shuffle", "blocksize", "typesize"}, "zstd": {"level", "checksum"},
+    "gzip": {"level"}, "zlib": {"level"},
+}  # fmt: skip
+CODECS = (*_SETTINGS, "none")
 _NUMBERS = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",
+}  # fmt: skip
+_KNOWN = {  # of version 3; what else there is may have to be understood
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
+    "codecs", "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
 }  # fmt: skip
 
 
@@ -120,6 +129,8 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
         raise VolumeError(f"{file} is damaged: it holds no object")
     if data.get("node_type", "array") == "group":
         return None
+    if isinstance(data.get("dtype"), list):  # tensorstore takes a structure of one field for that field
+        raise VolumeError(f"{file} says that its elements are {data['dtype']}, where numbers are needed")
     try:
         return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
@@ -128,14 +139,15 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
 
 def _arrays_in(path: str, depth: int = 3) -> list[str]:
     found = []
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-        if not entry.is_dir():
+    for name in natural_sorted(os.listdir(path)):
+        inside = os.path.join(path, name)
+        if not os.path.isdir(inside):
             continue
-        names = set(os.listdir(entry.path))
-        if ".zarray" in names or ("zarr.json" in names and _is_array(entry.path)):
-            found.append(entry.name)
+        names = set(os.listdir(inside))
+        if ".zarray" in names or ("zarr.json" in names and _is_array(inside)):
+            found.append(name)
         elif depth:
-            found += [f"{entry.name}/{name}" for name in _arrays_in(entry.path, depth - 1)]
+            found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
     return found
 
 
@@ -149,11 +161,17 @@ def _is_array(path: str) -> bool:
 
 
 def _version_3(data: dict[str, Any]) -> ZarrArray | str:
+    if data["zarr_format"] != 3 or data["node_type"] != "array":
+        raise ValueError(f"it is no array of version 3: {data['zarr_format']!r}, {data['node_type']!r}")
+    for name, value in data.items():
+        if name not in _KNOWN and not (isinstance(value, dict) and value.get("must_understand") is False):
+            return f"its metadata have {name!r}"
     kind = data["data_type"]
     if not isinstance(kind, str) or kind not in _NUMBERS:
         return f"its elements are {kind}"
-    if data["chunk_grid"]["name"] != "regular":
-        return f"its chunks are {data['chunk_grid']['name']}"
+    grid, encoding = data["chunk_grid"], data["chunk_key_encoding"]
+    if grid["name"] != "regular" or set(grid["configuration"]) != {"chunk_shape"}:
+        return f"its chunks are {grid}"
     if data.get("storage_transformers"):
         return "it has storage transformers"
     dtype = np.dtype(kind)
@@ -161,16 +179,16 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
     if isinstance(found, str):
         return found
     dtype, codec = found
-    encoding = data["chunk_key_encoding"]
-    separator = encoding.get("configuration", {}).get(
-        "separator", "/" if encoding["name"] == "default" else "."
-    )
-    if encoding["name"] not in ("default", "v2"):
-        return f"its keys are {encoding['name']}"
-    chunk = tuple(map(int, data["chunk_grid"]["configuration"]["chunk_shape"]))
-    fill = _fill(data["fill_value"], dtype)
+    settings = encoding.get("configuration", {})
+    if encoding["name"] not in ("default", "v2") or not set(settings) <= {"separator"}:
+        return f"its keys are {encoding}"
+    separator = settings.get("separator", "/" if encoding["name"] == "default" else ".")
+    shape, chunk = _sides(data["shape"]), _sides(grid["configuration"]["chunk_shape"])
+    if data["fill_value"] is None:
+        raise ValueError("its fill value is null")
+    fill = _fill(data["fill_value"], dtype, has_bits=True)
     prefix = "c" if encoding["name"] == "default" else ""
-    return _checked(ZarrArray(tuple(map(int, data["shape"])), chunk, dtype, codec, fill, prefix, separator))
+    return _checked(ZarrArray(shape, chunk, dtype, codec, fill, prefix, separator))
 
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
@@ -181,29 +199,48 @@ def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], s
     ]
     if not steps or steps[0][0] != "bytes":
         return f"its codecs begin with {steps[0][0] if steps else 'nothing'}"
-    order: Literal[">", "<"] = ">" if steps[0][1].get("endian") == "big" else "<"
+    endian = steps[0][1].get("endian", "little")
+    if endian not in ("little", "big") or not set(steps[0][1]) <= {"endian"}:
+        return f"its bytes are {steps[0][1]}"
+    order: Literal[">", "<"] = ">" if endian == "big" else "<"
     names = [name for name, _ in steps[1:]]
-    if len(names) > 1 or (names and names[0] not in CODECS):
+    if len(names) > 1 or (names and (names[0] == "zlib" or not _is_known(*steps[1]))):
         return f"its codecs are {' and '.join(names)}"
     return dtype.newbyteorder(order), names[0] if names else "none"
 
 
 def _version_2(data: dict[str, Any]) -> ZarrArray | str:
-    if not isinstance(data["dtype"], str) or np.dtype(data["dtype"]).kind not in "biufc":
-        return f"its elements are {data['dtype']}"
-    dtype = np.dtype(data["dtype"])
-    if data.get("order", "C") != "C":
+    if data["zarr_format"] != 2:
+        raise ValueError(f"it is no array of version 2: {data['zarr_format']!r}")
+    kind = data["dtype"]
+    if not isinstance(kind, str) or np.dtype(kind).str != kind or np.dtype(kind).name not in _NUMBERS:
+        return f"its elements are {kind}"
+    dtype = np.dtype(kind)
+    if data["order"] != "C":
         return "its chunks are in Fortran's order"
     if data.get("filters"):
-        return "it has filters"
+        return f"it has filters: {', '.join(one['id'] for one in data['filters'])}"
     compressor = data.get("compressor")
     codec = "none" if compressor is None else compressor["id"]
-    if codec not in CODECS:
-        return f"its compressor is {codec}"
-    fill = _fill(data.get("fill_value"), dtype)
+    if compressor is not None and not _is_known(
+        codec, {key: compressor[key] for key in compressor if key != "id"}
+    ):
+        return f"its compressor is {compressor}"
+    fill = _fill(data["fill_value"], dtype)
     separator = data.get("dimension_separator", ".")
-    shape, chunk = tuple(map(int, data["shape"])), tuple(map(int, data["chunks"]))
-    return _checked(ZarrArray(shape, chunk, dtype, codec, fill, "", separator))
+    return _checked(
+        ZarrArray(_sides(data["shape"]), _sides(data["chunks"]), dtype, codec, fill, "", separator)
+    )
+
+
+def _is_known(codec: str, settings: dict[str, Any]) -> bool:
+    return codec in _SETTINGS and set(settings) <= _SETTINGS[codec]
+
+
+def _sides(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(side) is int for side in given):
+        raise ValueError(f"its sides are {given!r}")
+    return tuple(given)
 
 
 def _checked(array: ZarrArray) -> ZarrArray:
@@ -215,23 +252,32 @@ def _checked(array: ZarrArray) -> ZarrArray:
     return array
 
 
-def _fill(value: Any, dtype: np.dtype[Any]) -> bytes:
-    """The bytes of an element of which nothing was written."""
-    if value is None:  # not defined: zeros, as zarr-python and tensorstore have it
+def _fill(value: Any, dtype: np.dtype[Any], *, has_bits: bool = False) -> bytes:
+    """The bytes of an element of which nothing was written.
+
+    Args:
+        value: as the metadata have it; None is not defined: zeros, as zarr-python and tensorstore have it.
+        dtype: of the elements.
+        has_bits: whether the bits of a float may be written as hexadecimal digits.
+    """
+    if value is None:
         return bytes(dtype.itemsize)
-    if isinstance(value, list):  # a complex number
-        return np.array(complex(*(_number(part, dtype) for part in value)), dtype).tobytes()
-    return np.array(_number(value, dtype), dtype).tobytes()
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}").newbyteorder(dtype.byteorder)
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"its fill value is {value!r}")
+        return b"".join(_fill(one, part, has_bits=has_bits) for one in value)
+    return np.array(_number(value, dtype, has_bits), dtype).tobytes()
 
 
-def _number(value: Any, dtype: np.dtype[Any]) -> Any:
-    if not isinstance(value, str):
+def _number(value: Any, dtype: np.dtype[Any], has_bits: bool) -> Any:
+    if dtype.kind == "f" and isinstance(value, str):
+        if value in ("NaN", "Infinity", "-Infinity"):
+            return float(value)
+        if has_bits and re.fullmatch(f"0x[0-9a-fA-F]{{{2 * dtype.itemsize}}}", value):
+            return np.array(int(value, 16), f"u{dtype.itemsize}").view(f"f{dtype.itemsize}")[()]
+    elif (dtype.kind == "f" and type(value) in (int, float)) or (dtype.kind == "b" and value in (0, 1)):
         return value
-    if value.startswith("0x"):  # the bits of a float
-        bits = int(value, 16)
-        part = dtype.newbyteorder("=") if dtype.kind == "f" else np.dtype(f"f{dtype.itemsize // 2}")
-        return np.array(bits, f"u{part.itemsize}").view(part)[()]
-    special = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-    if value in special:
-        return special[value]
-    return np.frombuffer(base64.b64decode(value), dtype)[0]
+    elif dtype.kind in "iu" and type(value) in (int, float, bool) and value == int(value):
+        return int(value)
+    raise ValueError(f"its fill value is {value!r}, of elements that are {dtype.name}")

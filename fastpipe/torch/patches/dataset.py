@@ -38,11 +38,13 @@ class FastPatchDataset(PatchSamples, RowsDataset):
 
     Args:
         volume: a path (Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy; behind a slash the name of
-            an array within a file or folder; a folder of TIFF files is one volume), a URL of a Zarr array
-            (which chunks it has is listed each time that a dataset is made), a pattern such as
-            ``"cases/*/image.zarr"``, or a NumPy array, of which spawned workers get copies (of a
+            an array within a file or folder), a URL of a Zarr array (which chunks it has is listed each time
+            that a dataset is made), a pattern such as ``"cases/*/image.zarr"``, whose matches are in natural
+            order (``case_2`` before ``case_10``), or a NumPy array, of which spawned workers get copies (of a
             ``numpy.memmap`` they map the file); or a sequence of these; or a table, a sequence of tuples
-            (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
+            (volume, labels[, mask]) or a ``.csv`` file with columns of these names.  A folder of TIFF files
+            is one volume, of slices in natural order; a list of TIFF files within the sequence is one, of
+            slices in its order: ``[sorted(glob.glob("scan/*.tif"))]``.
         patch_size: voxels along each of the last dimensions; the dimensions in front, such as channels, are
             taken as a whole.
         labels, mask: volumes of the same voxels, cut at the same places: samples are then tuples.

@@ -330,6 +330,7 @@ def test_volumes_that_do_not_fit_together(tmp_path: Path) -> None:
 
 
 VOLUME = np.zeros((6, 8), np.uint8)
+SMALL = np.zeros((6, 8), np.float16)
 CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "patch too large": (lambda: FastPatchDataset(VOLUME, (7, 2)), r"\(7, 2\) does not fit"),
     "patch of 0": (lambda: FastPatchDataset(VOLUME, (0, 2)), "patch_size must be .*got"),
@@ -355,6 +356,7 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "voxels of floats": (lambda: Foreground(1, voxels=2.5), "must be a number from 1, got 2.5"),  # type: ignore[arg-type]
     "one class": (lambda: Foreground(1, classes=1), "must be a tuple of labels, or None, got 1"),  # type: ignore[arg-type]
     "classes of letters": (lambda: Foreground(1, classes=("a",)), "tuple of labels, or None, got"),  # type: ignore[arg-type]
+    "classes that are no number": (lambda: Foreground(1, classes=(1, np.nan)), "tuple of labels, or None, got"),
     "stride of floats": (lambda: Grid(2.5), "must be numbers from 1, got 2.5"),  # type: ignore[arg-type]
     "stride that is true": (lambda: Grid(True), "must be numbers from 1, got True"),
     "stride": (lambda: Grid(stride=0), r"stride=…\) must be numbers from 1, got 0"),
@@ -363,6 +365,9 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Grid(stride=(1, 1, 1))), r"must have 2 numbers, got \(1, 1, 1\)",
     ),
     "positions of floats": (lambda: Positions([[0.5, 1]]), r"integers \(N, D\), got float64"),
+    "positions beyond integers": (
+        lambda: Positions(np.array([[0, 2**63]], np.uint64)), "must be places in volumes, got 9223372036854775808",
+    ),
     "positions of one dimension": (lambda: Positions([1, 2]), r"got int64 of shape \(2,\)"),
     "positions of 3 dimensions": (
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Positions([[0, 0, 0, 0]])), "got 4",
@@ -372,6 +377,17 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "position of volume -1": (
         lambda: FastPatchDataset([VOLUME] * 2, (2, 2), sampling=Positions([[-1, 0, 0]])), "names volume -1 of 2",
+    ),
+    "nan of a small float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=1e6), "can hold, got 1000000.0 for .* float16"),
+    "padding of a small float": (
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", -1e6)), "has the constant -1000000.0 for volume, .*float16",
+    ),
+    "padding beyond any float": (
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", 10**400)), "has the constant 1000.* float16",
+    ),
+    "nan beyond any float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=-(10**400)), "can hold, got -1000"),
+    "padding of a large integer": (
+        lambda: FastPatchDataset(VOLUME.astype("i8"), (9, 9), padding=("constant", 2**63)), "has the constant 9223372036854775808",
     ),
     "threads": (lambda: FastPatchDataset(VOLUME, (2, 2), threads=0), "threads must be .*got 0"),
     "cache": (lambda: FastPatchDataset(VOLUME, (2, 2), cache="all"), "'all'"),  # type: ignore[arg-type]

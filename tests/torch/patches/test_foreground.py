@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import zarr
@@ -14,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe import FastLoader, FastPatchDataset
-from fastpipe.arrays.patches import scanning
+from fastpipe.arrays.patches import samples, scanning
 from fastpipe.errors import OptionError
+from fastpipe.read.volumes.opening import open_volume
 from fastpipe.sampling import Foreground, Uniform
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
@@ -140,6 +143,48 @@ def test_no_foreground_at_all_is_an_error() -> None:
     assert len(dataset_of(labelled(), fraction=0.0)) == 2000
 
 
+def scaled(path: Path) -> None:
+    """Labels 1, 2 and 3 in all bits of a byte, as some tools write them."""
+    image = nibabel.Nifti1Image(labelled((85, (5, 5, 5)), (170, (30, 30, 30)), (255, (5, 30, 50))), np.eye(4))
+    image.header.set_slope_inter(1 / 85, 0)
+    nibabel.save(image, path)  # type: ignore[attr-defined]
+
+
+def test_labels_that_are_no_whole_numbers(tmp_path: Path) -> None:
+    """Every voxel above 0 counts, and each label is a class."""
+    scaled(tmp_path / "x.nii")
+    soft = labelled((1, (5, 5, 5))) + 0.7 * labelled((1, (30, 30, 30))) + 1e-3 * labelled((1, (5, 30, 50)))
+    for labels in (tmp_path / "x.nii", soft, soft.astype("f2"), (soft > 0).astype("f4") * 0.25):
+        dataset = FastPatchDataset(
+            np.zeros(SHAPE, "u1"), PATCH, labels=labels, sampling=Foreground(900, 1.0), seed=1
+        )
+        starts = dataset.places()[1]
+        for corner in ((5, 5, 5), (30, 30, 30), (5, 30, 50)):
+            assert inside(starts, corner).mean() == pytest.approx(1 / 3, abs=0.06)
+
+
+def test_classes_that_are_in_no_volume_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the labels that there are: 1.0000000196 of a scaled image is not 1."""
+    scaled(tmp_path / "x.nii")
+    volume = np.zeros(SHAPE, "u1")
+    with pytest.raises(
+        OptionError, match=r"x\.nii has no label of \[1, 2\], .*; above 0 it has 1\.00000001\d*, 2\."
+    ):
+        FastPatchDataset(volume, PATCH, labels=tmp_path / "x.nii", sampling=Foreground(9, classes=(1, 2)))
+    assert not caplog.records
+    FastPatchDataset(volume, PATCH, labels=tmp_path / "x.nii", sampling=Foreground(9, classes=(0, 1)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "No volume has the labels [1] that are in Foreground(classes=…)"
+    ]
+    halves = labelled((1, (5, 5, 5)), (3, (30, 30, 30))) / 2
+    assert inside(dataset_of(halves, fraction=1.0, classes=(1.5,)).places()[1], (30, 30, 30)).all()
+
+
+def test_complex_labels_are_refused() -> None:
+    with pytest.raises(OptionError, match="labels that are above 0 or not, and these are complex64"):
+        dataset_of(labelled((1, (5, 5, 5))).astype("c8"))
+
+
 @pytest.mark.parametrize(
     "kind", ["zarr3 zstd", "zarr3 blosc", "zarr3 sharded", "hdf5 gzip", "tiff tiles", "npy", "nii.gz"]
 )
@@ -208,6 +253,22 @@ def test_what_was_found_in_labels_is_kept_until_they_change(
         assert (target / "zarr.json").read_bytes() == kept
     found = places()
     assert len(scans) == 4
+    assert inside(found, (30, 30, 30)).all()
+
+
+def test_what_was_kept_by_a_version_that_looked_otherwise_is_not_taken(
+    tmp_path: Path, scans: list[str], later: None
+) -> None:
+    path = tmp_path / "labels.npy"
+    np.save(path, labelled((1, (30, 30, 30))))
+    kept, identity = samples.default_file_arrays(), open_volume(path).state()[1]
+    assert kept is not None
+    old = [np.array([1]), np.array([1]), np.array([1]), np.array([0])]
+    kept.save(os.stat(path), f"label voxels 10000 None in {SHAPE} of {identity}", old)
+    found = FastPatchDataset(
+        path, PATCH, labels=path, sampling=Foreground(50, fraction=1.0), seed=1
+    ).places()[1]
+    assert len(scans) == 1
     assert inside(found, (30, 30, 30)).all()
 
 

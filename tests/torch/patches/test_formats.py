@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ import tifffile
 from torch.utils.data import DataLoader
 
 from fastpipe import Cache, FastPatchDataset
-from fastpipe.errors import VolumeError
+from fastpipe.errors import OptionError, VolumeError
 from fastpipe.sampling import Grid, Uniform
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -49,8 +50,8 @@ HOW = {
     "tiff big-endian tiles": "TIFF, parts of 16×32 (1 KiB; adobe_deflate)",
     "tiff raw tiles": "TIFF, parts of 16×32 (1 KiB; none)",
     "bigtiff": "TIFF, parts of 50×70 (6.84 KiB; adobe_deflate)",
-    "tiff folder": "TIFF, 24 files, not compressed",
-    "tiff folder zlib": "TIFF, 24 files, parts of 16×32 (1 KiB; adobe_deflate)",
+    "tiff folder": "TIFF, 24 files in natural order (0000.tif … 0023.tif), not compressed",
+    "tiff folder zlib": "24 files in natural order (0000.TIF … 0023.TIF), parts of 16×32 (1 KiB; adobe_deflate)",
     "nii": "NIfTI, not compressed",
     "nii.gz": "NIfTI, from a copy that is not compressed",
     "b2nd": "Blosc2, chunks of 10×16×32 (10 KiB; zstd) in blocks of 5×8×16",
@@ -365,3 +366,25 @@ def test_lists_patterns_and_tables_name_the_same_volumes(tmp_path: Path, cases: 
         for number, (y, x), sample in zip(numbers.tolist(), starts.tolist(), samples, strict=True):
             for role in range(2):
                 assert np.array_equal(sample[role], cases[number][role][y : y + 4, x : x + 5])
+
+
+def test_slices_and_patterns_are_in_natural_order_and_lists_in_their_own(tmp_path: Path) -> None:
+    """And ``repr`` says which it is."""
+    names = [f"{tmp_path}/scan/slice_{number}.tif" for number in range(1, 13)]
+    (tmp_path / "scan").mkdir()
+    for number, name in enumerate(names, 1):
+        tifffile.imwrite(name, np.full((6, 6), number, "u2"), photometric="minisblack")
+        np.save(tmp_path / f"case_{number}.npy", np.full((6, 6), number, "u2"))
+    whole, cases = (12, 6, 6), f"{tmp_path}/case_*.npy"
+    for volume, size, order, said in [
+        (f"{tmp_path}/scan", whole, range(1, 13), "12 files in natural order (slice_1.tif … slice_12.tif)"),
+        ([names[::-1]], whole, range(12, 0, -1), "12 files in the given order (slice_12.tif … slice_1.tif)"),
+        (cases, (6, 6), range(1, 13), "12 volumes in natural order, from "),
+        (sorted(glob.glob(cases)), (6, 6), [1, 10, 11, 12, *range(2, 10)], "12 volumes in the given order, from "),
+    ]:  # fmt: skip
+        dataset = FastPatchDataset(volume, size, labels=volume, sampling=Grid())
+        found = np.concatenate([patch.reshape(-1, 36)[:, 0] for patch, _ in dataset])
+        assert found.tolist() == list(order)
+        assert repr(dataset).count(said) == 2
+    with pytest.raises(OptionError, match="is a pattern, whose matches are in natural order"):
+        FastPatchDataset(cases, (6, 6), labels=sorted(glob.glob(cases)))

@@ -56,6 +56,26 @@ def test_every_patch_has_so_much_of_the_mask(
     assert not np.array_equal(dataset.places(1)[1], starts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        ("?", True, False), ("f8", np.nan, 0), ("f4", -1, -0.0), ("f8", 1e-300, 0), ("f2", 6e-8, 0), ("c8", 1j, 0),
+        ("u8", 2**64 - 1, 0), ("i1", -128, 0),
+    ],
+)  # fmt: skip
+def test_masks_of_any_type_are_what_is_not_0(kind: str, inside: Any, outside: Any) -> None:
+    """The same places as of a mask of 0 and 1."""
+    is_in = ball() != 0
+    mask = np.full(is_in.shape, outside, kind)
+    mask[is_in] = inside
+    sampling = Uniform(50, mask_fraction=0.5)
+    found, expected = (
+        FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, mask=one, sampling=sampling, seed=2).places()[1]
+        for one in (mask, is_in.astype("u1"))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_mask_of_whole_blocks_is_exact() -> None:
     mask = np.zeros(SHAPE, np.float32)
     mask[:, :28, 20:] = -0.5  # whatever is not 0

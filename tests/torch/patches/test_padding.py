@@ -84,6 +84,16 @@ def test_constants_of_volume_labels_and_mask() -> None:
         assert f"Padding: {padding!r}" in repr(dataset)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("u8", 2**64 - 1), ("i8", 2**53 + 1), ("i8", -(2**63)), ("f2", 65504.0)]
+)
+def test_a_constant_is_what_was_given(kind: str, value: Any) -> None:
+    """A float could not be each integer of 64 bits."""
+    dataset = FastPatchDataset(np.zeros((2, 2), kind), (4, 4), sampling=Grid(), padding=("constant", value))
+    assert dataset[0][0, 0] == np.array(value, kind)
+    assert dataset._stock()[0][0, 0] == np.array(value, kind)
+
+
 @pytest.mark.parametrize("sampling", [Uniform(5), Grid(), Foreground(5, fraction=1.0)])
 def test_a_patch_larger_than_the_volume_is_around_its_middle(sampling: Any) -> None:
     array = np.arange(1, 13).reshape(4, 3)
