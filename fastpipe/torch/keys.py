@@ -50,7 +50,7 @@ class _DrawnKey(Key):
     _drawn: int | None = None
 
     @property
-    def seed(self) -> int:  # type: ignore[override]
+    def seed(self) -> int:
         with self._lock:
             if self._drawn is None:
                 # On the CPU, whatever the default device is: its generator is the script's.

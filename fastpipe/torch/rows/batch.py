@@ -41,7 +41,8 @@ class Code(Protocol):
         """Whether some of it runs in the consumer's thread only."""
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
-        """The values after what may run in threads, its draws through torch from the seed that a function gives, if there is one."""
+        """The values after what may run in threads, its draws through torch from the seed that a function
+        gives, if there is one."""
 
     def sample(self, values: list[Any]) -> Any:
         """The sample of such values."""
@@ -76,7 +77,8 @@ class UserCode:
         return self._target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
-        """Values of a sample after ``transform``, its draws through torch from the seed that a function gives, if there is one."""
+        """Values of a sample after ``transform``, its draws through torch from the seed that a function
+        gives, if there is one."""
         if self._transform is None:
             return values
         value = self._form.sample(values) if self._form.kind == "dict" else values[0]
