@@ -290,7 +290,8 @@ def test_a_file_that_changes_is_an_error_and_not_values(
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    "kind", ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "nii.gz", "b2nd"]
+    "kind",
+    ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "nii.gz", "b2nd"],
 )
 def test_what_is_remembered_of_a_file_is_not_given_once_it_has_changed(
     tmp_path: Path, write_volume: Any, random_array: Any, kind: str
