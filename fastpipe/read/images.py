@@ -10,7 +10,6 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -253,7 +252,6 @@ def _takes_jpeg(accept: Any) -> bool:
     return bool(answer) and not isinstance(answer, str)
 
 
-@cache
 def _codec_versions() -> str:
     """The versions of libraries that decode, which one version of Pillow can be built with many of."""
     features = require("PIL.features", extra="image")

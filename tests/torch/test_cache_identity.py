@@ -275,3 +275,19 @@ def test_images_of_anothers_plugin_are_not_kept(tree: Path, settled: Any) -> Non
     place = next(n for n, (path, _) in enumerate(dataset.samples) if path.endswith("own.png"))
     seen = [int(dataset[place][0][0, 0, 0]) for _ in range(4)]
     assert len(set(seen)) == 4
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_a_file_found_bad_is_looked_at_again(policy: Any, tree: Path, settled: Any) -> None:
+    dataset = FastImageFolder(tree, transform_of(20), cache="ram", bad_samples=policy)
+    plain = DataLoader(ImageFolder(tree, transform_of(20)), 16)
+    loader = FastLoader(dataset, 16)
+    undo = CHANGES["a bad file"](tree, None)
+    settled(tree)
+    for _ in range(3):
+        [(images, _)] = loader
+        assert len(images) == (6 if policy == "skip" else 7)
+    undo()
+    for _ in range(3):
+        [(images, _)], [(wanted, _)] = loader, plain
+        assert torch.equal(images, wanted)
