@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-__all__ = ["require"]
+__all__ = ["briefly_set", "load_rich", "require", "require_threadpoolctl"]
 
 
 def require(module: str, *, extra: str) -> Any:
@@ -39,6 +45,43 @@ def require(module: str, *, extra: str) -> Any:
             f"Install it with:  pip install 'fastpipe[{extra}]'"
         ) from error
     return loaded
+
+
+def load_rich() -> None:
+    """Import what of rich draws from Python's generator when it is imported, and put that back: to be called
+    before anything else of rich is loaded in a script's process."""
+    state = random.getstate()
+    importlib.import_module("rich.style")
+    random.setstate(state)
+
+
+@contextmanager
+def briefly_set(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment within the block, unless it is set: for what a package reads, or
+    sets, when it is imported.  The script's other child processes are to inherit what the script set."""
+    was_set = name in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if not was_set:
+            os.environ.pop(name, None)
+
+
+@cache
+def require_threadpoolctl(extra: str) -> Any:
+    """Import threadpoolctl as ``require`` does, without the variable that its import sets for good.
+
+    Another package that imports it later, such as scikit-learn, relies on that variable: it gets a module of
+    its own, which sets it.
+    """
+    if "threadpoolctl" in sys.modules:
+        return sys.modules["threadpoolctl"]
+    with briefly_set("KMP_DUPLICATE_LIB_OK", "True"):
+        module = require("threadpoolctl", extra=extra)
+    if "KMP_DUPLICATE_LIB_OK" not in os.environ:
+        del sys.modules["threadpoolctl"]
+    return module
 
 
 def _dots(module: str) -> list[int]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import torch
 
-from fastpipe._extras import require
+from fastpipe._extras import require_threadpoolctl
 
 __all__ = ["do_without_helpers"]
 
 
 # Found here, where a failure is an error of the import, and not in a decoding thread.
-_openmp = require("threadpoolctl", extra="torch").ThreadpoolController().select(user_api="openmp")
+_openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api="openmp")
 
 
 def do_without_helpers() -> None:

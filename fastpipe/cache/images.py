@@ -25,15 +25,15 @@ class ImageCache:
 
     Args:
         store: where they are kept; may be that of other datasets as well.
-        tag: everything about decoding that makes a difference to the pixels.
+        tag: everything about decoding that makes a difference to the pixels, and stays the same.
         expected: images that this dataset has, for a cache that is only used if all of them
             fit and for those that come up a second time; None for one that takes all it can.
     """
 
     def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
         self.store = store
-        self._tag = hashlib.sha256(tag.encode()).digest()
-        self._expected = expected
+        self._tag, self._expected = tag, expected
+        self._tags: dict[str, bytes] = {}  # by rules
 
     def describe(self) -> str:
         """Where images are kept, in one line."""
@@ -41,17 +41,27 @@ class ImageCache:
         when = "" if self._expected is None else ", from their second use on and if all fit"
         return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
 
-    def identify(self, path: str) -> FileIdentity:
-        """The present state of a file.
+    def identify(self, path: str, rules: str = "") -> FileIdentity:
+        """Identify a file by its present state.
+
+        Args:
+            path: the file.
+            rules: what else makes a difference to the pixels, and may change while the program runs.
 
         Raises:
             OSError: there is no such file.
         """
-        return identify(path, self._tag)
+        return identify(path, self._tag_of(rules))
 
-    def identify_object(self, version: bytes, path: str) -> FileIdentity:
-        """The state of an object in a store, as it was listed."""
-        return identify_object(version, path, self._tag)
+    def identify_object(self, version: bytes, path: str, rules: str = "") -> FileIdentity:
+        """Identify an object in a store by its state as it was listed."""
+        return identify_object(version, path, self._tag_of(rules))
+
+    def _tag_of(self, rules: str) -> bytes:
+        found = self._tags.get(rules)
+        if found is None:
+            found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
+        return found
 
     def find(self, file: FileIdentity) -> Entry | None:
         """The image of a file in this state."""

@@ -48,7 +48,8 @@ def open_store(option: Cache) -> EntryStore | None:
         CacheError: the folder that the option names cannot be used.
     """
     where = "disk" if option.where == "disk" else "ram"
-    key = (where, option.max_bytes, str(option.dir))
+    # The user's cache folder is where the environment says, now.
+    key = (where, option.max_bytes, str(option.dir or user_cache_folder()) if where == "disk" else "")
     failure = (option.where, *key)
     with _opening:
         store = _open.get(key)

@@ -21,6 +21,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._extras import load_rich
+
 if TYPE_CHECKING:
     from fastpipe.generation.memoizing import memoize
     from fastpipe.generation.outcome import Generated
@@ -43,6 +45,7 @@ _WHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'fastpipe.generation' has no attribute {name!r}")
+    load_rich()
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     globals()[name] = value
     return value

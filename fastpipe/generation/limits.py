@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from fastpipe._cpus import available_cpus
-from fastpipe._extras import require
+from fastpipe._extras import require_threadpoolctl
 
 __all__ = ["ONE_THREAD", "OneThreadEach", "limit_this_thread"]
 
@@ -107,4 +107,4 @@ def _default_threads(environment: dict[str, str | None]) -> int:
 
 
 def _threadpoolctl() -> Any:
-    return require("threadpoolctl", extra="generation")
+    return require_threadpoolctl("generation")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from fastpipe._extras import load_rich
+
 if TYPE_CHECKING:
     from rich.live import Live
 
@@ -49,7 +51,8 @@ class ScanProgress:
             _log.info("%s, %.0f s", text, passed)
 
     def _show(self, text: str) -> None:
-        from rich.console import Console  # only long scans need it
+        load_rich()  # only long scans need it
+        from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 

@@ -18,18 +18,27 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from fastpipe._extras import require
+from fastpipe._extras import briefly_set, require
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.read._libjpeg_warnings import silence_codecs
 from fastpipe.read.jpeg_header import JpegHeader
 from fastpipe.types import Box, UInt8Array
 
-__all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder", "make_whole_decoder"]
+__all__ = [
+    "Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder", "make_whole_decoder",
+    "require_nvimgcodec",
+]  # fmt: skip
 
 _log = logging.getLogger("fastpipe.read")
 
 
 _UNIT = 16  # rows of the tallest unit of blocks
+
+
+def require_nvimgcodec() -> Any:
+    """Import nvImageCodec, which says nothing on stderr of what it cannot decode: that comes back as None."""
+    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):  # read when it is imported
+        return require("nvidia.nvimgcodec", extra="image")
 
 
 class Decoder(Protocol):
@@ -66,12 +75,10 @@ class NvImageCodecDecoder:
     """nvImageCodec on the CPU: decodes only the part of the image that is asked for."""
 
     def __init__(self) -> None:
-        # Read by the library when it is imported: errors come back as None anyway.
-        os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
         # Descriptor 2 is everybody's, so it is turned for the one moment when something is said.
         is_there = "nvidia.nvimgcodec" in sys.modules
         with nullcontext() if is_there else _quiet_stderr(_is_extension_noise):
-            self._codec = require("nvidia.nvimgcodec", extra="image")
+            self._codec = require_nvimgcodec()
         if not hasattr(self._codec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
             raise MissingDependencyError(
                 f"nvImageCodec {self._codec.__version__} cannot decode on the CPU alone. "

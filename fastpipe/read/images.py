@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import io
 import logging
+import struct
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +28,31 @@ _log = logging.getLogger("fastpipe.read")
 # Pixels of a part for which nvImageCodec's memory is mapped anew each time (32 MiB is glibc's limit),
 # which takes it longer than decoding everything takes others.
 _LARGE = 9_000_000
+
+# As Pillow has them: of PNGs with more text than that it raises an error.
+_TEXT_CHUNK, _TEXT_MEMORY = 1 << 20, 64 << 20
+_CODECS = ("jpg", "libjpeg_turbo", "jpg_2000", "libtiff", "webp", "avif")
+_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as much as Pillow shows plugins
+
+
+class _Plugins(NamedTuple):
+    """Pillow's plugins, as they were when somebody last looked.
+
+    Attributes:
+        order, openers, decoders: copies of Pillow's tables.
+        changes: what a script changed of them, in words.
+        has_jpeg: whether JPEGs are opened by Pillow's own plugin.
+    """
+
+    order: Sequence[str]
+    openers: Mapping[str, Any]
+    decoders: Mapping[str, Any]
+    changes: tuple[str, ...]
+    has_jpeg: bool
+
+
+_plugins = _Plugins((), {}, {}, (), True)
+_formats: set[str] = set()  # of Pillow's own that were ever registered in this process: it loads some late
 
 
 class ImageReader:
@@ -44,6 +74,7 @@ class ImageReader:
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
         self._image = require("PIL.Image", extra="image")
+        self._file = require("PIL.ImageFile", extra="image")
         self._ops = require("PIL.ImageOps", extra="image")
         self._decoder: Decoder | None = make_decoder(decode.backend)
         self._whole_decoder = make_whole_decoder(self._decoder, decode.backend)
@@ -85,7 +116,7 @@ class ImageReader:
         if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
             pixels = header.height * header.width
             self._check_pixels(pixels, path)
-            if not self.objects_to(pixels):
+            if not self.objects_to(pixels) and _plugins_of(self._image).has_jpeg:
                 return _FastImage(self, blob, path, header)
         return PillowImage(self, blob, path)
 
@@ -103,10 +134,15 @@ class ImageReader:
         image = self.open_pillow(blob, path)
         return Size(image.height, image.width), False
 
+    @property
+    def limit(self) -> int | None:
+        """The number of pixels above which Pillow warns, or raises, as set now."""
+        limit: int | None = self._image.MAX_IMAGE_PIXELS
+        return limit
+
     def objects_to(self, pixels: int) -> bool:
         """Whether opening an image of so many pixels makes Pillow warn or raise, as set now."""
-        limit = self._image.MAX_IMAGE_PIXELS
-        return limit is not None and pixels > limit
+        return self.limit is not None and pixels > self.limit
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
         """The image as Pillow opens it lazily, with the path in its error message."""
@@ -118,10 +154,24 @@ class ImageReader:
         return image
 
     def settings(self) -> str:
-        """What else decides which pixels or errors there are, besides files: options, versions."""
-        truncated = require("PIL.ImageFile", extra="image").LOAD_TRUNCATED_IMAGES
+        """Describe what decides, besides files and ``rules``, which pixels or errors there are: options, and
+        the versions of all that decodes."""
         decode = replace(self.decode, gpu_share=None)  # what a GPU decodes is not this reader's
-        return f"{decode!r} {self.describe()}{' truncated' * bool(truncated)}"
+        return f"{decode!r} {self.describe()} {_codec_versions()}"
+
+    def rules(self) -> str:
+        """Describe what a script has changed of Pillow: settings and plugins that decide whether a file is an
+        image, and which.  Empty for Pillow as it is when it is imported.
+
+        Cheap enough to be asked for each image.
+        """
+        # Of others, such as GifImagePlugin.LOADING_STRATEGY, nothing is seen once an image is RGB.
+        truncated, png = self._file.LOAD_TRUNCATED_IMAGES, sys.modules.get("PIL.PngImagePlugin")
+        texts = (_TEXT_CHUNK, _TEXT_MEMORY) if png is None else (png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY)
+        plugins = _plugins_of(self._image).changes
+        if not truncated and not plugins and texts == (_TEXT_CHUNK, _TEXT_MEMORY):
+            return ""
+        return f"{bool(truncated)} {texts} {plugins}"
 
     def convert(self, image: Any) -> Any:
         """What torchvision's default loader does to an opened image, and the EXIF turn."""
@@ -159,6 +209,59 @@ class ImageReader:
             )
 
 
+def _plugins_of(image: Any) -> _Plugins:
+    """Look at Pillow's plugins, again where they have changed."""
+    global _plugins
+    found = _plugins
+    if found.openers == image.OPEN and found.order == image.ID and found.decoders == image.DECODERS:
+        return found
+    order, openers, decoders = list(image.ID), dict(image.OPEN), dict(image.DECODERS)
+    usable = [name for name in order if name in openers]
+    own = [name for name in usable if _is_pillows(openers[name][0])]
+    _formats.update(own)
+    # With the number of Pillow's own that are asked before; those that it loads late come behind.
+    changes = [
+        f"{sum(one in own for one in usable[:place])} {name}: {_named(openers[name][0])}"
+        for place, name in enumerate(usable)
+        if name not in own
+    ]
+    changes += [f"no {name}" for name in sorted(_formats.difference(usable))]
+    changes += [f"{name}: {_named(made)}" for name, made in decoders.items() if not _is_pillows(made)]
+    # Plugins are asked in their order.  Where Pillow has not loaded its own yet, they come last.
+    before = usable[: usable.index("JPEG")] if "JPEG" in own else usable
+    has_jpeg = "no JPEG" not in changes and "jpeg" not in decoders
+    has_jpeg = has_jpeg and not any(_takes_jpeg(openers[name][1]) for name in before if name not in own)
+    _plugins = found = _Plugins(order, openers, decoders, tuple(changes), has_jpeg)
+    return found
+
+
+def _is_pillows(made: Any) -> bool:
+    return str(getattr(made, "__module__", "")).startswith("PIL.")
+
+
+def _named(made: Any) -> str:
+    return f"{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', repr(made))}"
+
+
+def _takes_jpeg(accept: Any) -> bool:
+    """Whether a plugin's ``accept`` lets it open a JPEG; errors as Pillow treats them."""
+    try:
+        answer = accept is None or accept(_JPEG_BEGINS)
+    except (SyntaxError, IndexError, TypeError, struct.error):
+        return False
+    return bool(answer) and not isinstance(answer, str)
+
+
+def _codec_versions() -> str:
+    """The versions of libraries that decode, which one version of Pillow can be built with many of."""
+    features = require("PIL.features", extra="image")
+    known = {*features.modules, *features.codecs, *features.features}
+    found = {name: features.version(name) for name in _CODECS if name in known}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["simplejpeg"] = importlib.metadata.version("simplejpeg")
+    return repr(found)
+
+
 class PillowImage:
     """An image that Pillow decodes."""
 
@@ -168,6 +271,11 @@ class PillowImage:
         # Before release 11, Pillow turns TIFFs while it decodes them.
         decodes_now = reader.decode.exif or self._opened.format == "TIFF"
         self._turned: Any = reader.convert(self._opened) if decodes_now else None
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it is always this image, under the same rules: another's plugin may do anything."""
+        return _is_pillows(type(self._opened))
 
     @property
     def size(self) -> Size:
@@ -204,6 +312,8 @@ class PillowImage:
 
 class _FastImage:
     """A trusted JPEG."""
+
+    may_be_kept = True
 
     def __init__(self, reader: ImageReader, blob: bytes, path: str, header: JpegHeader) -> None:
         self._reader = reader

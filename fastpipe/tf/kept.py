@@ -15,7 +15,7 @@ from fastpipe.cache.store import EntryStore
 from fastpipe.options import Cache
 from fastpipe.tf.pixels import SampleMaker
 from fastpipe.tf.rows import Column
-from fastpipe.types import UInt8Array
+from fastpipe.types import Size, UInt8Array
 
 __all__ = ["KeptColumn", "open_kept"]
 
@@ -30,28 +30,45 @@ class KeptColumn:
     """
 
     def __init__(self, store: EntryStore, column: Column, maker: SampleMaker) -> None:
-        self.store, self._column = store, column
+        self.store, self._column, self._reader = store, column, maker.reader
         # Of a column whose samples the script's code has a part in, what that code is given is kept.
-        tag = f"{maker.tag} {'cut' if column.preprocess else 'made'}"
-        self._tag = hashlib.sha256(tag.encode()).digest()
+        self._tag = f"{maker.tag} {'cut' if column.preprocess else 'made'}"
+        self._tags: dict[tuple[str, int | None], bytes] = {}  # by rules
 
     def identify(self, row: int) -> FileIdentity:
-        """What a row's sample is made of: the file in its present state, and the box.
+        """What a row's sample is made of: the file in its present state, the box, what a script changed of
+        Pillow.
 
         Raises:
             OSError: there is no such file.
         """
+        return self._identify(row, self._tag_now())
+
+    def _tag_now(self) -> bytes:
+        rules = self._reader.rules(), self._reader.limit
+        found = self._tags.get(rules)
+        if found is None:
+            found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
+        return found
+
+    def _identify(self, row: int, tag: bytes) -> FileIdentity:
         boxes = self._column.boxes
-        tag = self._tag if boxes is None else self._tag + boxes.edges[row].tobytes()
+        tag = tag if boxes is None else tag + boxes.edges[row].tobytes()
         return identify(self._column.paths[row], tag)
 
     def find(self, identity: FileIdentity) -> Entry | None:
         """The sample, if it is kept."""
         return self.store.find(identity.digest)
 
-    def keep(self, identity: FileIdentity, sample: UInt8Array) -> None:
-        """Keep a sample, if there is room: uint8 (h, w, bytes of a pixel)."""
-        if identity.is_settled:
+    def keep(self, identity: FileIdentity, sample: UInt8Array, size: Size) -> None:
+        """Keep a sample, if there is room.
+
+        Args:
+            identity: of ``identify``.
+            sample: uint8 (h, w, bytes of a pixel).
+            size: of the image; one that Pillow warns of is to be opened each time.
+        """
+        if identity.is_settled and not self._reader.objects_to(size.height * size.width):
             note = b"" if self.store.is_in_memory else identity.note()
             self.store.put(identity.digest, sample, note=note)
 
@@ -59,10 +76,10 @@ class KeptColumn:
         """Where the samples of these rows are in ``store.mapped``; None unless all are there."""
         if self.store.mapped is None:
             return None
-        places = np.empty(len(rows), np.int64)
+        places, tag = np.empty(len(rows), np.int64), self._tag_now()
         for number, row in enumerate(rows):
             try:
-                entry = self.find(self.identify(row))
+                entry = self.find(self._identify(row, tag))
             except OSError:
                 return None  # whoever makes the sample says what is wrong
             if entry is None:

@@ -197,7 +197,7 @@ class ColumnMaker:
             self._pixels.make(image, box, made)
             whole = made.view(np.uint8).reshape(*spec.size, -1)
         if kept is not None and identity is not None:
-            kept.keep(identity, whole)
+            kept.keep(identity, whole, image.size)
         self.clock.add("decode", perf_counter_ns() - start)
         return made
 

@@ -37,7 +37,8 @@ class SampleMaker(Protocol):
 
     Attributes:
         word: NumPy type of a sample's numbers: uint8, or float32 from 0 to 255.
-        tag: all that makes a difference to them, in words.
+        tag: all that makes a difference to them, in words, but the reader's rules.
+        reader: opens images, and knows the limits of those.
         dct: libjpeg's transform, by which a decoder of batches gives these pixels; None where none does.
     """
 
@@ -46,6 +47,9 @@ class SampleMaker(Protocol):
 
     @property
     def tag(self) -> str: ...
+
+    @property
+    def reader(self) -> ImageReader: ...
 
     @property
     def dct(self) -> Literal["exact", "fast"] | None: ...
@@ -87,7 +91,7 @@ class PillowPixels:
     word = np.uint8
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
-        self._spec, self._reader = spec, reader
+        self._spec, self.reader = spec, reader
         self._mode = FILTERS[spec.filter]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
         self.tag = f"pillow {spec} {reader.settings()}"
@@ -95,12 +99,12 @@ class PillowPixels:
         self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
-        return self._reader.describe()
+        return self.reader.describe()
 
     def open(self, blob: bytes, path: str) -> Any:
         if self._spec.channels == 4:
-            return _OfPillow(self._reader.open_pillow(blob, path))
-        return self._reader.open(blob, path)
+            return _OfPillow(self.reader.open_pillow(blob, path))
+        return self.reader.open(blob, path)
 
     def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
@@ -241,9 +245,9 @@ class TensorFlowPixels:
     word = np.float32
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
-        self._spec, self._reader = spec, reader
+        self._spec, self.reader = spec, reader
         self._has_kernel = spec.filter == "bilinear" and not spec.antialias and spec.aspect is None
-        self.tag = f"tensorflow {tf.__version__} {spec}"
+        self.tag = f"tensorflow {tf.__version__} {spec} {reader.settings()}"
         # TensorFlow's grey is the file's own, not one of its colours.
         self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
@@ -251,7 +255,7 @@ class TensorFlowPixels:
         return "images  →  simplejpeg and TensorFlow, by its default transform"
 
     def open(self, blob: bytes, path: str) -> Any:
-        size, is_plain = self._reader.look_at(blob, path)
+        size, is_plain = self.reader.look_at(blob, path)
         return _TensorFlowImage(blob, size, self._spec.channels, is_plain)
 
     def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:

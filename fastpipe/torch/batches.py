@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ class InThread:
     def __call__(self, value: Any, number: int) -> Any:
         """The sample's value; ``PLACED`` if it is in the tensor instead."""
         if self._plan.stock:
-            value = run_keyed(self._plan.stock, value, _seed_of(self._key, number))
+            value = run_keyed(self._plan.stock, value, partial(_seed_of, self._key, number))
         if self._tensor is None or self._like is None or not fits(value, self._like):
             return value
         self._tensor[number].copy_(value.as_subclass(torch.Tensor))

@@ -1,10 +1,12 @@
-"""Options of an image folder that have no effect together."""
+"""What opens the images of a folder, and options that have no effect together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchvision.datasets.folder import default_loader
+from torchvision import get_image_backend
+from torchvision.datasets import folder
+from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Decode
@@ -12,7 +14,17 @@ from fastpipe.options import BadSamples, Decode
 if TYPE_CHECKING:
     from fastpipe.torch.image_folder import FastImageFolder
 
-__all__ = ["check_loader"]
+__all__ = ["check_loader", "why_not_by_pillow"]
+
+
+def why_not_by_pillow(loader: Any) -> str:
+    """Return why torchvision's loader of a dataset does not open images as it is written, by Pillow; empty
+    where it does."""
+    if folder.pil_loader is not pil_loader:
+        return "torchvision.datasets.folder.pil_loader has been replaced"
+    if loader is default_loader and get_image_backend() != "PIL":
+        return f"torchvision's image backend is {get_image_backend()!r}"
+    return ""
 
 
 def check_loader(dataset: FastImageFolder) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import get_image_backend
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
@@ -26,7 +25,7 @@ from fastpipe.index import folder
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
-from fastpipe.torch.folder_checks import check_loader
+from fastpipe.torch.folder_checks import check_loader, why_not_by_pillow
 from fastpipe.torch.folder_samples import samples_found, targets_of
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.listed import ListedSamples
@@ -363,7 +362,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         return type(self).__getitem__ is FastImageFolder.__getitem__ and self._loads_fast()
 
     def _loads_fast(self) -> bool:
-        return self.loader is default_loader and get_image_backend() == "PIL"
+        return self.loader is default_loader and not why_not_by_pillow(default_loader)
 
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)

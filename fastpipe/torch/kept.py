@@ -36,12 +36,14 @@ class Found(NamedTuple):
         blob: the file's content.
         file, entry: of the cache.
         header: of a file that is a JPEG; None of others, False where nobody has looked.
+        rules: of Pillow, under which the cache was asked.
     """
 
     blob: bytes | None
     file: FileIdentity | None
     entry: Entry | None
     header: JpegHeader | Literal[False] | None = False
+    rules: str = ""
 
 
 class ImageSource:
@@ -70,12 +72,12 @@ class ImageSource:
         """A kept image of this file as it is now, else the file's content."""
         if self._cache is None:
             return Found(self._read(path), None, None)
-        version = self._version
-        file = self._cache.identify_object(version(path), path) if version else self._cache.identify(path)
-        entry = self._cache.find(file)
+        version, rules, cache = self._version, self._reader.rules(), self._cache
+        file = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
+        entry = cache.find(file)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
             entry = None  # to decode it may be an error now
-        return Found(None if entry else self._read(path), file, entry)
+        return Found(None if entry else self._read(path), file, entry, False, rules)
 
     def read_past(self, path: str) -> Found:
         """The file's content, of an image that is not to be kept."""
@@ -95,11 +97,28 @@ class ImageSource:
         image = self._reader.open(found.blob, path, found.header)
         to = image.size if self._short_side is None else self._short_side.size(image.size)
         cache, file = self._cache, found.file
-        keeps = cache is not None and file is not None and cache.wants(file, to.height * to.width * 3)
+        keeps = (
+            cache is not None and file is not None and image.may_be_kept
+            and cache.wants(file, to.height * to.width * 3)
+        )  # fmt: skip
         if to == image.size and not keeps:
             return image
-        make = _Once(image, None if to == image.size else self._short_side, cache if keeps else None, file)
+        make = _Once(image, None if to == image.size else self._short_side)
+        if keeps:
+            assert cache is not None and file is not None
+            make.keep = partial(self._keep, cache, file, found.rules)
         return WholeImage(to, make.rows, image.info)
+
+    def _keep(
+        self, cache: ImageCache, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array
+    ) -> None:
+        """Keep an image, unless the rules have changed since its file was read."""
+        if self._reader.rules() != rules:
+            return
+        has_none = isinstance(image, PillowImage) and not image.info()
+        height, width = image.size
+        flags = min(height * width, _MOST_PIXELS) << 1 | (_NO_INFO if has_none else 0)
+        cache.keep(file, pixels, flags)
 
     def _kept(self, entry: Entry, path: str) -> WholeImage:
         height, width, _ = entry.shape
@@ -116,7 +135,7 @@ class ImageSource:
             to = image.size if self._short_side is None else self._short_side.size(image.size)
             if to != entry.shape[:2]:
                 raise OSError(errno.ESTALE, "the file was replaced while it was read", path) from error
-            make = _Once(image, None if to == image.size else self._short_side, None, None)
+            make = _Once(image, None if to == image.size else self._short_side)
             return make.rows(first, count)
 
     def _info(self, path: str) -> dict[Any, Any]:
@@ -124,28 +143,23 @@ class ImageSource:
 
 
 class _Once:
-    """Decodes an image whole, once, and keeps it if that is wanted."""
+    """Decodes an image whole, once.
 
-    def __init__(
-        self,
-        image: EncodedImage,
-        short_side: ShortSide | None,
-        cache: ImageCache | None,
-        file: FileIdentity | None,
-    ) -> None:
+    Attributes:
+        keep: called with the image and its pixels then, where that is wanted.
+    """
+
+    def __init__(self, image: EncodedImage, short_side: ShortSide | None) -> None:
         self._image, self._short_side = image, short_side
-        self._cache, self._file = cache, file
+        self.keep: Callable[[EncodedImage, UInt8Array], None] | None = None
         self._pixels: UInt8Array | None = None
 
     def rows(self, first: int, count: int) -> UInt8Array:
         """Rows of the whole image."""
         if self._pixels is None:
             self._pixels = self._make()
-            if self._cache is not None and self._file is not None:
-                has_none = isinstance(self._image, PillowImage) and not self._image.info()
-                height, width = self._image.size
-                flags = min(height * width, _MOST_PIXELS) << 1 | (_NO_INFO if has_none else 0)
-                self._cache.keep(self._file, self._pixels, flags)
+            if self.keep is not None:
+                self.keep(self._image, self._pixels)
         return self._pixels[first : first + count]
 
     def _make(self) -> UInt8Array:

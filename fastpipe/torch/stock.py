@@ -63,7 +63,7 @@ class KeyedGenerator(TorchFunctionMode):
 
     Args:
         seed: any integer, taken modulo 2**64; of that, torch's CPU generator uses the lower
-            32 bits.
+            32 bits.  Or a function that gives it, called when something is drawn.
 
     >>> with KeyedGenerator(7):
     ...     first = torch.rand(3)
@@ -71,10 +71,10 @@ class KeyedGenerator(TorchFunctionMode):
     True
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | Callable[[], int]) -> None:
         super().__init__()
-        self._seed = seed % _SEED_LIMIT
-        self._generators = {"cpu": torch.Generator().manual_seed(self._seed)}
+        self._seed = seed
+        self._generators: dict[str, torch.Generator] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,7 +93,8 @@ class KeyedGenerator(TorchFunctionMode):
     def _generator(self, device: torch.device) -> torch.Generator:
         name = str(device)
         if name not in self._generators:
-            self._generators[name] = torch.Generator(device).manual_seed(self._seed)
+            seed = self._seed() if callable(self._seed) else self._seed
+            self._generators[name] = torch.Generator(device).manual_seed(seed % _SEED_LIMIT)
         return self._generators[name]
 
 
@@ -156,7 +157,7 @@ _DRAWS = frozenset(
 )
 
 
-def run_keyed(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
+def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
     """Apply transforms in order, their draws through torch coming from ``seed`` alone.
 
     For any thread, at any time: the values do not depend on what other threads do, and no
@@ -167,7 +168,7 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
         transforms: callables of one argument.
         value: what the first one gets: a PIL image, a tensor, or any structure they accept.
         seed: any integer, taken modulo 2**64, such as ``fastpipe.transform.keys.sample_seed``
-            gives.
+            gives; or a function that gives it, called when a transform draws.
 
     Returns:
         What the last transform returned; ``value`` when there is none.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torchvision import get_image_backend
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe.options import BadSamples, Cache, Decode
+from fastpipe.torch.folder_checks import why_not_by_pillow
 from fastpipe.torch.image_folder import FastImageFolder
 
 __all__ = ["ImageFolderTwin", "why_no_twin"]
@@ -63,6 +63,4 @@ def why_no_twin(dataset: Any) -> str:
             return f"{kind.__name__} has its own {name}"
     if dataset.loader not in (default_loader, pil_loader):
         return f"it loads images with {getattr(dataset.loader, '__name__', dataset.loader)!r}"
-    if dataset.loader is default_loader and get_image_backend() != "PIL":
-        return f"torchvision's image backend is {get_image_backend()!r}"
-    return ""
+    return why_not_by_pillow(dataset.loader)

@@ -122,6 +122,8 @@ class Plan:
         Returns:
             float64 (N, draws): numbers in [0, 1), a row for each sample.
         """
+        if not self.draws:  # whose seed may still have to be drawn
+            return np.empty((len(key.draws), 0))
         return uniforms(key.seed, key.epoch, key.draws, self.draws)
 
     def reference(self, image: Any, parameters: Sequence[float]) -> Any:

@@ -121,6 +121,20 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 # ---- in memory -------------------------------------------------------------------------------------
 
 
+def test_the_user_s_cache_folder_is_where_the_environment_says_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = Cache("disk", 1 << 20)
+    first = open_store(option)
+    assert first is not None
+    assert first is open_store(option)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    other = open_store(option)
+    assert other is not None
+    assert other is not first
+    assert (tmp_path / "elsewhere" / "fastpipe" / "fastpipe-decoded").is_dir()
+
+
 def test_equal_options_have_one_store() -> None:
     options = Cache("ram", 16 * MIB), Cache("ram", 16 * MIB), Cache("ram", 17 * MIB)
     one, same, other = map(open_store, options)

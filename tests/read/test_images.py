@@ -171,5 +171,13 @@ def test_a_reader_pickles_by_its_options() -> None:
     assert "simplejpeg" in reader.describe()
 
 
+def test_settings_name_the_versions_of_all_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ImageReader(Decode()).settings()
+    assert before == ImageReader(Decode()).settings()
+    monkeypatch.setattr("PIL.features.version", lambda name: "0.1" if name == "libjpeg_turbo" else "1")
+    assert "'libjpeg_turbo': '0.1'" in ImageReader(Decode()).settings()
+    assert ImageReader(Decode(exif=True)).settings() != ImageReader(Decode()).settings()
+
+
 def test_a_path_is_only_a_name(tmp_path: Path) -> None:
     assert ImageReader(Decode()).open(encoded(), str(tmp_path / "no such file")).size == Size(70, 93)

@@ -57,12 +57,21 @@ def test_a_key_belongs_to_its_thread() -> None:
 
 def test_without_a_key_the_seed_comes_from_torchs_generator() -> None:
     torch.manual_seed(4)
-    first, second = take_key(3)[0], take_key(3)[0]
+    seeds = [take_key(3)[0].seed for _ in range(2)]
     torch.manual_seed(4)
     again = take_key(3)[0]
-    assert first.seed == again.seed
-    assert first.seed != second.seed
-    assert first.draws.tolist() == [0, 1, 2]
+    assert again.seed == again.seed == seeds[0]
+    assert seeds[0] != seeds[1]
+    assert again.draws.tolist() == [0, 1, 2]
+
+
+def test_without_a_key_the_generator_stays_until_something_is_drawn_whichever_device_is_the_default() -> None:
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        key, _ = take_key(3)
+        assert torch.equal(before, torch.get_rng_state())
+        assert key.seed
+    assert not torch.equal(before, torch.get_rng_state())
 
 
 def test_with_a_key_torchs_generator_stays_as_it_is() -> None:

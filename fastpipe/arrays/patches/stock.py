@@ -44,6 +44,11 @@ class SlicedPatches:
     def __len__(self) -> int:
         return self._places.count
 
+    @property
+    def is_random(self) -> bool:
+        """Whether places are drawn from seed and epoch."""
+        return self._places.is_random
+
     def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:
         """The arrays of a sample of an epoch."""
         if not -len(self) <= index < len(self):

@@ -70,10 +70,14 @@ class _Reader(UnitReader):
         volume.opened.check()
         self._volume, self._own = volume, _OfThread()
 
+    def check(self) -> None:
+        """Look at the file."""
+        self._volume.opened.check()
+
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units."""
         volume, own = self._volume, self._own
-        volume.opened.check()
+        self.check()
         if own.handle is None:
             own.handle = _Handle(volume.name)
         for number, out in zip(numbers.tolist(), outs, strict=True):

@@ -50,7 +50,8 @@ class RawVolume(Volume):
     ) -> None:
         self.path, self.name, self.shape, self.dtype = path, name or path, tuple(shape), dtype
         self.offset, self.is_fortran = offset, is_fortran
-        self.source = path  # what the file is a copy of, where it is one
+        self.source = path  # what the file is a copy of, where it is one, and the state that this was in
+        self.copied: FileState | None = None
         status = os.stat(path)
         needed = offset + math.prod(shape) * dtype.itemsize
         if status.st_size < needed:
@@ -89,9 +90,15 @@ class _RawReader(UnitReader):
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
 
+    def check(self) -> None:
+        """Look at the file; of a copy also at what it is a copy of."""
+        self._volume.opened.check(self._descriptor)
+        if self._volume.copied is not None:
+            self._volume.copied.check()
+
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units."""
-        self._volume.opened.check(self._descriptor)
+        self.check()
         for number, out in zip(numbers.tolist(), outs, strict=True):
             self._read_unit(number, out)
 

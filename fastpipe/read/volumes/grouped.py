@@ -83,6 +83,10 @@ class _Reader(UnitReader):
     def __init__(self, volume: GroupedVolume) -> None:
         self._volume, self._reader = volume, volume.inner.open()
 
+    def check(self) -> None:
+        """As of the volume."""
+        self._reader.check()
+
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units: the smaller ones of each together."""
         volume, inner = self._volume, self._volume.inner

@@ -137,10 +137,14 @@ class _ChunkReader(UnitReader):
             volume.layout, volume.unit_nbytes, self._descriptor, RecentChunks(0), NoClock()
         )
 
+    def check(self) -> None:
+        """Look at the file."""
+        self._volume.opened.check(self._descriptor)
+
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read chunks, many by one call."""
         volume, layout = self._volume, self._volume.layout
-        volume.opened.check(self._descriptor)
+        self.check()
         if layout.kind == "compact":
             for out in outs:
                 out[:] = np.frombuffer(layout.inside, np.uint8)
@@ -166,6 +170,10 @@ class _LibraryReader(UnitReader):
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume, self._lock = volume, threading.Lock()
         self._file: Any = None
+
+    def check(self) -> None:
+        """Look at the file."""
+        self._volume.opened.check(self._volume.path)
 
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read chunks."""

@@ -54,6 +54,10 @@ class _Reader(UnitReader):
     def __init__(self, volume: NativeVolume) -> None:
         self._dtype, self._reader = volume.dtype, volume.inner.open()
 
+    def check(self) -> None:
+        """As of the volume."""
+        self._reader.check()
+
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units, and turn the bytes of their elements around."""
         self._reader.read(numbers, outs)

@@ -19,6 +19,7 @@ from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.read.volumes.files import RawVolume
 from fastpipe.read.volumes.grid import UnitGrid
+from fastpipe.read.volumes.state import FileState
 from fastpipe.read.volumes.volume import UnitReader, Volume
 
 __all__ = ["Converter", "ScaledVolume", "nifti_volume"]
@@ -63,7 +64,7 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
         file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
     volume = RawVolume(file, shape, dtype, offset, True, how, name=path)
-    volume.source = source
+    volume.source, volume.copied = source, None if file == source else FileState.of(source)
     slope, inter = float(proxy.slope), float(proxy.inter)
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
 
@@ -106,6 +107,10 @@ class ScaledVolume(Volume):
 class _ScaledReader(UnitReader):
     def __init__(self, volume: ScaledVolume) -> None:
         self._volume, self._reader = volume, volume.inner.open()
+
+    def check(self) -> None:
+        """As of the volume."""
+        self._reader.check()
 
     def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units, and scale them."""

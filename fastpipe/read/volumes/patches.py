@@ -145,6 +145,7 @@ class PatchReader:
         if self._units is None:
             self._read_alone(touched.numbers, np.arange(len(touched.numbers)), box)
         else:
+            self._reader.check()  # as it is where nothing is remembered
             self._read_remembered(self._units, touched.numbers, box)
             self._units.used(touched.numbers + self._first_key)
 

@@ -288,10 +288,14 @@ class _Reader(UnitReader):
             self._keyframe = file.series[0].keyframe
             _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
 
+    def check(self) -> None:
+        """Look at the file, or the folder."""
+        self._volume.opened.check()
+
     def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Read units: strips or tiles, or parts of pages that are not compressed."""
         volume = self._volume
-        volume.opened.check()
+        self.check()
         pages = volume.stored_in(numbers)
         for page in np.unique(pages).tolist():
             path = volume.files[0] if volume.segments is not None else volume.files[page]

@@ -40,6 +40,14 @@ class UnitReader(ABC):
             OSError: it cannot be read.
         """
 
+    def check(self) -> None:  # noqa: B027 - most have nothing to check
+        """Raise an error if what was read before may be no longer what the volume holds.  What each chunk is
+        read from by itself, as in a folder, is not looked at.
+
+        Raises:
+            VolumeError: a file has changed.
+        """
+
 
 class Volume(ABC):
     """An array somewhere.  It can be sent to other processes, which open it for themselves.

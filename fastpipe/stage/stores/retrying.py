@@ -55,6 +55,9 @@ class Retries:
     quiet: float = 60.0
 
 
+_DRAWS = random.Random()  # the global generator is the script's
+
+
 class RetryingStore:
     """Asks a store again where it had no answer: ``StoreBusyError``.
 
@@ -77,7 +80,7 @@ class RetryingStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
-        draw: Callable[[], float] = random.random,
+        draw: Callable[[], float] = _DRAWS.random,
     ) -> None:
         self._store, self._policy = store, policy
         self._clock, self._wait, self._draw = clock, wait, draw

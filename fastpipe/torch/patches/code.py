@@ -32,8 +32,9 @@ class JointCode:
         """Whether it runs in the consumer's thread only."""
         return not self.is_safe
 
-    def transformed(self, values: list[Any], seed: int | None) -> list[Any]:
-        """The sample after the transform, its draws through torch from a seed if there is one."""
+    def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
+        """The sample after the transform, its draws through torch from the seed that a function gives, if
+        there is one."""
         transform = self._transform
         if transform is None:
             return values

@@ -28,6 +28,9 @@ class SlicedDataset(Dataset[Any]):
         return len(self._patches)
 
     def __getitem__(self, index: int) -> Any:
-        key, _ = take_key(1)
-        values = self._patches.values(index, key.seed, key.epoch)
+        seed, epoch = 0, 0
+        if self._patches.is_random:
+            key, _ = take_key(1)
+            seed, epoch = key.seed, key.epoch
+        values = self._patches.values(index, seed, epoch)
         return self._code.sample(self._code.transformed(values, None))

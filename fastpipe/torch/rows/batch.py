@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -39,8 +40,9 @@ class Code(Protocol):
     def runs_here(self) -> bool:
         """Whether some of it runs in the consumer's thread only."""
 
-    def transformed(self, values: list[Any], seed: int | None) -> list[Any]:
-        """The values after what may run in threads, its draws through torch from a seed if there is one."""
+    def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
+        """The values after what may run in threads, its draws through torch from the seed that a function
+        gives, if there is one."""
 
     def sample(self, values: list[Any]) -> Any:
         """The sample of such values."""
@@ -74,8 +76,9 @@ class UserCode:
         """Whether some of it runs in the consumer's thread only."""
         return self._target_transform is not None or not self.is_safe
 
-    def transformed(self, values: list[Any], seed: int | None) -> list[Any]:
-        """Values of a sample after ``transform``, its draws through torch from a seed if there is one."""
+    def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
+        """Values of a sample after ``transform``, its draws through torch from the seed that a function
+        gives, if there is one."""
         if self._transform is None:
             return values
         value = self._form.sample(values) if self._form.kind == "dict" else values[0]
@@ -163,7 +166,7 @@ class RowsBatch:
             row = self.kept[number]
             try:
                 # Without a key there is no transform either, and only ``target_transform`` is to run.
-                seed = self._seed(row) if self._code.is_safe and self._key is not None else None
+                seed = partial(self._seed, row) if self._code.is_safe and self._key is not None else None
                 made[row] = self._code.transformed(self._values(row), seed)
             except Exception as error:  # raised where its sample is the first that failed
                 failed[row] = error

@@ -288,3 +288,22 @@ def test_a_file_that_changes_is_an_error_and_not_values(
     os.truncate(file, len(data) + 2)
     with pytest.raises(VolumeError, match=r"has changed since it was opened"):  # whatever the policy
         skipping.__getitems__([5])
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "kind",
+    ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "nii.gz", "b2nd"],
+)
+def test_what_is_remembered_of_a_file_is_not_given_once_it_has_changed(
+    tmp_path: Path, write_volume: Any, random_array: Any, kind: str
+) -> None:
+    array = random_array((4, 32, 48), "i2")
+    path = write_volume(kind, tmp_path / "x", array, (2, 16, 16))
+    dataset = FastPatchDataset(path, (2, 16, 16), sampling=Grid(), cache="ram")
+    for _ in range(2):
+        np.testing.assert_array_equal(dataset[5], array[:2, 16:32, 32:48])
+    with open(path.removesuffix("/raw"), "ab") as target:
+        target.write(b" ")
+    with pytest.raises(VolumeError, match=r"has changed since it was opened"):
+        dataset[5]

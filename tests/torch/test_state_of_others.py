@@ -1,0 +1,100 @@
+"""What is global in a process stays as it is under the object that is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
+from fastpipe.sampling import Grid
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+_ROOT = Path(__file__).resolve().parents[2]
+KNOWN = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
+
+
+def test_every_operation_leaves_all_that_is_global_as_its_counterpart_does(tmp_path: Path) -> None:
+    """Operations and what is compared are in ``state_script.py``."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("state_script.py")), str(tmp_path)],
+        capture_output=True, text=True, timeout=170, check=False, env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    changed, count = json.loads(done.stdout.splitlines()[-1])
+    assert changed == {}
+    assert count > 80
+
+
+class _Labels(Dataset[Any]):
+    """Samples that are their numbers, from which nothing is drawn."""
+
+    def __len__(self) -> int:
+        return 15
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _number(array: Any) -> int:
+    return int(np.asarray(array).flat[0])
+
+
+def _datasets(tree: Path, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Datasets of 15 samples that draw nothing; each sample is its number, or has it as its target."""
+    samples = [(path, n) for n, (path, _) in enumerate(ImageFolder(tree).samples)]
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(15), chunks=(4,), compression="gzip")
+    volume = np.arange(15, dtype=np.int16).reshape(15, 1)
+    listed = FastImageFolder.from_samples
+    return {
+        "images": lambda: listed(samples, KNOWN),
+        "images, an own transform": lambda: listed(samples, lambda image: KNOWN(image)),
+        "images, one by one": lambda: listed(samples, KNOWN, loader=lambda path: ImageFolder(tree).loader(path)),
+        "images, an own transform in threads": lambda: listed(samples, lambda image: KNOWN(image), thread_safe=True),
+        "rows": lambda: FastHDF5Dataset(folder / "x.h5", "x"),
+        "rows, an own transform": lambda: FastHDF5Dataset(folder / "x.h5", "x", transform=_number),
+        "rows, an own transform in threads": lambda: FastHDF5Dataset(
+            folder / "x.h5", "x", transform=_number, thread_safe=True, bad_samples="replace"
+        ),
+        "patches": lambda: FastPatchDataset(volume, (1, 1), sampling=Grid(), transform=_number),
+        "patches, in threads": lambda: FastPatchDataset(
+            volume, (1, 1), sampling=Grid(), transform=_number, thread_safe=True
+        ),
+    }  # fmt: skip
+
+
+def _orders(loader: Any, dataset: Any, **options: Any) -> list[list[int]]:
+    """The samples of three epochs, with a validation loop and something that is drawn between them."""
+    torch.manual_seed(3)
+    train, check = (loader(dataset, batch_size=4, shuffle=which, **options) for which in (True, False))
+    orders = []
+    for _ in range(3):
+        seen = [batch[1] if isinstance(batch, list) else batch for batch in train]
+        orders.append([int(number) for batch in seen for number in batch])
+        assert len(list(check)) == 4
+        torch.nn.functional.dropout(torch.ones(3))
+    return orders
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_epochs_after_a_swap_have_the_stocks_orders(workers: int, tree: Path, tmp_path: Path) -> None:
+    wanted = _orders(DataLoader, _Labels(), num_workers=workers)
+    assert sorted(wanted[0]) == list(range(15))
+    assert wanted[0] != wanted[1]
+    for name, make in _datasets(tree, tmp_path).items():
+        for loader in (DataLoader, FastLoader):
+            assert _orders(loader, make(), num_workers=workers) == wanted, (name, loader)
