@@ -841,11 +841,13 @@ def measured(number: int, count: int, folder: str) -> dict[str, Any]:
 
 def row(case: dict[str, Any]) -> str:
     """A line of the table."""
-    before, after = (np.mean(case[side]) for side in ("before", "after"))
-    return (
-        f"| {case['group']}: {case['name']} | {case['before_is']} | {case['after_is']} | {len(case['before'])} "
-        f"| {before:.1f} % | {after:.1f} % | {case['difference']:+.2f} ({case['low']:+.2f} to {case['high']:+.2f}) |"
-    )
+    before, after = (f"{np.mean(case[side]):.1f} %" for side in ("before", "after"))
+    apart = f"{case['difference']:+.2f} ({case['low']:+.2f} to {case['high']:+.2f})"
+    columns = [
+        f"{case['group']}: {case['name']}", case["before_is"], case["after_is"], str(len(case["before"])),
+        before, after, apart,
+    ]  # fmt: skip
+    return f"| {' | '.join(columns)} |"
 
 
 def _key(case: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What loaders hand out is distributed as what a stock loader hands out: read off 10,000 images of each."""
+"""What loaders hand out is distributed as what a stock loader hands out: read off many copies of an image."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def of_many(dataset: Any) -> Any:
-    """The dataset, with its image 10,000 times."""
-    dataset.samples = dataset.samples * COUNT
-    dataset.imgs, dataset.targets = dataset.samples, [0] * COUNT
+def of_many(dataset: Any, count: int) -> Any:
+    """Give the dataset its image many times."""
+    dataset.samples = dataset.samples * count
+    dataset.imgs, dataset.targets = dataset.samples, [0] * count
     return dataset
 
 
@@ -81,7 +81,9 @@ def compare(ours: dict[str, npt.NDArray[Any]], theirs: dict[str, npt.NDArray[Any
         assert stats.ks_2samp(one, other, method="asymp").pvalue > SURE, name
     rest = [values for name, values in ours.items() if name != "is_erased"]
     wanted = np.corrcoef([values for name, values in theirs.items() if name != "is_erased"])
-    assert abs(np.corrcoef(rest) - wanted).max() < 0.06  # what belongs together, as sides, and nothing else
+    assert abs(np.corrcoef(rest) - wanted).max() < 6 / np.sqrt(
+        len(rest[0])
+    )  # what belongs together, as sides, and nothing else
 
 
 def chain(kit: Any) -> list[Any]:
@@ -97,16 +99,22 @@ CHAINS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("version", ["v1", pytest.param("v2", marks=pytest.mark.slow)])
-def test_loaders(probe: str, version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [
+        ("v1", COUNT // 4),
+        *(pytest.param(version, COUNT, marks=pytest.mark.slow) for version in CHAINS),
+    ],
+)
+def test_loaders(probe: str, version: str, count: int) -> None:
     transform = CHAINS[version]()
     torch.manual_seed(0)
-    stock = DataLoader(of_many(ImageFolder(probe, transform)), 500, shuffle=True)
+    stock = DataLoader(of_many(ImageFolder(probe, transform), count), 500, shuffle=True)
     theirs = read(np.concatenate([images.numpy() for images, _ in stock]))
     assert 0.2 < theirs["is_mirrored"].mean() < 0.4 < theirs["is_upside_down"].mean()
     epochs = []
     for options in ({}, {"augment": "split"}):
-        loader = FastLoader(of_many(FastImageFolder(probe, transform)), 500, shuffle=True, **options)
+        loader = FastLoader(of_many(FastImageFolder(probe, transform), count), 500, shuffle=True, **options)
         for _ in range(2 if version == "v2" else 1):
             epochs.append(read(np.concatenate([images.numpy().copy() for images, _ in loader])))
             compare(epochs[-1], theirs)
