@@ -74,8 +74,10 @@ def dataset(
 def augmented(image: keras.KerasTensor) -> keras.KerasTensor:
     """On the device, while it trains: of each branch its own numbers; colours change as by ``tf.image``."""
     image = Augment(horizontal_flip=0.5, vertical_flip=0.5, rotation=10)(image)
-    image = keras.layers.RandomBrightness(25 / 255, value_range=(0, 255))(image)
-    return keras.layers.RandomContrast(0.2, value_range=(0, 255))(image)
+    # Up to 25 levels: Keras cuts off what leaves the range, which tf.image does not do before the contrast.
+    image = keras.layers.RandomBrightness(25 / 765, value_range=(-255, 510))(image)
+    # Factors of 0.8 to 1.2; 0.2 alone would mean 1.0 to 1.2.
+    return keras.layers.RandomContrast((0.2, 0.2), value_range=(0, 255))(image)
 
 
 def branch(plain: bool) -> keras.Model:

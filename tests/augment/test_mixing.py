@@ -69,15 +69,6 @@ def test_cutting_takes_bytes_and_adding_does_not(make_images: Make) -> None:
         augment.MixUp(num_classes=2)(images, labels)
 
 
-def test_the_weight_is_of_a_beta_distribution() -> None:
-    op = augment.MixUp(alpha=0.4, num_classes=2, per_sample=True)
-    kept = op.draw((20_000, 3, 4, 4), generator=torch.Generator().manual_seed(0))["kept"]
-    theirs = torch.distributions.Beta(0.4, 0.4).sample((20_000,)).double().numpy()
-    grid = np.linspace(0, 1, 50)
-    apart = np.abs((kept[:, None] <= grid).mean(0) - (theirs[:, None] <= grid).mean(0))
-    assert apart.max() < 0.02  # Kolmogorov and Smirnov's for 1 of 1000 is 0.0195
-
-
 @pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
 def test_wrong_labels_are_refused(kind: str, make_images: Make) -> None:
     images, op = make_images(), getattr(augment, kind)(num_classes=5)

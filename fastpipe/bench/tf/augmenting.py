@@ -33,7 +33,7 @@ def by_keras(setting: Setting) -> Any:
         layers.RandomFlip("horizontal", seed=0),
         layers.RandomRotation(DEGREES / 360, fill_mode="constant", seed=0),
         layers.RandomBrightness(PART, seed=0),
-        layers.RandomContrast(PART, seed=0),
+        layers.RandomContrast((PART, PART), seed=0),  # of one number, factors are 1 to 1 + PART
     ])  # fmt: skip
     return _batchwise(setting, lambda images: model(images, training=True))
 

@@ -199,19 +199,6 @@ def test_in_a_loader_and_compiled_and_sent() -> None:
         assert all(map(torch.equal, other(motion, lengths), wanted))
 
 
-def test_what_is_drawn() -> None:
-    shape, count = (20_000, 30, 5, 3), 20_000
-    speed = augment.MotionSpeed((0.5, 2.0)).draw(shape)["speed"]
-    assert speed.min() >= 0.5 and speed.max() < 2 and abs((speed < 1).mean() - 0.5) < 0.02
-    factor = augment.MotionScale((0.5, 2.0)).draw(shape)["factor"]
-    assert abs(np.log(factor).mean()) < 0.02
-    shifts = augment.MotionTranslation((0.0, 0.5, 2.0)).draw(shape).table
-    assert (shifts[:, 0] == 0).all() and 0.49 < np.abs(shifts[:, 1]).max() <= 0.5
-    assert abs(shifts[:, 2].mean()) < 0.05 and 1.95 < shifts[:, 2].max() <= 2
-    assert abs(augment.MotionMirror(p=0.3).draw(shape)["is_mirrored"].mean() - 0.3) < 0.02
-    assert len(speed) == count
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

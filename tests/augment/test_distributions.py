@@ -1,0 +1,404 @@
+"""Parameters are distributed as those of the transforms that augmentations replace: 10,000 draws of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+from torchvision.transforms import v2
+
+from fastpipe import augment
+
+COUNT = 10_000
+SURE = 1e-4  # at fixed seeds a smaller p is a real difference
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+def same(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> None:
+    """Compare two samples by the Kolmogorov-Smirnov test, and the ends of what they are drawn from."""
+    one, other = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if np.ptp(other) == 0:
+        np.testing.assert_array_equal(np.unique(one), np.unique(other))
+        return
+    assert stats.ks_2samp(one, other, method="asymp").pvalue > SURE
+    # Of 10,000 draws the least has a part of more than 0.0025 below it once in 10**11 times.
+    for end in (0.0025, 0.9975):
+        assert one.min() <= np.quantile(other, end) <= one.max()
+        assert other.min() <= np.quantile(one, end) <= other.max()
+
+
+def uniform(found: npt.NDArray[Any], low: float, high: float) -> None:
+    """Compare a sample with the uniform distribution."""
+    assert low <= found.min() and found.max() <= high
+    assert stats.kstest(found, stats.uniform(low, high - low).cdf).pvalue > SURE
+
+
+def part(which: npt.NDArray[Any], p: float) -> None:
+    """Compare how often something is done with how often it should be."""
+    count = int(np.sum(which))
+    if p in (0.0, 1.0):
+        assert count == p * len(which)
+    else:
+        assert stats.binomtest(count, len(which), p).pvalue > SURE
+
+
+def unrelated(columns: Columns) -> None:
+    """Each column that varies is drawn by itself."""
+    varying = [one for one in columns.values() if np.ptp(one) > 0]
+    if len(varying) > 1:
+        found = np.corrcoef(np.argsort(np.argsort(varying, axis=1), axis=1))
+        assert abs(found - np.eye(len(varying))).max() < 4.5 / np.sqrt(COUNT)
+
+
+def drawn(op: Any, shape: tuple[int, ...], seed: int = 1) -> Any:
+    return op.draw((COUNT, *shape), generator=torch.Generator().manual_seed(seed))
+
+
+# ---- images: torchvision's transforms draw as many parameters ----------------------------------------
+
+
+def _erased(params: dict[str, Any], name: str) -> float:
+    return 0.0 if params["v"] is None else params[name]
+
+
+Read = Callable[[dict[str, Any]], Any]
+_NAMED: dict[str, Read] = {
+    name: lambda params, name=name: params[name]
+    for name in ("top", "left", "height", "width", "angle", "scale")
+}
+_ERASED: dict[str, Read] = {
+    name: lambda params, theirs=theirs: _erased(params, theirs)
+    for name, theirs in (("top", "i"), ("left", "j"), ("height", "h"), ("width", "w"))
+}
+_PAIRS: dict[str, Read] = {
+    f"{name}_{axis}": lambda params, name=theirs, at=at: params[name][at]
+    for name, theirs in (("translate", "translate"), ("shear", "shear"))
+    for at, axis in enumerate("xy")
+}
+_FACTORS: dict[str, Read] = {
+    kind: lambda params, kind=kind: params[f"{kind}_factor"] for kind in ("brightness", "contrast", "saturation", "hue")
+} | {
+    place: lambda params, at=at: int(params["fn_idx"][at]) for at, place in enumerate(("first", "second", "third", "fourth"))
+}  # fmt: skip
+_BOX = ("top", "left", "height", "width")
+_IMAGES: list[tuple[str, tuple[Any, ...], dict[str, Any], list[tuple[int, int]], dict[str, Read]]] = [
+    (
+        "RandomResizedCrop", (8,), {}, [(200, 300), (40, 400), (64, 20), (7, 5)],
+        {name: _NAMED[name] for name in _BOX},
+    ),
+    ("RandomResizedCrop", (8, (0.35, 0.6), (0.5, 2.0)), {}, [(99, 64)], {name: _NAMED[name] for name in _BOX}),
+    ("RandomErasing", (1.0,), {}, [(200, 300), (40, 400), (7, 5)], _ERASED),
+    ("RandomErasing", (1.0, (0.3, 0.9), (1.0, 1.0)), {}, [(60, 40)], _ERASED),
+    (
+        "RandomAffine", (30, (0.1, 0.3), (0.5, 2.0), (-10, 20, 5, 15)), {}, [(60, 80)],
+        {name: _NAMED[name] for name in ("angle", "scale")} | _PAIRS,
+    ),
+    ("RandomAffine", ((10, 60),), {"shear": 20}, [(9, 7)], {"angle": _NAMED["angle"]} | _PAIRS),
+    ("RandomRotation", ((-5, 90),), {}, [(9, 7)], {"angle": _NAMED["angle"]}),
+    ("ColorJitter", (0.8, (0.5, 3.0), 1.5, 0.2), {}, [(8, 8)], _FACTORS),
+    ("GaussianBlur", (5, (0.3, 1.5)), {}, [(8, 8)], {"sigma": lambda params: params["sigma"][0]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "options", "size", "reads"),
+    [
+        pytest.param(name, given, options, size, reads, id=f"{name}{given}{options}, {size}")
+        for name, given, options, sizes, reads in _IMAGES
+        for size in sizes
+    ],
+)
+def test_images(
+    name: str, given: tuple[Any, ...], options: dict[str, Any], size: tuple[int, int], reads: dict[str, Read]
+) -> None:
+    torch.manual_seed(0)
+    transform, image = getattr(v2, name)(*given, **options), torch.empty(3, *size)
+    params = [transform.make_params([image]) for _ in range(COUNT)]
+    theirs = {column: np.array([read(one) for one in params], np.float64) for column, read in reads.items()}
+    ours = drawn(getattr(augment, name)(*given, **options), (3, *size))
+    for column in reads:
+        same(ours[column], theirs[column])
+    if "height" in reads:  # and jointly: where boxes end
+        for begin, extent, most in (("top", "height", size[0]), ("left", "width", size[1])):
+            same(ours[begin] + ours[extent], theirs[begin] + theirs[extent])
+            assert ours[begin].min() >= 0 and (ours[begin] + ours[extent]).max() <= most
+        same(ours["height"] * ours["width"], theirs["height"] * theirs["width"])
+        same(ours["height"] - ours["width"], theirs["height"] - theirs["width"])
+    elif "first" in reads:  # all orders are equally likely, and have nothing to do with the factors
+        orders = np.stack([ours[place] for place in ("first", "second", "third", "fourth")], axis=1)
+        _, counts = np.unique(orders, axis=0, return_counts=True)
+        assert len(counts) == 24 and stats.chisquare(counts).pvalue > SURE
+        unrelated({kind: ours[kind] for kind in (*list(reads)[:4], "first")})
+    else:
+        unrelated({column: ours[column] for column in reads})
+
+
+def test_a_policy_takes_all_changes_equally_often_and_signs_too() -> None:
+    op, theirs = augment.RandAugment(2, 12), v2.RandAugment(2, 12)
+    table = op.draw((14_000, 3, 331, 662), generator=torch.Generator().manual_seed(0))
+    for at in range(2):
+        change, magnitude = table[f"{at}.change"].astype(int), table[f"{at}.magnitude"]
+        assert stats.chisquare(np.bincount(change, minlength=14)).pvalue > SURE
+        for number, (name, (make, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
+            own, made = magnitude[change == number], make(31, 331, 662)
+            wanted = 0.0 if made is None else float(made[12])
+            assert set(np.abs(own)) == {wanted}, name
+            assert (own >= 0).all() or is_signed
+            if is_signed:
+                part(own < 0, 0.5)
+    pairs = np.bincount((14 * table["0.change"] + table["1.change"]).astype(int), minlength=14 * 14)
+    assert stats.chisquare(pairs).pvalue > SURE  # one after another, independently
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_probabilities(p: float) -> None:
+    for op, name in (
+        (augment.RandomHorizontalFlip(p), "is_flipped"), (augment.RandomVerticalFlip(p), "is_flipped"),
+        (augment.RandomGrayscale(p), "is_grey"), (augment.RandomErasing(p), "height"),
+        (augment.RandomApply(augment.RandomGrayscale(1.0), p), "is_applied"),
+        (augment.MotionMirror(p=p), "is_mirrored"), (augment.RandomFlip3D(0, p=p), "flips_depth"),
+        (augment.RandomRotate90(p=p), "turns"),
+    ):  # fmt: skip
+        part(drawn(op, (3, 64, 64) if op.kind != "volumes" else (1, 4, 64, 64))[name] > 0, p)
+
+
+def test_what_is_applied_together_is_drawn_apart() -> None:
+    chain = augment.Compose(
+        [
+            augment.RandomHorizontalFlip(),
+            augment.RandomApply([augment.ColorJitter(0.4), augment.RandomGrayscale(0.5)], 0.5),
+            augment.RandomVerticalFlip(),
+            augment.RandomApply(augment.ColorJitter(0.4), 0.5),
+        ]
+    )
+    first, some, last, other = drawn(chain, (3, 8, 8))
+    unrelated({
+        "first": first["is_flipped"], "last": last["is_flipped"], "some": some["is_applied"],
+        "brightness": some["0.brightness"], "grey": some["1.is_grey"], "other": other["is_applied"],
+        "other brightness": other["0.brightness"],
+    })  # fmt: skip
+    again = drawn(chain, (3, 8, 8), seed=2)  # neither the next sample nor the next batch repeats anything
+    factors = some["0.brightness"]
+    unrelated({"now": factors[:-1], "next": factors[1:], "next batch": again[1]["0.brightness"][:-1]})
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_mixing(alpha: float) -> None:
+    torch.manual_seed(0)
+    for name in ("MixUp", "CutMix"):
+        theirs = getattr(v2, name)(alpha=alpha, num_classes=2)
+        params = [theirs.make_params([torch.empty(2, 3, 40, 52)]) for _ in range(COUNT)]
+        op = getattr(augment, name)(alpha=alpha, num_classes=2, per_sample=True)
+        ours = drawn(op, (3, 40, 52))
+        if name == "MixUp":
+            same(ours["kept"].round(6), np.round([one["lam"] for one in params], 6))  # theirs are float32
+            continue
+        boxes = np.array([one["box"] for one in params])
+        for at, edge in enumerate(("left", "top", "right", "bottom")):
+            same(ours[edge], boxes[:, at])
+        areas = (ours["right"] - ours["left"]) * (ours["bottom"] - ours["top"])
+        same(1 - areas / (40 * 52), [one["lam_adjusted"] for one in params])
+
+
+def test_noise_that_erases_is_normal() -> None:
+    op = augment.RandomErasing(1.0, (0.5, 0.5), (1.0, 1.0), value="random")
+    images = op(torch.full((20, 3, 64, 64), 9.0), generator=torch.Generator().manual_seed(0))
+    noise = images[images != 9.0].numpy()
+    assert len(noise) > COUNT and stats.kstest(noise[:: len(noise) // COUNT], stats.norm.cdf).pvalue > SURE
+
+
+# ---- spectrograms: torchaudio's formulas, as a script of the examples has them -----------------------
+
+
+def test_masks_are_those_of_the_example(example: Any) -> None:
+    op, places = augment.SpecAugment(1, 4, 1, 8), torch.arange(32 * 16.0).reshape(32, 16)
+    ours, theirs = drawn(op, (32, 16)), []
+    torch.manual_seed(0)
+    with example("hdf5_mel") as scripts:
+        for _ in range(COUNT):
+            is_kept = scripts["before"].masked(places.clone()) == places
+            rows, columns = is_kept.any(1).numpy(), is_kept.any(0).numpy()
+            theirs.append(
+                [
+                    columns.argmin() * (not columns.all()),
+                    (~columns).sum(),
+                    rows.argmin() * (not rows.all()),
+                    (~rows).sum(),
+                ]
+            )
+    for name, begin, extent in zip(
+        ("time0", "freq1"), *np.reshape(np.transpose(theirs), (2, 2, -1)).swapaxes(0, 1), strict=True
+    ):
+        width = ours[f"{name}_end"] - ours[f"{name}_begin"]
+        same(width, extent)
+        same(np.where(width > 0, ours[f"{name}_begin"], 0), begin)
+        counts = np.bincount(width.astype(int))
+        assert stats.chisquare(counts).pvalue > SURE and len(counts) == (4 if name == "time0" else 8)
+
+
+def test_gains_and_shifts_are_uniform() -> None:
+    uniform(drawn(augment.RandomGain((-2.0, 6.0)), (8, 50))["gain_db"], -2, 6)
+    for most, rolls in ((10, True), (0.25, False)):
+        shift = drawn(augment.TimeShift(most, rolls), (8, 40))["shift"].astype(int)
+        assert shift.min() == -10 and shift.max() == 10
+        assert stats.chisquare(np.bincount(shift + 10)).pvalue > SURE
+
+
+# ---- volumes: nnU-Net's own augmentation --------------------------------------------------------------
+
+
+def test_volumes_are_changed_by_nnunets_distributions() -> None:
+    drawn_ = drawn(augment.nnunet_default(), (2, 6, 8, 8))
+    affine, noise, blur, bright, contrast, low, inverted, gamma, flips = drawn_
+    is_rotated, is_scaled = affine["angle_depth"] != 0, affine["scale"] != 1
+    for which in (is_rotated, is_scaled):
+        part(which, 0.2)
+    part(is_rotated & is_scaled, 0.04)
+    for axis in ("depth", "height", "width"):
+        uniform(affine[f"angle_{axis}"][is_rotated], -30, 30)
+        part(flips[f"flips_{axis}"], 0.5)
+    uniform(affine["scale"][is_scaled], 0.7, 1.4)
+    uniform(noise["0.std"], 0.0, 0.1)
+    for op, p in (
+        (noise, 0.1), (blur, 0.2), (bright, 0.15), (contrast, 0.15), (low, 0.25), (inverted, 0.1), (gamma, 0.3)
+    ):  # fmt: skip
+        part(op["is_applied"], p)
+    for c in range(2):
+        part(blur[f"0.{c}.is_blurred"], 0.5)
+        part(low[f"0.{c}.is_changed"], 0.5)
+        for axis in ("depth", "height", "width"):
+            uniform(blur[f"0.{c}.sigma_{axis}"], 0.5, 1.0)
+        uniform(low[f"0.{c}.scale"], 0.5, 1.0)
+        for op, least, most in (
+            (bright, 0.75, 1.25),
+            (contrast, 0.75, 1.25),
+            (inverted, 0.7, 1.5),
+            (gamma, 0.7, 1.5),
+        ):
+            factor = op[f"0.{c}.factor"]
+            part(factor < 1, 0.5)
+            uniform(factor[factor < 1], least, 1)
+            uniform(factor[factor >= 1], 1, most)
+    unrelated({
+        "noise": noise["is_applied"], "std": noise["0.std"], "blur": blur["0.0.sigma_depth"],
+        "next axis": blur["0.0.sigma_height"], "next channel": blur["0.1.sigma_depth"],
+        "bright": bright["0.0.factor"], "contrast": contrast["0.0.factor"], "low": low["0.0.scale"],
+        "inverted": inverted["0.0.factor"], "gamma": gamma["0.0.factor"], "flip": flips["flips_depth"],
+    })  # fmt: skip
+
+
+def test_volumes_are_changed_as_by_batchgenerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes that nnU-Net's trainer uses, with its arguments."""
+    root = "batchgeneratorsv2.transforms"
+    reason = "needs batchgeneratorsv2: make peers"
+    found = pytest.importorskip(f"{root}.intensity.contrast", reason=reason)
+    contrast = found.BGContrast((0.75, 1.25))
+    blur = pytest.importorskip(f"{root}.noise.gaussian_blur", reason=reason).GaussianBlurTransform
+    spatial = pytest.importorskip(f"{root}.spatial.spatial", reason=reason)
+    low = pytest.importorskip(f"{root}.spatial.low_resolution", reason=reason).SimulateLowResolutionTransform
+    np.random.seed(0)
+    torch.manual_seed(0)
+    seen: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(spatial, "create_affine_matrix_3d", lambda *given: seen.append(given) or np.eye(3))
+    half = np.deg2rad(30)
+    theirs = spatial.SpatialTransform(
+        (2, 2, 2), 0, False, p_rotation=0.2, rotation=(-half, half), p_scaling=0.2, scaling=(0.7, 1.4),
+        p_synchronize_scaling_across_axes=1,
+    )  # fmt: skip
+    image = torch.zeros(1, 2, 2, 2)
+    for _ in range(COUNT):
+        count = len(seen)
+        theirs.get_parameters(image=image)
+        if len(seen) == count:
+            seen.append(([0, 0, 0], [1, 1, 1]))
+    angles, scales = (np.array(one) for one in zip(*seen, strict=True))
+    ours = drawn(augment.nnunet_default().ops[0], (1, 2, 2, 2))
+    for at, axis in enumerate(("depth", "height", "width")):
+        same(ours[f"angle_{axis}"], np.rad2deg(angles[:, at]))
+        same(ours["scale"], scales[:, at])
+    factor = drawn(augment.Brightness3D(), (1, 2, 2, 2))["0.factor"]
+    same(factor, [contrast() for _ in range(COUNT)])
+    sigmas = [
+        one["sigmas"][0] if one["apply_to_channel"][0] else [0, 0, 0]
+        for one in (blur((0.5, 1.0), False, False, 0.5).get_parameters(image=image) for _ in range(COUNT))
+    ]
+    own = drawn(augment.GaussianBlur3D(p_channel=0.5), (1, 2, 2, 2))
+    for at, axis in enumerate(("depth", "height", "width")):
+        same(own[f"0.sigma_{axis}"] * own["0.is_blurred"], np.array(sigmas)[:, at])
+    given = low((0.5, 1), False, True, None, None, 0.5)
+    kept = [
+        one["scales"][0, 0] if len(one["scales"]) else 0
+        for one in (given.get_parameters(image=image) for _ in range(COUNT))
+    ]
+    own = drawn(augment.LowResolution3D(p_channel=0.5), (1, 2, 2, 2))
+    same(own["0.scale"] * own["0.is_changed"], np.array(kept, np.float64))
+
+
+def test_quarter_turns_and_shifts_of_volumes() -> None:
+    turns = drawn(augment.RandomRotate90(p=0.6), (1, 2, 2, 2))["turns"].astype(int)
+    assert stats.chisquare(np.bincount(turns), COUNT * np.array([0.4, 0.2, 0.2, 0.2])).pvalue > SURE
+    shifts = drawn(augment.RandomAffine3D(translate=(0.1, 0.0, 0.5)), (1, 10, 10, 10))
+    uniform(shifts["shift_depth"], -1, 1)
+    uniform(shifts["shift_width"], -5, 5)
+    assert not shifts["shift_height"].any()
+
+
+def test_volumes_are_bent_as_in_the_example(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where voxels come from, of a volume whose values are places."""
+    size, voxels, count = (4, 6, 6), [(0, 0, 0), (2, 3, 3), (1, 2, 4), (3, 5, 0)], COUNT // 4
+    torch.manual_seed(0)
+    with example("volume_patches") as scripts:
+        before, theirs = scripts["before"], []
+        blank = np.zeros(size, np.float32)
+        monkeypatch.setattr(before, "map_coordinates", lambda image, places, *rest, **options: places)
+        for _ in range(count):
+            places, _ = before.elastic(blank, blank)
+            theirs.append([places[(slice(None), *voxel)] for voxel in voxels])
+        op = augment.RandomElastic3D(before.POINTS, before.BEND, fill="edge")
+    ramps = torch.from_numpy(np.indices(size, np.float32)).expand(count, -1, -1, -1, -1)
+    made = op(ramps, generator=torch.Generator().manual_seed(0)).numpy()
+    ours = made[(slice(None), slice(None), *zip(*voxels, strict=True))].astype(np.float64).round(5)
+    wanted = np.clip(np.array(theirs), 0, np.array(size) - 1).round(5)  # the nearest voxel is what is beyond
+    for at in range(len(voxels)):
+        for axis in range(3):
+            same(ours[:, axis, at], wanted[:, at, axis])
+    unrelated({f"{axis}": ours[:, axis, 1] for axis in range(3)})
+
+
+def test_noise_of_volumes_is_normal() -> None:
+    noise = augment.GaussianNoise3D((0.3, 0.3))(
+        torch.zeros(4, 1, 20, 25, 25), generator=torch.Generator().manual_seed(0)
+    )
+    for one in noise.numpy():
+        assert stats.kstest(one.ravel(), stats.norm(0, 0.3).cdf).pvalue > SURE
+
+
+# ---- motion: what a script of the examples stores ------------------------------------------------------
+
+
+def test_motion_is_changed_as_in_the_example(example: Any) -> None:
+    """Speed, place and scale are read off what became of a joint that goes ahead steadily."""
+    rng = np.random.default_rng(0)
+    with example("motion_generation") as scripts:
+        before, frames = scripts["before"], scripts["actor"].FRAMES
+        motion = np.zeros((frames, scripts["actor"].JOINTS, 3))
+        motion[:, :, 2] = np.arange(frames)[:, None] / frames
+        found = {kind: [] for kind in ("speed", "position", "scale")}
+        for kind, values in found.items():
+            for _ in range(COUNT // 2):
+                values.append(before.augment_motion_sequence(motion, kind, rng)[[0, 100], 0])
+        ours = {
+            name: drawn(op, (frames, 25, 3))
+            for name, op in zip(found, scripts["after"].AUGMENTATIONS.ops, strict=False)
+        }
+    read = {kind: np.array(values, np.float64) for kind, values in found.items()}
+    same(ours["speed"]["speed"], read["speed"][:, 1, 2] * frames / 100)
+    for at in range(3):
+        same(ours["position"][f"shift{at}"], read["position"][:, 0, at])
+    same(ours["scale"]["factor"], read["scale"][:, 1, 2] * frames / 100)

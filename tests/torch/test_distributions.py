@@ -1,0 +1,159 @@
+"""What loaders hand out is distributed as what a stock loader hands out: read off many copies of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from fastpipe import FastImageFolder, FastLoader
+from fastpipe.torch.stock import run_keyed
+from fastpipe.transform.keys import sample_seed
+
+pytestmark = pytest.mark.usefixtures("no_augment_threads")
+
+COUNT = 10_000
+SURE = 1e-4  # at fixed seeds a smaller p is a real difference
+SIDE = 32
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # images are small
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of one image: red grows to the right, green downwards, and blue is 100 everywhere."""
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "a").mkdir()
+    y, x = np.mgrid[:SIDE, :SIDE]
+    Image.fromarray(np.stack([4 * x, 4 * y, np.full_like(x, 100)], axis=2).astype(np.uint8)).save(
+        folder / "a" / "a.png"
+    )
+    return str(folder)
+
+
+def of_many(dataset: Any, count: int) -> Any:
+    """Give the dataset its image many times."""
+    dataset.samples = dataset.samples * count
+    dataset.imgs, dataset.targets = dataset.samples, [0] * count
+    return dataset
+
+
+def read(images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """What was done to each: sides, centre, mirroring and brightness; and which are grey or erased."""
+    red, green, blue = np.moveaxis(images, 1, 0) * 255
+    is_erased = (images == 0).all((1, 2, 3))
+    factor = blue.mean((1, 2)) / 100
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns, rows = red.mean(1) / factor[:, None] / 4, green.mean(2) / factor[:, None] / 4
+    found = {
+        "brightness": factor, "width": abs(columns[:, -1] - columns[:, 0]),
+        "height": abs(rows[:, -1] - rows[:, 0]), "x": columns.mean(1), "y": rows.mean(1),
+        "is_mirrored": columns[:, 0] > columns[:, -1], "is_upside_down": rows[:, 0] > rows[:, -1],
+    }  # fmt: skip
+    return {name: values[~is_erased].astype(np.float64) for name, values in found.items()} | {
+        "is_erased": is_erased.astype(np.float64)
+    }
+
+
+def compare(ours: dict[str, npt.NDArray[Any]], theirs: dict[str, npt.NDArray[Any]]) -> None:
+    for name, values in theirs.items():
+        # Rounded, as bytes and floats round otherwise.
+        one, other = (
+            ours[name].round(1 if name != "brightness" else 2),
+            values.round(1 if name != "brightness" else 2),
+        )
+        assert stats.ks_2samp(one, other, method="asymp").pvalue > SURE, name
+    rest = [values for name, values in ours.items() if name != "is_erased"]
+    wanted = np.corrcoef([values for name, values in theirs.items() if name != "is_erased"])
+    assert abs(np.corrcoef(rest) - wanted).max() < 6 / np.sqrt(
+        len(rest[0])
+    )  # what belongs together, as sides, and nothing else
+
+
+def chain(kit: Any) -> list[Any]:
+    return [
+        kit.RandomResizedCrop(6, scale=(0.1, 0.9), antialias=True), kit.RandomHorizontalFlip(0.3),
+        kit.RandomVerticalFlip(0.6), kit.ColorJitter(brightness=(0.6, 1.8)),
+    ]  # fmt: skip
+
+
+CHAINS: dict[str, Callable[[], Any]] = {
+    "v1": lambda: v1.Compose([*chain(v1), v1.ToTensor(), v1.RandomErasing(0.2, (0.99, 0.999), (1.0, 1.0))]),
+    "v2": lambda: v2.Compose([v2.ToImage(), *chain(v2), v2.ToDtype(torch.float32, scale=True)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [
+        ("v1", COUNT // 4),
+        *(pytest.param(version, COUNT, marks=pytest.mark.slow) for version in CHAINS),
+    ],
+)
+def test_loaders(probe: str, version: str, count: int) -> None:
+    transform = CHAINS[version]()
+    torch.manual_seed(0)
+    stock = DataLoader(of_many(ImageFolder(probe, transform), count), 500, shuffle=True)
+    theirs = read(np.concatenate([images.numpy() for images, _ in stock]))
+    assert 0.2 < theirs["is_mirrored"].mean() < 0.4 < theirs["is_upside_down"].mean()
+    epochs = []
+    for options in ({}, {"augment": "split"}):
+        loader = FastLoader(of_many(FastImageFolder(probe, transform), count), 500, shuffle=True, **options)
+        for _ in range(2 if version == "v2" else 1):
+            epochs.append(read(np.concatenate([images.numpy().copy() for images, _ in loader])))
+            compare(epochs[-1], theirs)
+    if version == "v2":  # an epoch has nothing to do with the one before it
+        for one, other in ((0, 1), (2, 3)):
+            assert abs(np.corrcoef(epochs[one]["brightness"], epochs[other]["brightness"])[0, 1]) < 0.05
+
+
+# ---- transforms that torchvision itself runs, with numbers of the sample's key -------------------------
+
+
+KEYED: dict[str, Any] = {
+    "choice": v2.RandomChoice([v2.RandomHorizontalFlip(1.0), v2.RandomInvert(1.0), v2.Identity()], p=[0.5, 0.2, 0.3]),
+    "order": v2.RandomOrder([v2.RandomSolarize(90, 1.0), v2.RandomInvert(1.0), v2.ColorJitter(0.5)]),
+    "apply": v1.RandomApply([v1.ColorJitter(0.8, 0.8)], 0.7),
+    "trivial": v2.TrivialAugmentWide(),
+    "rotation": v2.RandomRotation(40),
+    "crop": v1.RandomCrop(5, padding=3, padding_mode="edge"),
+    "erasing": v1.RandomErasing(0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "erasing")) for name in KEYED]
+)
+def test_keyed_draws_of_torchvisions_transforms(name: str) -> None:
+    """Compared by means of two parts of a small image, over seeds of samples and over torch's own draws."""
+    image = torch.linspace(0, 200, 3 * 8 * 8).to(torch.uint8).reshape(3, 8, 8)
+    image[:, 2:5, 1:4] += 40
+    transform = KEYED[name]
+    torch.manual_seed(1)
+    found = [
+        np.array([[part.mean() for part in (made.float(), made[:, :3, :2].float())] for made in images])
+        for images in (
+            (run_keyed([transform], image, sample_seed(5, 1, draw)) for draw in range(COUNT)),
+            (transform(image) for _ in range(COUNT)),
+        )
+    ]
+    for ours, theirs in zip(*(one.T for one in found), strict=True):
+        assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > SURE
+        assert len(np.unique(theirs)) > 1
+        assert stats.spearmanr(ours[1:], ours[:-1]).pvalue > SURE  # the next sample repeats nothing
