@@ -40,6 +40,7 @@ from fastpipe.torch.state import (
     check_stateful,
     is_unsaved,
     point_of,
+    set_generators,
     set_sampler_state,
     state_of,
     unsaved_state,
@@ -260,7 +261,10 @@ class FastLoader(DataLoader[_T_co]):
             self._check_stateful("state_dict")
         except OptionError as error:
             return unsaved_state(error, self._order)
-        return state_of(self._order, self._samples(), self._effective_seed())
+        kept = self._kept_batches
+        if self.persistent_workers and self._iterator is not None:
+            kept = self._iterator._index_sampler
+        return state_of(self._order, self._samples(), self._effective_seed(), self.generator, kept)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader was: the next iteration gives the rest of its epoch.
@@ -277,8 +281,10 @@ class FastLoader(DataLoader[_T_co]):
             return
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
+        set_generators(self._order, point, state, self.generator)
         set_sampler_state(self._order, state.get("sampler"))
         self._order.resume_at(point)
+        self._kept_batches = None
         forget_iterator(self)
 
     def __len__(self) -> int:

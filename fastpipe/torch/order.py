@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,8 +26,11 @@ from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 from fastpipe.torch.grouping import GroupSampler
 
+if TYPE_CHECKING:
+    from fastpipe.torch.fetching import IndexBatches
+
 __all__ = [
-    "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",
+    "AskedSampler", "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",
     "mark_default",
 ]  # fmt: skip
 
@@ -161,6 +165,9 @@ class ResumePoint:
         position: where the next batch begins, if the order is a function of the epoch.
         base_seed: seed of the keys, if no other is given.
         generator: state of the sampler's generator when the epoch began.
+        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
+            if that is not known.
+        now: state of the sampler's generator behind these draws, and those of others.
     """
 
     epoch: int
@@ -171,6 +178,34 @@ class ResumePoint:
     position: int = 0
     base_seed: int | None = None
     generator: torch.Tensor | None = None
+    asked: int | None = None
+    now: torch.Tensor | None = None
+
+
+class AskedSampler:
+    """An iterator over a sampler that counts how often it was asked.  From any threads.
+
+    Args:
+        sampler: the iterator.
+    """
+
+    def __init__(self, sampler: Iterator[Any]) -> None:
+        self._sampler = sampler
+        self._asked = 0
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> AskedSampler:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            self._asked += 1
+            return next(self._sampler)
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """How often it was asked, and the state that its generator has by that."""
+        with self._lock:
+            return self._asked, None if generator is None else generator.get_state()
 
 
 class Progress:
@@ -187,10 +222,13 @@ class Progress:
         base_seed: the iterator's.
         generator: state of the sampler's generator when the epoch began.
         sampler: state of the user's sampler when the epoch began.
+        asked: the sampler's iterator; None where no sampler decides.
     """
 
-    def __init__(self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any) -> None:
-        self.point, self.generator, self.sampler = point, generator, sampler
+    def __init__(
+        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: AskedSampler | None
+    ) -> None:
+        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
         self.received = 0
         self.taken: int | None = None
         self.offset = 0
@@ -213,6 +251,7 @@ class EpochOrder:
     Attributes:
         next_epoch: number of the next epoch.
         progress: how far the user is in the one that began last; None before the first.
+        waiting: refers to the index batches of an iterator that was not asked yet.
 
     Args:
         loader: whose samplers are used; not kept.
@@ -223,6 +262,7 @@ class EpochOrder:
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
         self.next_epoch = 0
         self.progress: Progress | None = None
+        self.waiting: weakref.ref[IndexBatches] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
@@ -253,6 +293,10 @@ class EpochOrder:
         elif is_default(sampler):
             sampler.set_epoch = _OrderRef(self).set_epoch
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators stay here, and what they have asked.
+        return {**self.__dict__, "waiting": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach()
@@ -272,7 +316,10 @@ class EpochOrder:
 
     def resume_at(self, point: ResumePoint) -> None:
         """Let the next epoch go on there."""
-        self.next_epoch, self.progress, self._resume = point.epoch, None, point
+        is_begun = bool(point.batches or point.taken or point.offset or point.position)
+        is_begun = is_begun or point.base_seed is not None or point.generator is not None
+        self.next_epoch, self.progress = point.epoch, None
+        self._resume = point if is_begun else None
         self._told = self._told_epoch()
 
     @property
@@ -305,14 +352,26 @@ class EpochOrder:
         if ours is not None:
             steps = ours.steps(point.position)
             position = steps.end(taken - point.taken) + offset
+        asked, now = (None, None) if progress.asked is None else progress.asked.look(self.generator)
         return ResumePoint(
             point.epoch, point.begun, point.batches + received, taken, offset, position,
-            progress.base_seed, progress.generator,
+            progress.base_seed, progress.generator, asked, now,
         )  # fmt: skip
 
-    def begin(self, begun: int, sampler_state: Any) -> Progress:
+    def between(self, base_seed: int | None, begun: int) -> ResumePoint:
+        """Where the next epoch begins.
+
+        Args:
+            base_seed: seed under which it is begun already, or that persists; None if it is to be drawn.
+            begun: number of the epoch under that.
+        """
+        generator = None if self.ours() is not None else self.generator
+        now = None if generator is None else generator.get_state()
+        return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
+
+    def begin(self, begun: int, sampler_state: Any, asked: AskedSampler | None) -> Progress:
         """An epoch begins: with the first index that is asked for."""
-        point, self._resume = self._resume, None
+        point, self._resume, self.waiting = self._resume, None, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
             point, self.next_epoch, self._told = None, told, told
@@ -322,7 +381,7 @@ class EpochOrder:
         generator, state = self.generator, point.generator
         if state is None and generator is not None:
             state = generator.get_state()
-        self.progress = Progress(point, state, sampler_state)
+        self.progress = Progress(point, state, sampler_state, asked)
         return self.progress
 
     def _told_epoch(self) -> int:

@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +24,12 @@ from fastpipe.errors import OptionError
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler
 
+if TYPE_CHECKING:
+    from fastpipe.torch.fetching import IndexBatches
+
 __all__ = [
-    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
-    "unsaved_state",
+    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_generators", "set_sampler_state",
+    "state_of", "unsaved_state",
 ]  # fmt: skip
 
 VERSION = 1
@@ -40,39 +43,51 @@ _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
 _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
 
-def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[str, Any]:
+def state_of(
+    order: EpochOrder, samples: int | None, seed: int | None, generator: Any, kept: IndexBatches | None
+) -> dict[str, Any]:
     """The state of a loader, counted at what the user has received.
 
     Args:
         order: the loader's order.
         samples: length of its dataset.
         seed: its seed.
+        generator: the loader's own, or None.
+        kept: index batches that go on with the next epoch, as those of persistent workers; or None.
     """
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
+    sampler = sampler_state(order.sampler, order.index_sampler)
     if pending is not None:
-        point, generator, sampler = (
-            pending,
-            pending.generator,
-            sampler_state(order.sampler, order.index_sampler),
-        )
+        point = pending
     elif progress is None or progress.is_over:
-        point, generator = ResumePoint(order.next_epoch), None
-        sampler = sampler_state(order.sampler, order.index_sampler)
+        waiting = kept or (order.waiting and order.waiting())
+        point = order.between(None, 0) if waiting is None else order.between(waiting.base_seed, waiting.begun)
     else:
-        point, generator, sampler = order.here(), progress.generator, progress.sampler
+        point, sampler = order.here(), progress.sampler
     state |= {"epoch": point.epoch, "batches": point.batches}
-    ours = order.ours()
-    if ours is not None:
+    if order.ours() is not None:
         state["position"] = point.position
     else:
         state |= {"taken": point.taken, "offset": point.offset, "sampler": sampler}
-        state["generator"] = None if generator is None else _text_of(generator)
+        state |= {"generator": _text_of(point.generator), "asked": point.asked}
+        state["global" if order.generator is torch.default_generator else "now"] = _text_of(point.now)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
+    if (own := _seeds_from(order, seed, generator)) is not None:
+        state["seeds"] = _text_of(own.get_state())
     if (groups := _groups_of(order)) is not None:
         state["groups"] = groups
     return state
+
+
+def _seeds_from(order: EpochOrder, seed: int | None, generator: Any) -> torch.Generator | None:
+    """A generator of the loader's own from which base seeds alone are drawn."""
+    if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
+        return None
+    if order.ours() is None:
+        return None if generator is order.generator else generator
+    return generator if seed is None else None
 
 
 def _groups_of(order: EpochOrder) -> str | None:
@@ -88,12 +103,27 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
         OptionError: it is no state of such a loader.
     """
     _check(state, order, samples, seed)
-    generator = state.get("generator")
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
         taken=state.get("taken", 0), offset=state.get("offset", 0), position=state.get("position", 0),
-        base_seed=state.get("base_seed"), generator=None if generator is None else _tensor_of(generator),
+        base_seed=state.get("base_seed"), generator=_tensor_of(state.get("generator")),
+        asked=state.get("asked"), now=_tensor_of(state.get("global", state.get("now"))),
     )  # fmt: skip
+
+
+def set_generators(order: EpochOrder, point: ResumePoint, state: Any, generator: Any) -> None:
+    """Put the generators from which orders and base seeds are drawn where they were.
+
+    Args:
+        order: the loader's order.
+        point: where it goes on.
+        state: what ``point_of`` has checked.
+        generator: the loader's own, or None.
+    """
+    if order.generator is not None and point.now is not None:
+        order.generator.set_state(point.now)
+    if (own := _seeds_from(order, state["seed"], generator)) is not None and "seeds" in state:
+        own.set_state(_tensor_of(state["seeds"]))
 
 
 def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> None:
@@ -125,6 +155,26 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
             "this state is of a loader whose order came from "
             + ("shuffle= or no sampler" if "position" in state else "a sampler")
             + ", unlike this one's: make the loader with the same sampler, shuffle, seed and shard"
+        )
+    if "position" not in state:
+        _check_generator(state, order.generator)
+
+
+def _check_generator(state: Any, generator: torch.Generator | None) -> None:
+    is_global = generator is torch.default_generator
+    if "global" not in state and "now" not in state:  # an older fastpipe's, which holds the epoch's alone
+        if state.get("generator") is None and generator is not None:
+            raise OptionError(
+                "this state was saved between two epochs by an older fastpipe, which left out the generator "
+                "that the next order is drawn from: go on from a state taken within an epoch, or set the "
+                "generator yourself and call set_epoch(epoch) instead of load_state_dict()"
+            )
+    elif ("global" in state) != is_global or (state.get("now") is None) != (generator is None or is_global):
+        raise OptionError(
+            "this state is of a loader whose order was drawn from "
+            + ("torch's global generator" if "global" in state else "a generator= of its own"
+               if state["now"] is not None else "no generator")
+            + ", unlike this one's: make the loader with the same sampler and generator="
         )
 
 
@@ -248,11 +298,13 @@ def _innermost(sampler: Any) -> Any:
     return sampler
 
 
-def _text_of(state: torch.Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+def _text_of(state: torch.Tensor | None) -> str | None:
+    return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _tensor_of(text: str) -> torch.Tensor:
+def _tensor_of(text: str | None) -> torch.Tensor | None:
+    if text is None:
+        return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
 
 
