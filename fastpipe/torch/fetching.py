@@ -107,7 +107,11 @@ class _Epoch:
         self._batches, self._order = batches, order
         self._state = sampler_state(order.sampler, order.index_sampler)
         self._ours = order.ours()
-        asked = None if self._ours is not None else AskedSampler(iter(order.index_sampler))
+        asked = None
+        if self._ours is None:
+            draws = None if draws_at_once(order.index_sampler) else order.generator
+            is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
+            asked = AskedSampler(iter(order.index_sampler), draws if is_own else None)
         self._asked_sampler, self._sampler = asked, iter(()) if asked is None else asked
         self._rank, self._step = order.shard()
         self._key_epoch = 0

@@ -259,12 +259,12 @@ class FastLoader(DataLoader[_T_co]):
         """
         try:
             self._check_stateful("state_dict")
+            kept = self._kept_batches
+            if self.persistent_workers and self._iterator is not None:
+                kept = self._iterator._index_sampler
+            return state_of(self._order, self._samples(), self._effective_seed(), self.generator, kept)
         except OptionError as error:
             return unsaved_state(error, self._order)
-        kept = self._kept_batches
-        if self.persistent_workers and self._iterator is not None:
-            kept = self._iterator._index_sampler
-        return state_of(self._order, self._samples(), self._effective_seed(), self.generator, kept)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader was: the next iteration gives the rest of its epoch.

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from fastpipe.arrays.arrangements import Arrangement, order_of
+from fastpipe.errors import OptionError
 from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 from fastpipe.torch.grouping import GroupSampler
@@ -187,11 +188,14 @@ class AskedSampler:
 
     Args:
         sampler: the iterator.
+        generator: from which it draws more and more of an epoch; None if it does not.
     """
 
-    def __init__(self, sampler: Iterator[Any]) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
+        self._sampler, self._generator = sampler, generator
         self._asked = 0
+        self._left: torch.Tensor | None = None  # the generator's state behind the last draw
+        self._is_shared = False
         self._lock = threading.Lock()
 
     def __iter__(self) -> AskedSampler:
@@ -200,11 +204,29 @@ class AskedSampler:
     def __next__(self) -> Any:
         with self._lock:
             self._asked += 1
-            return next(self._sampler)
+            if self._generator is None:
+                return next(self._sampler)
+            found = self._generator.get_state()
+            try:
+                return next(self._sampler)
+            finally:
+                left, self._left = self._left, self._generator.get_state()
+                if left is not None and not torch.equal(found, self._left):  # it has drawn again
+                    self._is_shared = self._is_shared or not torch.equal(left, found)
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """How often it was asked, and the state that its generator has by that."""
+        """How often it was asked, and the state that its generator has by that.
+
+        Raises:
+            OptionError: others have drawn from the generator, so that the draws cannot be made again.
+        """
         with self._lock:
+            if self._is_shared:
+                raise OptionError(
+                    "the sampler draws more and more of its epoch from a generator that something else has "
+                    "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
+                    "generator of its own"
+                )
             return self._asked, None if generator is None else generator.get_state()
 
 
