@@ -73,7 +73,8 @@ class LoaderView:
             self.collate_fn: Callable[[list[Any]], Any] = KeyedCollate(loader.collate_fn)
         if delivery is not None and delivery.finishes:
             self.collate_fn = collate_unfinished
-        goes_on = batches.order.pending is not None or batches.base_seed is not None
+        point = batches.order.pending
+        goes_on = batches.base_seed is not None or (point is not None and point.is_within)
         if seed is not None and batches.base_seed is None:
             # The base seed, from which torch seeds its workers, comes from the seed as well.
             batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1

@@ -40,7 +40,6 @@ from fastpipe.torch.state import (
     check_stateful,
     is_unsaved,
     point_of,
-    set_generators,
     set_sampler_state,
     state_of,
     unsaved_state,
@@ -281,9 +280,8 @@ class FastLoader(DataLoader[_T_co]):
             return
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
-        set_generators(self._order, point, state, self.generator)
         set_sampler_state(self._order, state.get("sampler"))
-        self._order.resume_at(point)
+        self._order.resume_at(point, self._order.seeds_from(self.generator))
         self._kept_batches = None
         forget_iterator(self)
 
@@ -295,6 +293,7 @@ class FastLoader(DataLoader[_T_co]):
         if not is_map_style(self):
             return super()._get_iterator()
         self._order.look_at(self)
+        self._order.draw_again(self._order.seeds_from(self.generator))
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
             values = {"seed": seed, "samples": self._samples(), "batches": len(self)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,6 +169,7 @@ class ResumePoint:
         asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
             if that is not known.
         now: state of the sampler's generator behind these draws, and those of others.
+        seeds: state of the generator from which base seeds alone are drawn.
     """
 
     epoch: int
@@ -181,6 +182,13 @@ class ResumePoint:
     generator: torch.Tensor | None = None
     asked: int | None = None
     now: torch.Tensor | None = None
+    seeds: torch.Tensor | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the epoch has begun there: nothing is drawn for it any more."""
+        is_begun = self.base_seed is not None or self.generator is not None
+        return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
 class AskedSampler:
@@ -287,6 +295,7 @@ class EpochOrder:
         self.waiting: weakref.ref[IndexBatches] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
+        self._is_asked = False  # whether it was asked for an iterator there
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
@@ -325,7 +334,7 @@ class EpochOrder:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
-        progress = self.progress
+        progress, point = self.progress, self.pending
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -333,21 +342,60 @@ class EpochOrder:
         else:
             self.progress = None  # broken off, or over
         self.next_epoch = epoch
-        if self._resume is not None and self._resume.epoch != epoch:
-            self._resume = None
-
-    def resume_at(self, point: ResumePoint) -> None:
-        """Let the next epoch go on there."""
-        is_begun = bool(point.batches or point.taken or point.offset or point.position)
-        is_begun = is_begun or point.base_seed is not None or point.generator is not None
-        self.next_epoch, self.progress = point.epoch, None
-        self._resume = point if is_begun else None
-        self._told = self._told_epoch()
+        if point is not None and point.epoch != epoch:
+            self._resume = ResumePoint(epoch, now=point.now, seeds=point.seeds)
 
     @property
     def pending(self) -> ResumePoint | None:
-        """Where the next epoch goes on, if it does not start anew."""
+        """Where the next epoch goes on, until a batch of it was received; None if it starts anew.
+
+        Trainers ask for several iterators before they take the first batch.
+        """
+        progress = self.progress
+        if progress is not None and progress.point is self._resume and (progress.received or progress.is_over):
+            self._resume = None
         return self._resume
+
+    def resume_at(self, point: ResumePoint, seeds: torch.Generator | None) -> None:
+        """Let the next epoch go on there, and put the generators where they were.
+
+        Args:
+            point: where.
+            seeds: the loader's own generator, if base seeds alone are drawn from it.
+        """
+        self.next_epoch, self.progress, self._resume = point.epoch, None, point
+        self._told, self._is_asked = self._told_epoch(), True
+        self.draw_again(seeds)
+        self._is_asked = False
+
+    def draw_again(self, seeds: torch.Generator | None) -> None:
+        """Before an iterator that goes on draws: put the generators back to where another one, that
+        nothing was taken of, found them."""
+        point = self.pending
+        if point is None:
+            return
+        if self._is_asked:
+            if point.now is not None and self.generator is not None:
+                self.generator.set_state(point.now)
+            if point.seeds is not None and seeds is not None:
+                seeds.set_state(point.seeds)
+            return
+        # The script may have set them since the state was loaded.
+        self._is_asked = True
+        now, seeded = point.now, point.seeds
+        if now is not None and self.generator is not None:
+            now = self.generator.get_state()
+        if seeded is not None and seeds is not None:
+            seeded = seeds.get_state()
+        self._resume = replace(point, now=now, seeds=seeded)
+
+    def seeds_from(self, generator: Any) -> torch.Generator | None:
+        """A loader's own generator, if base seeds alone are drawn from it."""
+        if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
+            return None
+        if self.ours() is None:
+            return None if generator is self.generator else generator
+        return generator if self._seed() is None else None
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -393,10 +441,10 @@ class EpochOrder:
 
     def begin(self, begun: int, sampler_state: Any, asked: AskedSampler | None) -> Progress:
         """An epoch begins: with the first index that is asked for."""
-        point, self._resume, self.waiting = self._resume, None, None
+        point, self.waiting = self.pending, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
-            point, self.next_epoch, self._told = None, told, told
+            point, self._resume, self.next_epoch, self._told = None, None, told, told
         if point is None:
             point = ResumePoint(self.next_epoch, begun)
         self.next_epoch = point.epoch + 1

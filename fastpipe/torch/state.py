@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from fastpipe.torch.fetching import IndexBatches
 
 __all__ = [
-    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_generators", "set_sampler_state",
-    "state_of", "unsaved_state",
+    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of", "unsaved_state",
 ]  # fmt: skip
 
 VERSION = 1
@@ -40,6 +39,8 @@ _REPLAYED = (
 )  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
+# They go on with the next epoch when the last batch was received, and do not ask for another one.
+_COUNTERS = {"lightning", "pytorch_lightning"}
 _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
 
@@ -60,7 +61,7 @@ def state_of(
     sampler = sampler_state(order.sampler, order.index_sampler)
     if pending is not None:
         point = pending
-    elif progress is None or progress.is_over:
+    elif progress is None or progress.is_over or (_is_received(order) and _a_trainer_asks(_COUNTERS)):
         waiting = kept or (order.waiting and order.waiting())
         point = order.between(None, 0) if waiting is None else order.between(waiting.base_seed, waiting.begun)
     else:
@@ -74,20 +75,11 @@ def state_of(
         state["global" if order.generator is torch.default_generator else "now"] = _text_of(point.now)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
-    if (own := _seeds_from(order, seed, generator)) is not None:
-        state["seeds"] = _text_of(own.get_state())
+    if (seeds := order.seeds_from(generator)) is not None:
+        state["seeds"] = _text_of(seeds.get_state() if point.seeds is None else point.seeds)
     if (groups := _groups_of(order)) is not None:
         state["groups"] = groups
     return state
-
-
-def _seeds_from(order: EpochOrder, seed: int | None, generator: Any) -> torch.Generator | None:
-    """A generator of the loader's own from which base seeds alone are drawn."""
-    if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
-        return None
-    if order.ours() is None:
-        return None if generator is order.generator else generator
-    return generator if seed is None else None
 
 
 def _groups_of(order: EpochOrder) -> str | None:
@@ -108,22 +100,8 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
         taken=state.get("taken", 0), offset=state.get("offset", 0), position=state.get("position", 0),
         base_seed=state.get("base_seed"), generator=_tensor_of(state.get("generator")),
         asked=state.get("asked"), now=_tensor_of(state.get("global", state.get("now"))),
+        seeds=_tensor_of(state.get("seeds")),
     )  # fmt: skip
-
-
-def set_generators(order: EpochOrder, point: ResumePoint, state: Any, generator: Any) -> None:
-    """Put the generators from which orders and base seeds are drawn where they were.
-
-    Args:
-        order: the loader's order.
-        point: where it goes on.
-        state: what ``point_of`` has checked.
-        generator: the loader's own, or None.
-    """
-    if order.generator is not None and point.now is not None:
-        order.generator.set_state(point.now)
-    if (own := _seeds_from(order, state["seed"], generator)) is not None and "seeds" in state:
-        own.set_state(_tensor_of(state["seeds"]))
 
 
 def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> None:
@@ -190,7 +168,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
     Raises:
         OptionError: ``why``, where no trainer asks.
     """
-    if not _a_trainer_asks():
+    if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
         _has_warned.add(order)
@@ -199,8 +177,8 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
             "a checkpoint of an epoch's end only",
             stacklevel=3,
         )
-    epoch, batches = _begun(order)
-    return {"version": VERSION, "unsaved": str(why), "epoch": epoch, "batches": batches}
+    point = ResumePoint(order.next_epoch) if _is_received(order) else order.here()
+    return {"version": VERSION, "unsaved": str(why), "epoch": point.epoch, "batches": point.batches}
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
@@ -220,23 +198,21 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
     return True
 
 
-def _begun(order: EpochOrder) -> tuple[int, int]:
-    """Number of the epoch, and of the batches received in it if it is neither over nor to begin."""
+def _is_received(order: EpochOrder) -> bool:
+    """Whether all of an epoch was received, if the loader was not asked for its end either."""
     progress = order.progress
     if progress is None or progress.is_over:
-        return order.next_epoch, 0
-    epoch, received = progress.point.epoch, progress.point.batches + progress.received
+        return True
     try:
-        is_over = received >= len(order)
+        return progress.point.batches + progress.received >= len(order)
     except TypeError:  # a sampler without a length
-        is_over = False
-    return (epoch + 1, 0) if is_over else (epoch, received)
+        return False
 
 
-def _a_trainer_asks() -> bool:
+def _a_trainer_asks(trainers: set[str]) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRAINERS:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in trainers:
             return True
         frame = frame.f_back
     return False
