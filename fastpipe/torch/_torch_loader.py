@@ -107,6 +107,7 @@ class _Counting(_BaseDataLoaderIter):
         self._delivery = view.delivery
         # Index batches taken by the batch given last, and samples of the next, if not one each.
         self.how_far: tuple[int, int] | None = None
+        view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
 
     @property
@@ -124,6 +125,8 @@ class _Counting(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._delivery is not None:
             self._delivery.reset()
+        if not first_iter:
+            self._index_sampler.order.draw_again()
         super()._reset(loader, first_iter)
 
     def __next__(self) -> Any:

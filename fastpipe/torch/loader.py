@@ -261,7 +261,7 @@ class FastLoader(DataLoader[_T_co]):
             kept = self._kept_batches
             if self.persistent_workers and self._iterator is not None:
                 kept = self._iterator._index_sampler
-            return state_of(self._order, self._samples(), self._effective_seed(), self.generator, kept)
+            return state_of(self._order, self._samples(), self._effective_seed(), kept)
         except OptionError as error:
             return unsaved_state(error, self._order)
 
@@ -281,7 +281,7 @@ class FastLoader(DataLoader[_T_co]):
         self._check_stateful("load_state_dict")
         point = point_of(state, self._order, self._samples(), self._effective_seed())
         set_sampler_state(self._order, state.get("sampler"))
-        self._order.resume_at(point, self._order.seeds_from(self.generator))
+        self._order.resume_at(point)
         self._kept_batches = None
         forget_iterator(self)
 
@@ -293,7 +293,6 @@ class FastLoader(DataLoader[_T_co]):
         if not is_map_style(self):
             return super()._get_iterator()
         self._order.look_at(self)
-        self._order.draw_again(self._order.seeds_from(self.generator))
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
             values = {"seed": seed, "samples": self._samples(), "batches": len(self)}

@@ -304,6 +304,7 @@ class EpochOrder:
     def look_at(self, loader: DataLoader[Any]) -> None:
         """Take the samplers that the loader has now: some scripts replace them."""
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
+        self._generator = loader.generator
         self.is_batched = bool(loader._auto_collation)
 
     @property
@@ -343,7 +344,11 @@ class EpochOrder:
             self.progress = None  # broken off, or over
         self.next_epoch = epoch
         if point is not None and point.epoch != epoch:
-            self._resume = ResumePoint(epoch, now=point.now, seeds=point.seeds)
+            is_fresh = point.generator is None and not point.batches  # its base seed persists
+            kept = (point.begun, point.base_seed) if is_fresh else (0, None)
+            self._resume = ResumePoint(
+                epoch, kept[0], base_seed=kept[1], now=point.now, seeds=point.seeds
+            )
 
     @property
     def pending(self) -> ResumePoint | None:
@@ -356,41 +361,32 @@ class EpochOrder:
             self._resume = None
         return self._resume
 
-    def resume_at(self, point: ResumePoint, seeds: torch.Generator | None) -> None:
-        """Let the next epoch go on there, and put the generators where they were.
-
-        Args:
-            point: where.
-            seeds: the loader's own generator, if base seeds alone are drawn from it.
-        """
+    def resume_at(self, point: ResumePoint) -> None:
+        """Let the next epoch go on there, and put the generators where they were."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
         self._told, self._is_asked = self._told_epoch(), True
-        self.draw_again(seeds)
+        self.draw_again()
         self._is_asked = False
 
-    def draw_again(self, seeds: torch.Generator | None) -> None:
+    def draw_again(self) -> None:
         """Before an iterator that goes on draws: put the generators back to where another one, that
         nothing was taken of, found them."""
         point = self.pending
         if point is None:
             return
+        generators = (self.generator, point.now), (self.seeds, point.seeds)
         if self._is_asked:
-            if point.now is not None and self.generator is not None:
-                self.generator.set_state(point.now)
-            if point.seeds is not None and seeds is not None:
-                seeds.set_state(point.seeds)
-            return
-        # The script may have set them since the state was loaded.
-        self._is_asked = True
-        now, seeded = point.now, point.seeds
-        if now is not None and self.generator is not None:
-            now = self.generator.get_state()
-        if seeded is not None and seeds is not None:
-            seeded = seeds.get_state()
-        self._resume = replace(point, now=now, seeds=seeded)
+            for generator, state in generators:
+                if generator is not None and state is not None:
+                    generator.set_state(state)
+        else:  # the script may have set them since the state was loaded
+            now, seeds = (one if one is None or it is None else it.get_state() for it, one in generators)
+            self._resume, self._is_asked = replace(point, now=now, seeds=seeds), True
 
-    def seeds_from(self, generator: Any) -> torch.Generator | None:
-        """A loader's own generator, if base seeds alone are drawn from it."""
+    @property
+    def seeds(self) -> torch.Generator | None:
+        """The loader's own generator, if base seeds alone are drawn from it."""
+        generator = self._generator
         if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
             return None
         if self.ours() is None:

@@ -45,7 +45,7 @@ _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
 
 def state_of(
-    order: EpochOrder, samples: int | None, seed: int | None, generator: Any, kept: IndexBatches | None
+    order: EpochOrder, samples: int | None, seed: int | None, kept: IndexBatches | None
 ) -> dict[str, Any]:
     """The state of a loader, counted at what the user has received.
 
@@ -53,7 +53,6 @@ def state_of(
         order: the loader's order.
         samples: length of its dataset.
         seed: its seed.
-        generator: the loader's own, or None.
         kept: index batches that go on with the next epoch, as those of persistent workers; or None.
     """
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
@@ -75,7 +74,7 @@ def state_of(
         state["global" if order.generator is torch.default_generator else "now"] = _text_of(point.now)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
-    if (seeds := order.seeds_from(generator)) is not None:
+    if (seeds := order.seeds) is not None:
         state["seeds"] = _text_of(seeds.get_state() if point.seeds is None else point.seeds)
     if (groups := _groups_of(order)) is not None:
         state["groups"] = groups
