@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -296,6 +297,7 @@ class EpochOrder:
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._is_asked = False  # whether it was asked for an iterator there
+        self._is_new = True  # no epoch has begun yet
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
@@ -364,7 +366,7 @@ class EpochOrder:
     def resume_at(self, point: ResumePoint) -> None:
         """Let the next epoch go on there, and put the generators where they were."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
-        self._told, self._is_asked = self._told_epoch(), True
+        self._told, self._is_asked, self._is_new = self._told_epoch(), True, False
         self.draw_again()
         self._is_asked = False
 
@@ -392,6 +394,36 @@ class EpochOrder:
         if self.ours() is None:
             return None if generator is self.generator else generator
         return generator if self._seed() is None else None
+
+    def skip(self, batches: int, is_refilled: bool) -> None:
+        """Let the next epoch, or the one to be resumed, go on behind so many of its batches.
+
+        Args:
+            batches: how many, from the epoch's begin.
+            is_refilled: whether batches take the samples of later ones, where some are left out.
+
+        Raises:
+            OptionError: it is not known which samples these are.
+        """
+        point, ours = self.pending, self.ours()
+        if batches < 0:
+            raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
+        if batches == (0 if point is None else point.batches):
+            return
+        is_drawn = ours is None and self.generator is not None
+        if batches and (is_refilled or (is_drawn and (point is None or point.generator is None))):
+            raise OptionError(
+                f"cannot tell which samples are in the first {batches} batches of this epoch, "
+                + ("since bad_samples='skip' fills batches up" if is_refilled else "whose order is drawn")
+                + ": load the loader's state, and skip as many batches as it says"
+                + ("" if is_refilled else "; or give the loader a seed=")
+            )
+        point = point or ResumePoint(self.next_epoch)
+        asked = None if point.asked is None else max(point.asked, batches + 1)
+        position = 0 if ours is None or not batches else ours.steps().end(batches)
+        self._resume = replace(
+            point, batches=batches, taken=batches, offset=0, position=position, asked=asked
+        )
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -441,10 +473,13 @@ class EpochOrder:
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
             point, self._resume, self.next_epoch, self._told = None, None, told, told
+        generator = self.generator
         if point is None:
             point = ResumePoint(self.next_epoch, begun)
-        self.next_epoch = point.epoch + 1
-        generator, state = self.generator, point.generator
+            if self._is_new and point.epoch and generator is not None and self.ours() is None:
+                _warn_of_the_first_order(point.epoch)
+        self.next_epoch, self._is_new = point.epoch + 1, False
+        state = point.generator
         if state is None and generator is not None:
             state = generator.get_state()
         self.progress = Progress(point, state, sampler_state, asked)
@@ -495,8 +530,8 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    batches: Any = loader.batch_sampler
-    if batches is None:
+    batches: Any = loader._index_sampler
+    if not loader._auto_collation:
         return {"batch_size": None, "drop_last": False, "sampler": loader.sampler}
     if not _are_torchs(batches, loader.sampler):
         return {"batch_sampler": batches}
@@ -508,6 +543,15 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def _are_torchs(batches: Any, sampler: Any) -> bool:
     """Whether index batches are those that ``DataLoader`` itself makes of the sampler."""
     return type(batches) is BatchSampler and batches.sampler is sampler
+
+
+def _warn_of_the_first_order(epoch: int) -> None:
+    warnings.warn(
+        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order is "
+        "drawn from may be where a first epoch finds it, which then comes again: give the loader a seed=, or "
+        "load_state_dict() what its state_dict() gave",
+        stacklevel=2,
+    )
 
 
 def mark_default(sampler: Any) -> None:
