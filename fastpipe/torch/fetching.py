@@ -112,7 +112,8 @@ class _Epoch:
             draws = None if draws_at_once(order.index_sampler) else order.generator
             is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
             asked = AskedSampler(iter(order.index_sampler), draws if is_own else None)
-        self._asked_sampler, self._sampler = asked, iter(()) if asked is None else asked
+        self._asked_sampler = asked
+        self._sampler: Iterator[Any] = iter(()) if asked is None else asked
         self._rank, self._step = order.shard()
         self._key_epoch = 0
         self._position = 0

@@ -29,7 +29,7 @@ from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_n
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
+from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.source import Source
@@ -159,6 +159,9 @@ class FastLoader(DataLoader[_T_co]):
             shuffle = False
         elif arrangement is not None:
             sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
+            mark_default(sampler)
+        elif shuffle and self._seeds_order(dataset, sampler, batch_sampler):
+            sampler, shuffle = ShuffleSampler(dataset, generator, SeedOf(self.seed, dataset)), False
             mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
@@ -372,6 +375,10 @@ class FastLoader(DataLoader[_T_co]):
 
     def _effective_seed(self) -> int | None:
         return SeedOf(self.seed, self.dataset)()
+
+    def _seeds_order(self, dataset: Any, sampler: Any, batch_sampler: Any) -> bool:
+        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
+        return is_plain and SeedOf(self.seed, dataset)() is not None
 
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":

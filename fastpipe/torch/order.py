@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fastpipe.torch.fetching import IndexBatches
 
 __all__ = [
-    "AskedSampler", "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",
-    "mark_default",
+    "AskedSampler", "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "ShuffleSampler",
+    "batching_of", "is_default", "mark_default",
 ]  # fmt: skip
 
 _WHOLE = Shard(0, 1)
@@ -117,7 +117,9 @@ class ShardSampler(DistributedSampler[int]):
         self.order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return (index for indices, _ in self._batches().indices(self.epoch) for index in indices)
+        order = self.order.get()
+        epoch = self.epoch if order is None else order.next_epoch
+        return (index for indices, _ in self._batches().indices(epoch) for index in indices)
 
     def __len__(self) -> int:
         return sum(batch.size for batch in self._batches().steps())
@@ -134,6 +136,43 @@ class ShardSampler(DistributedSampler[int]):
         batches = order.ours()
         assert batches is not None
         return batches
+
+
+class ShuffleSampler(RandomSampler):
+    """The ``sampler`` that a loader with ``shuffle=True`` and a seed shows.
+
+    The loader does not iterate over it.  Others do, such as Accelerate to skip the first batches: they get
+    the order of the loader's next epoch, which then counts as begun.
+
+    Args:
+        data_source: the dataset.
+        generator: the loader's own, or None.
+        seed: gives the seed of the order, or None.
+    """
+
+    def __init__(
+        self, data_source: Any, generator: torch.Generator | None, seed: Callable[[], int | None]
+    ) -> None:
+        super().__init__(data_source, generator=generator)
+        self._seed = seed
+        self.epoch = 0
+        self.order = _OrderRef(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch, the loader's too."""
+        self.epoch = epoch
+        self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        seed, order = self._seed(), self.order.get()
+        if seed is None:
+            yield from super().__iter__()
+            return
+        epoch = self.epoch if order is None else order.pass_epoch()
+        self.epoch = epoch + 1
+        indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
+        keyed = getattr(self.data_source, "_keyed_indices", None)  # whose samples are others in each epoch
+        yield from indices if keyed is None else keyed(indices, seed, epoch)
 
 
 class _OrderRef:
@@ -324,6 +363,8 @@ class EpochOrder:
         if isinstance(sampler, ShardSampler):
             if self._is_default:  # else it is inside a trainer's own batch sampler
                 sampler.order = _OrderRef(self)
+        elif isinstance(sampler, ShuffleSampler):
+            sampler.order = _OrderRef(self)
         elif is_default(sampler):
             sampler.set_epoch = _OrderRef(self).set_epoch
 
@@ -348,9 +389,7 @@ class EpochOrder:
         if point is not None and point.epoch != epoch:
             is_fresh = point.generator is None and not point.batches  # its base seed persists
             kept = (point.begun, point.base_seed) if is_fresh else (0, None)
-            self._resume = ResumePoint(
-                epoch, kept[0], base_seed=kept[1], now=point.now, seeds=point.seeds
-            )
+            self._resume = ResumePoint(epoch, kept[0], base_seed=kept[1], now=point.now, seeds=point.seeds)
 
     @property
     def pending(self) -> ResumePoint | None:
@@ -359,9 +398,20 @@ class EpochOrder:
         Trainers ask for several iterators before they take the first batch.
         """
         progress = self.progress
-        if progress is not None and progress.point is self._resume and (progress.received or progress.is_over):
+        if (
+            progress is not None
+            and progress.point is self._resume
+            and (progress.received or progress.is_over)
+        ):
             self._resume = None
         return self._resume
+
+    def pass_epoch(self) -> int:
+        """Number of the next epoch, which somebody else goes through."""
+        epoch = self.next_epoch
+        self.progress, self._resume = None, None
+        self.next_epoch, self._is_new = epoch + 1, False
+        return epoch
 
     def resume_at(self, point: ResumePoint) -> None:
         """Let the next epoch go on there, and put the generators where they were."""
@@ -419,11 +469,10 @@ class EpochOrder:
                 + ("" if is_refilled else "; or give the loader a seed=")
             )
         point = point or ResumePoint(self.next_epoch)
-        asked = None if point.asked is None else max(point.asked, batches + 1)
+        if point.asked is not None and point.asked < batches:  # more than are known to be drawn
+            point = replace(point, asked=None, now=None)
         position = 0 if ours is None or not batches else ours.steps().end(batches)
-        self._resume = replace(
-            point, batches=batches, taken=batches, offset=0, position=position, asked=asked
-        )
+        self._resume = replace(point, batches=batches, taken=batches, offset=0, position=position)
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -435,7 +484,7 @@ class EpochOrder:
         if isinstance(generator, torch.Generator):
             return generator
         is_drawn = type(sampler) in (
-            RandomSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
+            RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
         )  # fmt: skip
         return torch.default_generator if is_drawn else None
 
@@ -547,9 +596,9 @@ def _are_torchs(batches: Any, sampler: Any) -> bool:
 
 def _warn_of_the_first_order(epoch: int) -> None:
     warnings.warn(
-        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order is "
-        "drawn from may be where a first epoch finds it, which then comes again: give the loader a seed=, or "
-        "load_state_dict() what its state_dict() gave",
+        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order "
+        "is drawn from may be where a first epoch finds it, whose order then comes again: give the loader a "
+        "seed=, or load_state_dict() what its state_dict() gave",
         stacklevel=2,
     )
 
@@ -566,4 +615,5 @@ def is_default(sampler: Any) -> bool:
 
 def _is_shuffled(sampler: Any) -> bool:
     """Whether a sampler is one that a loader makes for ``shuffle=``."""
-    return type(sampler) is GroupSampler or (type(sampler) is RandomSampler and is_default(sampler))
+    is_ours = type(sampler) in (GroupSampler, ShuffleSampler)
+    return is_ours or (type(sampler) is RandomSampler and is_default(sampler))

@@ -22,20 +22,21 @@ from torch.utils.data import (
 
 from fastpipe.errors import OptionError
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler
+from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler, ShuffleSampler
 
 if TYPE_CHECKING:
     from fastpipe.torch.fetching import IndexBatches
 
 __all__ = [
-    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of", "unsaved_state",
+    "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
+    "unsaved_state",
 ]  # fmt: skip
 
 VERSION = 1
 # Their order comes from a generator alone, so that it can be drawn again.
 _REPLAYED = (
     SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-    ShardSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
+    ShardSampler, ShuffleSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
 )  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
@@ -61,8 +62,9 @@ def state_of(
     if pending is not None:
         point = pending
     elif progress is None or progress.is_over or (_is_received(order) and _a_trainer_asks(_COUNTERS)):
-        waiting = kept or (order.waiting and order.waiting())
-        point = order.between(None, 0) if waiting is None else order.between(waiting.base_seed, waiting.begun)
+        if kept is None and order.waiting is not None:
+            kept = order.waiting()
+        point = order.between(None, 0) if kept is None else order.between(kept.base_seed, kept.begun)
     else:
         point, sampler = order.here(), progress.sampler
     state |= {"epoch": point.epoch, "batches": point.batches}
@@ -149,8 +151,13 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
     elif ("global" in state) != is_global or (state.get("now") is None) != (generator is None or is_global):
         raise OptionError(
             "this state is of a loader whose order was drawn from "
-            + ("torch's global generator" if "global" in state else "a generator= of its own"
-               if state["now"] is not None else "no generator")
+            + (
+                "torch's global generator"
+                if "global" in state
+                else "a generator= of its own"
+                if state["now"] is not None
+                else "no generator"
+            )
             + ", unlike this one's: make the loader with the same sampler and generator="
         )
 

@@ -114,9 +114,9 @@ class _ShownBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         raise OptionError(
-            "only a prepared loader itself gives its batches, with its device, seed and augmentation; "
+            "only a prepared loader itself gives its batches, with its device, seed and augmentation, and "
             "accelerate.skip_first_batches() would make a plain DataLoader of its samplers: use "
-            "accelerator.skip_first_batches(loader, number), or after load_state() just iterate over the loader"
+            "accelerator.skip_first_batches(loader, number), or iterate over the loader after load_state()"
         )
 
     def __len__(self) -> int:
@@ -269,7 +269,7 @@ def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
     elif isinstance(sampler, GroupSampler):
         batching["shuffle"] = sampler.arrangement.option
     elif is_default(sampler):
-        batching["shuffle"] = type(sampler) is RandomSampler
+        batching["shuffle"] = isinstance(sampler, RandomSampler)
     if "shuffle" in batching:
         del batching["sampler"]
     return batching
@@ -278,7 +278,7 @@ def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
 def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
     """Raise an error if processes could not share an epoch."""
     sampler = sampling.get("sampler")
-    if seed is None and (sampling.get("shuffle") or type(sampler) is RandomSampler):
+    if seed is None and (sampling.get("shuffle") or isinstance(sampler, RandomSampler)):
         raise OptionError(
             "a shuffled loader needs a seed, the same in all processes, so that these share one order: "
             "prepare(accelerator, loader, seed=0)"

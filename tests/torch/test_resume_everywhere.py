@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    DataLoader,
     BatchSampler,
+    DataLoader,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -216,7 +216,9 @@ FEW: list[Stop] = [(0, 2), (0, "over"), (1, "iter"), (1, BATCHES), (1, "over")]
 @pytest.mark.few(6)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["seed", "shuffle", "shared generator", "two generators", "replacement", "own sampler"])
+@pytest.mark.parametrize(
+    "name", ["seed", "shuffle", "shared generator", "two generators", "replacement", "own sampler"]
+)
 def test_worker_processes(name: str, workers: int, persistent: bool) -> None:
     same_as_never_stopped(lambda: LOADERS[name](num_workers=workers, persistent_workers=persistent), FEW)
 
@@ -255,8 +257,18 @@ def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) ->
     )
     if name == "shuffle, generator":
         same_as_never_stopped(
-            lambda: accelerated(DataLoader(ImageFolder(photos, CROP), SIZE, shuffle=True, generator=seeded(),
-                                num_workers=1, persistent_workers=True)), FEW)
+            lambda: accelerated(
+                DataLoader(
+                    ImageFolder(photos, CROP),
+                    SIZE,
+                    shuffle=True,
+                    generator=seeded(),
+                    num_workers=1,
+                    persistent_workers=True,
+                )
+            ),
+            FEW,
+        )
 
 
 def test_another_number_of_workers(photos: Path) -> None:
