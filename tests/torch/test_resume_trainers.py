@@ -344,8 +344,7 @@ def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **opti
         callbacks=[] if start else [SaveEach(folder)], **options,
     )  # fmt: skip
     module = Module()
-    validation = None if options.get("limit_val_batches") == 0 else DataLoader(DATA, 4)
-    trainer.fit(module, make(), validation, ckpt_path=start, weights_only=False)
+    trainer.fit(module, make(), DataLoader(DATA, 4), ckpt_path=start, weights_only=False)
     return module.seen
 
 
