@@ -92,7 +92,7 @@ class Watched:
     def is_shuffled(self) -> bool:
         """Whether torch draws the order of samples anew for each epoch."""
         sampler = getattr(self.loader.batch_sampler, "sampler", self.loader.sampler)
-        return type(sampler).__name__ == "RandomSampler"
+        return any(kind.__name__ == "RandomSampler" for kind in type(sampler).__mro__)
 
     @property
     def is_graph(self) -> bool:

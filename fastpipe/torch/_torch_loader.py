@@ -76,7 +76,8 @@ class LoaderView:
             self.collate_fn: Callable[[list[Any]], Any] = KeyedCollate(loader.collate_fn)
         if delivery is not None and delivery.finishes:
             self.collate_fn = collate_unfinished
-        goes_on = batches.order.pending is not None or batches.base_seed is not None
+        point = batches.order.pending
+        goes_on = batches.base_seed is not None or (point is not None and point.is_within)
         if seed is not None and batches.base_seed is None:
             # The base seed, from which torch seeds its workers, comes from the seed as well.
             batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1
@@ -110,6 +111,7 @@ class _Counting(_BaseDataLoaderIter):
         self._asked_for = 0  # batches, in this epoch
         # Index batches taken by the batch given last, and samples of the next, if not one each.
         self.how_far: tuple[int, int] | None = None
+        view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
 
     @property
@@ -128,6 +130,8 @@ class _Counting(_BaseDataLoaderIter):
         if self._delivery is not None:
             self._delivery.reset()
         self._asked_for = 0
+        if not first_iter:
+            self._index_sampler.order.draw_again()
         super()._reset(loader, first_iter)
 
     def __next__(self) -> Any:

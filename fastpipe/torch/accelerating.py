@@ -11,7 +11,7 @@ from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.order import batching_of
+from fastpipe.torch.order import ShuffleSampler, batching_of
 
 __all__ = ["accelerate"]
 
@@ -129,7 +129,8 @@ def _batching(loader: DataLoader[Any], options: dict[str, Any]) -> dict[str, Any
 def _is_plain(loader: DataLoader[Any], kind: type[Any]) -> bool:
     """Whether the sampler is the one that ``DataLoader`` itself makes."""
     sampler: Any = loader.sampler
-    if type(sampler) is not kind or sampler.data_source is not loader.dataset:
+    is_torchs = type(sampler) is kind or (kind is RandomSampler and type(sampler) is ShuffleSampler)
+    if not is_torchs or sampler.data_source is not loader.dataset:
         return False
     if kind is SequentialSampler:
         return True

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from fastpipe.arrays.arrangements import order_of
 from fastpipe.torch.due import DueError
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochBatches, ShardSampler
+from fastpipe.torch.order import EpochBatches, ShardSampler, ShuffleSampler
 from fastpipe.torch.views import integers
 
 __all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "RandomBatches", "draws_at_once"]
@@ -136,8 +136,8 @@ def draws_at_once(index_sampler: Any) -> bool:
 
     Of a ``RandomSampler`` that is so by ``RandomBatches``.
     """
-    sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
-    if type(sampler) is RandomSampler:
+    sampler: Any = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    if type(sampler) in (RandomSampler, ShuffleSampler):
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in _AT_ONCE
 

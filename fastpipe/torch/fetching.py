@@ -8,6 +8,7 @@ its kind rebuild plain indices), and errors gain the sample's index and path.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import chain
@@ -20,7 +21,7 @@ from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, d
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
-from fastpipe.torch.order import EpochOrder, Progress, ResumePoint
+from fastpipe.torch.order import AskedSampler, EpochOrder, Progress, ResumePoint
 from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
@@ -110,10 +111,16 @@ class _Epoch:
         self._state = sampler_state(order.sampler, order.index_sampler)
         self._ours = order.ours()
         self._random: RandomBatches | None = None
-        self._sampler: Iterator[Any] = iter(()) if self._ours is not None else self._iterator()
         self.is_free = self._ours is not None or draws_at_once(order.index_sampler)
         self._replays = 0  # requests that were made before the epoch was resumed
         self._requests: int | None = 0
+        asked = None
+        if self._ours is None:
+            draws = None if self.is_free else order.generator
+            is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
+            asked = AskedSampler(self._iterator(), draws if is_own else None)
+        self._asked_sampler = asked
+        self._sampler: Iterator[Any] = iter(()) if asked is None else asked
         self._rank, self._step = order.shard()
         self._key_epoch = 0
         self._position = 0
@@ -121,6 +128,7 @@ class _Epoch:
         self._drawn: int | None = None
         self.progress: Progress | None = None
         self._ahead: Ahead | None = None
+        order.waiting = weakref.ref(batches)
 
     def __iter__(self) -> _Epoch:
         return self
@@ -139,6 +147,8 @@ class _Epoch:
         For an iterator that asks for indices early: those requests are not counted then.
         """
         self._requests = None
+        if self._asked_sampler is not None:
+            self._asked_sampler.count(self._replays + requests)
         self._reach(requests)
 
     def _reach(self, requests: int) -> None:
@@ -194,7 +204,7 @@ class _Epoch:
 
     def _begin(self) -> None:
         batches = self._batches
-        progress = self.progress = self._order.begin(batches.begun, self._state)
+        progress = self.progress = self._order.begin(batches.begun, self._state, self._asked_sampler)
         progress.base_seed = batches.base_seed
         point = progress.point
         batches.begun = point.begun + 1
@@ -237,13 +247,25 @@ class _Epoch:
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
             self._replays = point.taken
-            for _ in range(point.taken):
-                taken = self._asked()
-                self._position += len(taken) if self._order.is_batched else 1
-            ahead = self._asked(None)  # samplers draw when the first is asked for
-        if ahead is not None:
-            self._replayed.append(ahead[point.offset :] if point.offset else ahead)
+            # At least the next one: samplers draw when the first is asked for.
+            asked = point.taken + 1 if point.asked is None else point.asked
+            ahead = []
+            for number in range(asked):
+                given = self._asked(None)
+                if given is not None and number < point.taken:
+                    self._position += len(given) if self._order.is_batched else 1
+                elif given is not None:
+                    ahead.append(given)
+            if self._random is not None and point.asked is not None:
+                self._random.reach(
+                    point.asked
+                )  # its last draw was made before the state was taken, or was not
+            if generator is not None and point.now is not None:
+                generator.set_state(point.now)
+        if ahead and point.offset:
+            ahead[0] = ahead[0][point.offset :]
             self._position += point.offset
+        self._replayed = ahead[::-1]
 
 
 class UsersDataset:

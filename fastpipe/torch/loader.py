@@ -31,7 +31,7 @@ from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_n
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.order import EpochOrder, ShardSampler, mark_default
+from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.source import Source
@@ -178,6 +178,9 @@ class FastLoader(DataLoader[_T_co]):
         elif arrangement is not None:
             sampler, shuffle = GroupSampler(dataset, arrangement, generator), False
             mark_default(sampler)
+        elif shuffle and self._seeds_order(dataset, sampler, batch_sampler):
+            sampler, shuffle = ShuffleSampler(dataset, generator, SeedOf(self.seed, dataset)), False
+            mark_default(sampler)
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
             drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
@@ -300,9 +303,12 @@ class FastLoader(DataLoader[_T_co]):
         """
         try:
             self._check_stateful("state_dict")
+            kept = self._kept_batches
+            if self.persistent_workers and self._iterator is not None:
+                kept = self._iterator._index_sampler
+            return state_of(self._order, self._samples(), self._effective_seed(), kept)
         except OptionError as error:
             return unsaved_state(error, self._order)
-        return state_of(self._order, self._samples(), self._effective_seed())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader was: the next iteration gives the rest of its epoch.
@@ -321,6 +327,7 @@ class FastLoader(DataLoader[_T_co]):
         point = point_of(state, self._order, self._samples(), self._effective_seed())
         set_sampler_state(self._order, state.get("sampler"))
         self._order.resume_at(point)
+        self._kept_batches = None
         forget_iterator(self)
 
     def __len__(self) -> int:
@@ -440,6 +447,10 @@ class FastLoader(DataLoader[_T_co]):
 
     def _effective_seed(self) -> int | None:
         return SeedOf(self.seed, self.dataset)()
+
+    def _seeds_order(self, dataset: Any, sampler: Any, batch_sampler: Any) -> bool:
+        is_plain = sampler is None and batch_sampler is None and not isinstance(dataset, IterableDataset)
+        return is_plain and SeedOf(self.seed, dataset)() is not None
 
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":

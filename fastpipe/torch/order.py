@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,13 +23,17 @@ from torch.utils.data import (
 )
 
 from fastpipe.arrays.arrangements import Arrangement, order_of
+from fastpipe.errors import OptionError
 from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 from fastpipe.torch.grouping import GroupSampler
 
+if TYPE_CHECKING:
+    from fastpipe.torch.fetching import IndexBatches
+
 __all__ = [
-    "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "batching_of", "is_default",
-    "mark_default",
+    "AskedSampler", "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "ShuffleSampler",
+    "batching_of", "is_default", "mark_default",
 ]  # fmt: skip
 
 _WHOLE = Shard(0, 1)
@@ -111,7 +117,9 @@ class ShardSampler(DistributedSampler[int]):
         self.order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return (index for indices, _ in self._batches().indices(self.epoch) for index in indices)
+        order = self.order.get()
+        epoch = self.epoch if order is None else order.next_epoch
+        return (index for indices, _ in self._batches().indices(epoch) for index in indices)
 
     def __len__(self) -> int:
         return sum(batch.size for batch in self._batches().steps())
@@ -128,6 +136,43 @@ class ShardSampler(DistributedSampler[int]):
         batches = order.ours()
         assert batches is not None
         return batches
+
+
+class ShuffleSampler(RandomSampler):
+    """The ``sampler`` that a loader with ``shuffle=True`` and a seed shows.
+
+    The loader does not iterate over it.  Others do, such as Accelerate to skip the first batches: they get
+    the order of the loader's next epoch, which then counts as begun.
+
+    Args:
+        data_source: the dataset.
+        generator: the loader's own, or None.
+        seed: gives the seed of the order, or None.
+    """
+
+    def __init__(
+        self, data_source: Any, generator: torch.Generator | None, seed: Callable[[], int | None]
+    ) -> None:
+        super().__init__(data_source, generator=generator)
+        self._seed = seed
+        self.epoch = 0
+        self.order = _OrderRef(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch, the loader's too."""
+        self.epoch = epoch
+        self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        seed, order = self._seed(), self.order.get()
+        if seed is None:
+            yield from super().__iter__()
+            return
+        epoch = self.epoch if order is None else order.pass_epoch()
+        self.epoch = epoch + 1
+        indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
+        keyed = getattr(self.data_source, "_keyed_indices", None)  # whose samples are others in each epoch
+        yield from indices if keyed is None else keyed(indices, seed, epoch)
 
 
 class _OrderRef:
@@ -161,6 +206,10 @@ class ResumePoint:
         position: where the next batch begins, if the order is a function of the epoch.
         base_seed: seed of the keys, if no other is given.
         generator: state of the sampler's generator when the epoch began.
+        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
+            if that is not known.
+        now: state of the sampler's generator behind these draws, and those of others.
+        seeds: state of the generator from which base seeds alone are drawn.
     """
 
     epoch: int
@@ -171,6 +220,68 @@ class ResumePoint:
     position: int = 0
     base_seed: int | None = None
     generator: torch.Tensor | None = None
+    asked: int | None = None
+    now: torch.Tensor | None = None
+    seeds: torch.Tensor | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the epoch has begun there: nothing is drawn for it any more."""
+        is_begun = self.base_seed is not None or self.generator is not None
+        return is_begun or bool(self.batches or self.taken or self.offset or self.position)
+
+
+class AskedSampler:
+    """An iterator over a sampler that counts how often it was asked.  From any threads.
+
+    Where indices are taken early, the requests that a ``DataLoader`` would have made count; see ``count``.
+
+    Args:
+        sampler: the iterator.
+        generator: from which it draws more and more of an epoch; None if it does not.
+    """
+
+    def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
+        self._sampler, self._generator = sampler, generator
+        self._asked, self._counts = 0, True
+        self._left: torch.Tensor | None = None  # the generator's state behind the last draw
+        self._is_shared = False
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> AskedSampler:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            self._asked += self._counts
+            if self._generator is None:
+                return next(self._sampler)
+            found = self._generator.get_state()
+            try:
+                return next(self._sampler)
+            finally:
+                left, self._left = self._left, self._generator.get_state()
+                if left is not None and not torch.equal(found, self._left):  # it has drawn again
+                    self._is_shared = self._is_shared or not torch.equal(left, found)
+
+    def count(self, requests: int) -> None:
+        """Set how often it was asked; from now on this alone counts."""
+        self._asked, self._counts = requests, False
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """How often it was asked, and the state that its generator has by that.
+
+        Raises:
+            OptionError: others have drawn from the generator, so that the draws cannot be made again.
+        """
+        with self._lock:
+            if self._is_shared:
+                raise OptionError(
+                    "the sampler draws more and more of its epoch from a generator that something else has "
+                    "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
+                    "generator of its own"
+                )
+            return self._asked, None if generator is None else generator.get_state()
 
 
 class Progress:
@@ -187,10 +298,13 @@ class Progress:
         base_seed: the iterator's.
         generator: state of the sampler's generator when the epoch began.
         sampler: state of the user's sampler when the epoch began.
+        asked: the sampler's iterator; None where no sampler decides.
     """
 
-    def __init__(self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any) -> None:
-        self.point, self.generator, self.sampler = point, generator, sampler
+    def __init__(
+        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: AskedSampler | None
+    ) -> None:
+        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
         self.received = 0
         self.taken: int | None = None
         self.offset = 0
@@ -213,6 +327,7 @@ class EpochOrder:
     Attributes:
         next_epoch: number of the next epoch.
         progress: how far the user is in the one that began last; None before the first.
+        waiting: refers to the index batches of an iterator that was not asked yet.
 
     Args:
         loader: whose samplers are used; not kept.
@@ -223,8 +338,11 @@ class EpochOrder:
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
         self.next_epoch = 0
         self.progress: Progress | None = None
+        self.waiting: weakref.ref[IndexBatches] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
+        self._is_asked = False  # whether it was asked for an iterator there
+        self._is_new = True  # no epoch has begun yet
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
@@ -233,6 +351,7 @@ class EpochOrder:
     def look_at(self, loader: DataLoader[Any]) -> None:
         """Take the samplers that the loader has now: some scripts replace them."""
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
+        self._generator = loader.generator
         self.is_batched = bool(loader._auto_collation)
 
     @property
@@ -250,8 +369,14 @@ class EpochOrder:
         if isinstance(sampler, ShardSampler):
             if self._is_default:  # else it is inside a trainer's own batch sampler
                 sampler.order = _OrderRef(self)
+        elif isinstance(sampler, ShuffleSampler):
+            sampler.order = _OrderRef(self)
         elif is_default(sampler):
             sampler.set_epoch = _OrderRef(self).set_epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators stay here, and what they have asked.
+        return {**self.__dict__, "waiting": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -259,7 +384,7 @@ class EpochOrder:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
-        progress = self.progress
+        progress, point = self.progress, self.pending
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -267,18 +392,93 @@ class EpochOrder:
         else:
             self.progress = None  # broken off, or over
         self.next_epoch = epoch
-        if self._resume is not None and self._resume.epoch != epoch:
-            self._resume = None
-
-    def resume_at(self, point: ResumePoint) -> None:
-        """Let the next epoch go on there."""
-        self.next_epoch, self.progress, self._resume = point.epoch, None, point
-        self._told = self._told_epoch()
+        if point is not None and point.epoch != epoch:
+            is_fresh = point.generator is None and not point.batches  # its base seed persists
+            kept = (point.begun, point.base_seed) if is_fresh else (0, None)
+            self._resume = ResumePoint(epoch, kept[0], base_seed=kept[1], now=point.now, seeds=point.seeds)
 
     @property
     def pending(self) -> ResumePoint | None:
-        """Where the next epoch goes on, if it does not start anew."""
+        """Where the next epoch goes on, until a batch of it was received; None if it starts anew.
+
+        Trainers ask for several iterators before they take the first batch.
+        """
+        progress = self.progress
+        if (
+            progress is not None
+            and progress.point is self._resume
+            and (progress.received or progress.is_over)
+        ):
+            self._resume = None
         return self._resume
+
+    def pass_epoch(self) -> int:
+        """Number of the next epoch, which somebody else goes through."""
+        epoch = self.next_epoch
+        self.progress, self._resume = None, None
+        self.next_epoch, self._is_new = epoch + 1, False
+        return epoch
+
+    def resume_at(self, point: ResumePoint) -> None:
+        """Let the next epoch go on there, and put the generators where they were."""
+        self.next_epoch, self.progress, self._resume = point.epoch, None, point
+        self._told, self._is_asked, self._is_new = self._told_epoch(), True, False
+        self.draw_again()
+        self._is_asked = False
+
+    def draw_again(self) -> None:
+        """Before an iterator that goes on draws: put the generators back to where another one, that
+        nothing was taken of, found them."""
+        point = self.pending
+        if point is None:
+            return
+        generators = (self.generator, point.now), (self.seeds, point.seeds)
+        if self._is_asked:
+            for generator, state in generators:
+                if generator is not None and state is not None:
+                    generator.set_state(state)
+        else:  # the script may have set them since the state was loaded
+            now, seeds = (one if one is None or it is None else it.get_state() for it, one in generators)
+            self._resume, self._is_asked = replace(point, now=now, seeds=seeds), True
+
+    @property
+    def seeds(self) -> torch.Generator | None:
+        """The loader's own generator, if base seeds alone are drawn from it."""
+        generator = self._generator
+        if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
+            return None
+        if self.ours() is None:
+            return None if generator is self.generator else generator
+        return generator if self._seed() is None else None
+
+    def skip(self, batches: int, is_refilled: bool) -> None:
+        """Let the next epoch, or the one to be resumed, go on behind so many of its batches.
+
+        Args:
+            batches: how many, from the epoch's begin.
+            is_refilled: whether batches take the samples of later ones, where some are left out.
+
+        Raises:
+            OptionError: it is not known which samples these are.
+        """
+        point, ours = self.pending, self.ours()
+        if batches < 0:
+            raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
+        if batches == (0 if point is None else point.batches):
+            return
+        is_drawn = ours is None and self.generator is not None
+        if batches and (is_refilled or (is_drawn and (point is None or point.generator is None))):
+            raise OptionError(
+                f"cannot tell which samples are in the first {batches} batches of this epoch, "
+                + ("since bad_samples='skip' fills batches up" if is_refilled else "whose order is drawn")
+                + ": load the loader's state, and skip as many batches as it says"
+                + ("" if is_refilled else "; or give the loader a seed=")
+            )
+        point = point or ResumePoint(self.next_epoch)
+        if point.asked is not None and point.asked < batches:  # more than are known to be drawn
+            point = replace(point, asked=None, now=None)
+        position = 0 if ours is None or not batches else ours.steps().end(batches)
+        self._resume = replace(point, batches=batches, taken=batches, offset=0, position=position)
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -290,7 +490,7 @@ class EpochOrder:
         if isinstance(generator, torch.Generator):
             return generator
         is_drawn = type(sampler) in (
-            RandomSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
+            RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler
         )  # fmt: skip
         return torch.default_generator if is_drawn else None
 
@@ -305,24 +505,39 @@ class EpochOrder:
         if ours is not None:
             steps = ours.steps(point.position)
             position = steps.end(taken - point.taken) + offset
+        asked, now = (None, None) if progress.asked is None else progress.asked.look(self.generator)
         return ResumePoint(
             point.epoch, point.begun, point.batches + received, taken, offset, position,
-            progress.base_seed, progress.generator,
+            progress.base_seed, progress.generator, asked, now,
         )  # fmt: skip
 
-    def begin(self, begun: int, sampler_state: Any) -> Progress:
+    def between(self, base_seed: int | None, begun: int) -> ResumePoint:
+        """Where the next epoch begins.
+
+        Args:
+            base_seed: seed under which it is begun already, or that persists; None if it is to be drawn.
+            begun: number of the epoch under that.
+        """
+        generator = None if self.ours() is not None else self.generator
+        now = None if generator is None else generator.get_state()
+        return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
+
+    def begin(self, begun: int, sampler_state: Any, asked: AskedSampler | None) -> Progress:
         """An epoch begins: with the first index that is asked for."""
-        point, self._resume = self._resume, None
+        point, self.waiting = self.pending, None
         told = self._told_epoch()
         if told != self._told:  # the script has chosen this epoch, whatever was to come next
-            point, self.next_epoch, self._told = None, told, told
+            point, self._resume, self.next_epoch, self._told = None, None, told, told
+        generator = self.generator
         if point is None:
             point = ResumePoint(self.next_epoch, begun)
-        self.next_epoch = point.epoch + 1
-        generator, state = self.generator, point.generator
+            if self._is_new and point.epoch and generator is not None and self.ours() is None:
+                _warn_of_the_first_order(point.epoch)
+        self.next_epoch, self._is_new = point.epoch + 1, False
+        state = point.generator
         if state is None and generator is not None:
             state = generator.get_state()
-        self.progress = Progress(point, state, sampler_state)
+        self.progress = Progress(point, state, sampler_state, asked)
         return self.progress
 
     def _told_epoch(self) -> int:
@@ -370,8 +585,8 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    batches: Any = loader.batch_sampler
-    if batches is None:
+    batches: Any = loader._index_sampler
+    if not loader._auto_collation:
         return {"batch_size": None, "drop_last": False, "sampler": loader.sampler}
     if not _are_torchs(batches, loader.sampler):
         return {"batch_sampler": batches}
@@ -383,6 +598,15 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def _are_torchs(batches: Any, sampler: Any) -> bool:
     """Whether index batches are those that ``DataLoader`` itself makes of the sampler."""
     return type(batches) is BatchSampler and batches.sampler is sampler
+
+
+def _warn_of_the_first_order(epoch: int) -> None:
+    warnings.warn(
+        f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order "
+        "is drawn from may be where a first epoch finds it, whose order then comes again: give the loader a "
+        "seed=, or load_state_dict() what its state_dict() gave",
+        stacklevel=2,
+    )
 
 
 def mark_default(sampler: Any) -> None:
@@ -397,4 +621,5 @@ def is_default(sampler: Any) -> bool:
 
 def _is_shuffled(sampler: Any) -> bool:
     """Whether a sampler is one that a loader makes for ``shuffle=``."""
-    return type(sampler) is GroupSampler or (type(sampler) is RandomSampler and is_default(sampler))
+    is_ours = type(sampler) in (GroupSampler, ShuffleSampler)
+    return is_ours or (type(sampler) is RandomSampler and is_default(sampler))

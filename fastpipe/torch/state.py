@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,10 @@ from torch.utils.data import (
 
 from fastpipe.errors import OptionError
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler
+from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler, ShuffleSampler
+
+if TYPE_CHECKING:
+    from fastpipe.torch.fetching import IndexBatches
 
 __all__ = [
     "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
@@ -33,43 +36,48 @@ VERSION = 1
 # Their order comes from a generator alone, so that it can be drawn again.
 _REPLAYED = (
     SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-    ShardSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
+    ShardSampler, ShuffleSampler, GroupSampler, list, tuple, range, np.ndarray, torch.Tensor,
 )  # fmt: skip
 # They save the state of every loader that has one, whether the script wants it or not.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
+# They go on with the next epoch when the last batch was received, and do not ask for another one.
+_COUNTERS = {"lightning", "pytorch_lightning"}
 _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
 
-def state_of(order: EpochOrder, samples: int | None, seed: int | None) -> dict[str, Any]:
+def state_of(
+    order: EpochOrder, samples: int | None, seed: int | None, kept: IndexBatches | None
+) -> dict[str, Any]:
     """The state of a loader, counted at what the user has received.
 
     Args:
         order: the loader's order.
         samples: length of its dataset.
         seed: its seed.
+        kept: index batches that go on with the next epoch, as those of persistent workers; or None.
     """
     state: dict[str, Any] = {"version": VERSION, "seed": seed, "samples": samples}
     progress, pending = order.progress, order.pending
+    sampler = sampler_state(order.sampler, order.index_sampler)
     if pending is not None:
-        point, generator, sampler = (
-            pending,
-            pending.generator,
-            sampler_state(order.sampler, order.index_sampler),
-        )
-    elif progress is None or progress.is_over:
-        point, generator = ResumePoint(order.next_epoch), None
-        sampler = sampler_state(order.sampler, order.index_sampler)
+        point = pending
+    elif progress is None or progress.is_over or (_is_received(order) and _a_trainer_asks(_COUNTERS)):
+        if kept is None and order.waiting is not None:
+            kept = order.waiting()
+        point = order.between(None, 0) if kept is None else order.between(kept.base_seed, kept.begun)
     else:
-        point, generator, sampler = order.here(), progress.generator, progress.sampler
+        point, sampler = order.here(), progress.sampler
     state |= {"epoch": point.epoch, "batches": point.batches}
-    ours = order.ours()
-    if ours is not None:
+    if order.ours() is not None:
         state["position"] = point.position
     else:
         state |= {"taken": point.taken, "offset": point.offset, "sampler": sampler}
-        state["generator"] = None if generator is None else _text_of(generator)
+        state |= {"generator": _text_of(point.generator), "asked": point.asked}
+        state["global" if order.generator is torch.default_generator else "now"] = _text_of(point.now)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
+    if (seeds := order.seeds) is not None:
+        state["seeds"] = _text_of(seeds.get_state() if point.seeds is None else point.seeds)
     if (groups := _groups_of(order)) is not None:
         state["groups"] = groups
     return state
@@ -88,11 +96,12 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
         OptionError: it is no state of such a loader.
     """
     _check(state, order, samples, seed)
-    generator = state.get("generator")
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
         taken=state.get("taken", 0), offset=state.get("offset", 0), position=state.get("position", 0),
-        base_seed=state.get("base_seed"), generator=None if generator is None else _tensor_of(generator),
+        base_seed=state.get("base_seed"), generator=_tensor_of(state.get("generator")),
+        asked=state.get("asked"), now=_tensor_of(state.get("global", state.get("now"))),
+        seeds=_tensor_of(state.get("seeds")),
     )  # fmt: skip
 
 
@@ -126,6 +135,31 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
             + ("shuffle= or no sampler" if "position" in state else "a sampler")
             + ", unlike this one's: make the loader with the same sampler, shuffle, seed and shard"
         )
+    if "position" not in state:
+        _check_generator(state, order.generator)
+
+
+def _check_generator(state: Any, generator: torch.Generator | None) -> None:
+    is_global = generator is torch.default_generator
+    if "global" not in state and "now" not in state:  # an older fastpipe's, which holds the epoch's alone
+        if state.get("generator") is None and generator is not None:
+            raise OptionError(
+                "this state was saved between two epochs by an older fastpipe, which left out the generator "
+                "that the next order is drawn from: go on from a state taken within an epoch, or set the "
+                "generator yourself and call set_epoch(epoch) instead of load_state_dict()"
+            )
+    elif ("global" in state) != is_global or (state.get("now") is None) != (generator is None or is_global):
+        raise OptionError(
+            "this state is of a loader whose order was drawn from "
+            + (
+                "torch's global generator"
+                if "global" in state
+                else "a generator= of its own"
+                if state["now"] is not None
+                else "no generator"
+            )
+            + ", unlike this one's: make the loader with the same sampler and generator="
+        )
 
 
 def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
@@ -140,7 +174,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
     Raises:
         OptionError: ``why``, where no trainer asks.
     """
-    if not _a_trainer_asks():
+    if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
         _has_warned.add(order)
@@ -149,8 +183,8 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
             "a checkpoint of an epoch's end only",
             stacklevel=3,
         )
-    epoch, batches = _begun(order)
-    return {"version": VERSION, "unsaved": str(why), "epoch": epoch, "batches": batches}
+    point = ResumePoint(order.next_epoch) if _is_received(order) else order.here()
+    return {"version": VERSION, "unsaved": str(why), "epoch": point.epoch, "batches": point.batches}
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
@@ -170,23 +204,21 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
     return True
 
 
-def _begun(order: EpochOrder) -> tuple[int, int]:
-    """Number of the epoch, and of the batches received in it if it is neither over nor to begin."""
+def _is_received(order: EpochOrder) -> bool:
+    """Whether all of an epoch was received, if the loader was not asked for its end either."""
     progress = order.progress
     if progress is None or progress.is_over:
-        return order.next_epoch, 0
-    epoch, received = progress.point.epoch, progress.point.batches + progress.received
+        return True
     try:
-        is_over = received >= len(order)
+        return progress.point.batches + progress.received >= len(order)
     except TypeError:  # a sampler without a length
-        is_over = False
-    return (epoch + 1, 0) if is_over else (epoch, received)
+        return False
 
 
-def _a_trainer_asks() -> bool:
+def _a_trainer_asks(trainers: set[str]) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRAINERS:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in trainers:
             return True
         frame = frame.f_back
     return False
@@ -248,11 +280,13 @@ def _innermost(sampler: Any) -> Any:
     return sampler
 
 
-def _text_of(state: torch.Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+def _text_of(state: torch.Tensor | None) -> str | None:
+    return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _tensor_of(text: str) -> torch.Tensor:
+def _tensor_of(text: str | None) -> torch.Tensor | None:
+    if text is None:
+        return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
 
 

@@ -7,10 +7,11 @@ threads, the seed and the shard of a ``FastLoader``.  Lightning and timm use a l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from fastpipe.errors import OptionError
 from fastpipe.index.shards import BlockShard
@@ -49,6 +50,10 @@ class _Prepared(FastLoader[_T_co]):
     def __init__(self, accelerator: Any, **arguments: Any) -> None:
         self.gradient_state = accelerator.gradient_state
         super().__init__(**arguments)
+        batches = self.batch_sampler
+        if batches is not None:
+            # Accelerate's function of that name would make a plain loader of the samplers that it sees.
+            self.__dict__["batch_sampler"] = _ShownBatches(batches)
         if self.shard is not None and self.batch_sampler is not None:
             self.batch_sampler.even_batches = True  # type: ignore[attr-defined]  # join_uneven_inputs() asks
 
@@ -84,11 +89,74 @@ class _Prepared(FastLoader[_T_co]):
         finally:  # also when the user's loop is left early
             self.gradient_state._remove_dataloader(self)
 
+    @property
+    def _index_sampler(self) -> Any:
+        batches = super()._index_sampler
+        return batches._batches if isinstance(batches, _ShownBatches) else batches
+
+    def _skip(self, batches: int) -> None:
+        source = self._source()
+        self._order.look_at(self)
+        self._order.skip(batches, is_refilled=source is not None and source.skips)
+
     def _remainder(self, start: int) -> int:
         if self.drop_last:
             return -1
         ours = self._order.ours()
         return 0 if ours is None else (ours.count - start) % self.total_batch_size
+
+
+class _ShownBatches(BatchSampler):
+    """The batch sampler that a prepared loader shows: to look at, as its batches are more than indices."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        raise OptionError(
+            "only a prepared loader itself gives its batches, with its device, seed and augmentation, and "
+            "accelerate.skip_first_batches() would make a plain DataLoader of its samplers: use "
+            "accelerator.skip_first_batches(loader, number), or iterate over the loader after load_state()"
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # as it is unpickled
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+class _Rest:
+    """A prepared loader without the first batches of its next epoch, or of the one that it resumes."""
+
+    def __init__(self, loader: _Prepared[Any], skipped: int) -> None:
+        self._loader, self._skipped = loader, skipped
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loader._skip(self._skipped)
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return max(len(self._loader) - self._skipped, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class _SkipFirstBatches:
+    """The accelerator's ``skip_first_batches``, which knows prepared loaders as well."""
+
+    def __init__(self, stock: Callable[..., Any]) -> None:
+        self._stock = stock
+
+    def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
+        if isinstance(dataloader, _Prepared):
+            return _Rest(dataloader, operator.index(num_batches))
+        return self._stock(dataloader, num_batches=num_batches)
 
 
 def _next(batches: Iterator[Any]) -> Any:
@@ -101,10 +169,12 @@ def _next(batches: Iterator[Any]) -> Any:
 def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = None) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` work with an ``accelerate.Accelerator``.
 
-    In the place of ``accelerator.prepare(loader)``.  Each process gets its part of each step, on
+    Call it instead of ``accelerator.prepare(loader)``.  Each process gets its part of each step, on
     ``accelerator.device``, and ``accumulate``, ``gather_for_metrics``, ``save_state`` and
     ``load_state`` work as with Accelerate's own loaders.  The saved state is exact, for any number of
-    processes: after ``load_state`` just iterate, without ``skip_first_batches``.
+    processes: after ``load_state`` the loader goes on behind the batches that were received, with
+    ``accelerator.skip_first_batches(loader, number)``, which counts from the epoch's begin, or without.
+    (For that, this accelerator's ``skip_first_batches`` is replaced by one that knows prepared loaders.)
 
     Args:
         accelerator: the script's.
@@ -132,6 +202,9 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
+    stock = getattr(accelerator, "skip_first_batches", None)
+    if stock is not None and not isinstance(stock, _SkipFirstBatches):
+        accelerator.skip_first_batches = _SkipFirstBatches(stock)
     # Of a loader that is prepared, Accelerate takes notice only.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared
@@ -195,7 +268,7 @@ def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
     elif isinstance(sampler, GroupSampler):
         batching["shuffle"] = sampler.arrangement.option
     elif is_default(sampler):
-        batching["shuffle"] = type(sampler) is RandomSampler
+        batching["shuffle"] = isinstance(sampler, RandomSampler)
     if "shuffle" in batching:
         del batching["sampler"]
     return batching
@@ -204,7 +277,7 @@ def _sampling(loader: FastLoader[Any]) -> dict[str, Any]:
 def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
     """Raise an error if processes could not share an epoch."""
     sampler = sampling.get("sampler")
-    if seed is None and (sampling.get("shuffle") or type(sampler) is RandomSampler):
+    if seed is None and (sampling.get("shuffle") or isinstance(sampler, RandomSampler)):
         raise OptionError(
             "a shuffled loader needs a seed, the same in all processes, so that these share one order: "
             "prepare(accelerator, loader, seed=0)"

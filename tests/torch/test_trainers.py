@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,12 +134,13 @@ class TestLightning:
             step = int(name.split("-")[1])
             torch.manual_seed(2)
             again = Module()
-            trainer_of(tmp_path).fit(again, make(), ckpt_path=tmp_path / f"{name}.ckpt")
+            # Of a checkpoint from ``on_train_epoch_end`` without validation Lightning loads no loader's state.
+            is_lost = seed is None and name.startswith("epoch")
+            with pytest.warns(UserWarning, match="begins with epoch") if is_lost else nullcontext():
+                trainer_of(tmp_path).fit(again, make(), ckpt_path=tmp_path / f"{name}.ckpt")
             expected = module.seen[step:]
             assert [epoch for epoch, _ in again.seen] == [epoch for epoch, _ in expected], name
-            # Without a seed, the order of later epochs is that of the global generator by then.
-            known = len(expected) if seed is not None else -step % per_epoch
-            assert again.seen[:known] == expected[:known], name
+            assert is_lost or again.seen == expected, name
 
     def test_a_run_under_a_seed_is_that_of_a_plain_loop(self, tree: Path, tmp_path: Path) -> None:
         dataset = FastImageFolder(tree, RANDOM, seed=SEED)

@@ -1,0 +1,345 @@
+"""A run that is stopped and resumed trains on the samples of a run that was never stopped.
+
+One contract, ``same_as_never_stopped``, for each loader, each way in which trainers resume and each place
+where a checkpoint is taken.  A new process is a new call of ``make`` behind the seeds that a script sets
+first.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+from fastpipe import FastImageFolder, FastLoader
+from fastpipe.errors import OptionError
+from fastpipe.testing import photo_tree
+from fastpipe.torch import accelerate as accelerated
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+EPOCHS, SAMPLES, SIZE = 3, 11, 3
+BATCHES = 4
+Make = Callable[[], Any]
+Stop = tuple[int, Any]
+
+# An epoch, and what was the last thing in it: an iterator was asked for, a batch was received (the fourth is
+# the last one, and its successor was not asked for), the epoch's loop was left.
+STOPS: list[Stop] = [(epoch, where) for epoch in (0, 1) for where in ("iter", 1, 2, BATCHES, "over")]
+
+
+def begin_process() -> None:
+    """What a script does first."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def seen_in(batch: Any) -> Any:
+    if isinstance(batch, (list, tuple)):
+        return [seen_in(part) for part in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) and batch.ndim < 2 else str(hash_of(batch))
+
+
+def hash_of(batch: Any) -> Any:
+    return batch.numpy().tobytes() if isinstance(batch, torch.Tensor) else batch
+
+
+def train(
+    make: Make, stop: Stop | None = None, state: Any = None, first: int = 0, *, sets_epoch: bool = False
+) -> tuple[list[Any], Any]:
+    """The batches of a script's epochs, up to a checkpoint, and that."""
+    begin_process()
+    loader, seen = make(), []
+    if state is not None:
+        loader.load_state_dict(state)
+    for epoch in range(first, EPOCHS):
+        if sets_epoch:
+            loader.set_epoch(epoch)
+        iterator = iter(loader)
+        if stop == (epoch, "iter"):
+            return seen, json.loads(json.dumps(loader.state_dict()))
+        for number, batch in enumerate(iterator, 1):
+            seen.append(seen_in(batch))
+            if stop == (epoch, number):
+                return seen, json.loads(json.dumps(loader.state_dict()))
+        if stop == (epoch, "over"):
+            return seen, json.loads(json.dumps(loader.state_dict()))
+    return seen, None
+
+
+def same_as_never_stopped(
+    make: Make, stops: Iterable[Stop | list[Stop]] = STOPS, again: Make | None = None, **options: Any
+) -> None:
+    """Stop at each of these; at those of a list one after the other, counted from where a run resumes."""
+    whole, _ = train(make, **options)
+    for chain in stops:
+        seen: list[Any] = []
+        state, first, made = None, 0, make
+        for stop in [*(chain if isinstance(chain, list) else [chain]), None]:
+            more, state = train(made, stop, state, first, **options)
+            seen += more
+            if stop is not None:
+                first, made = stop[0] + (stop[1] == "over"), again or make
+        assert seen == whole, f"stopped at {chain}"
+
+
+class Own(Sampler[int]):
+    """A sampler of a script's, with the methods that torchdata asks for."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.rounds += 1
+        yield from ((self.rounds * 3 + number) % SAMPLES for number in range(SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rounds = state["rounds"]
+
+
+DATA = list(range(SAMPLES))
+EVEN = list(range(SIZE * BATCHES))
+
+
+def seeded(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def loader(data: Any = DATA, **options: Any) -> FastLoader[Any]:
+    return FastLoader(data, SIZE, **options)
+
+
+def shared(sampler: Callable[[torch.Generator], Any], **options: Any) -> FastLoader[Any]:
+    """A loader with its sampler's generator, as ``shuffle=True`` makes it."""
+    generator = seeded()
+    return loader(sampler=sampler(generator), generator=generator, **options)
+
+
+LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
+    "seed": lambda **o: loader(shuffle=True, seed=2, **o),
+    "in order": lambda **o: loader(**o),
+    "shuffle": lambda **o: loader(shuffle=True, **o),
+    "shuffle, drop_last": lambda **o: loader(range(14), shuffle=True, drop_last=True, **o),
+    "shuffle, generator": lambda **o: loader(shuffle=True, generator=seeded(), **o),
+    "RandomSampler": lambda **o: loader(sampler=RandomSampler(DATA), **o),
+    "shared generator": lambda **o: shared(lambda g: RandomSampler(DATA, generator=g), **o),
+    "the sampler's generator": lambda **o: loader(sampler=RandomSampler(DATA, generator=seeded()), **o),
+    "the loader's generator": lambda **o: loader(sampler=RandomSampler(DATA), generator=seeded(), **o),
+    "two generators": lambda **o: loader(
+        sampler=RandomSampler(DATA, generator=seeded()), generator=seeded(6), **o
+    ),
+    "replacement": lambda **o: shared(lambda g: RandomSampler(DATA, True, SAMPLES, generator=g), **o),
+    # More than the 32 that it draws at once.
+    "replacement, long": lambda **o: FastLoader(
+        DATA, 12, sampler=RandomSampler(DATA, True, 47, generator=seeded()), **o
+    ),
+    "several rounds": lambda **o: FastLoader(
+        DATA, 12, sampler=RandomSampler(DATA, num_samples=47, generator=seeded()), **o
+    ),
+    "weighted": lambda **o: shared(
+        lambda g: WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES, generator=g), **o
+    ),
+    "weighted, global": lambda **o: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES), **o),
+    "subset": lambda **o: shared(lambda g: SubsetRandomSampler(EVEN[:SAMPLES], g), **o),
+    "sampler, seed": lambda **o: loader(sampler=RandomSampler(DATA, generator=seeded()), seed=2, **o),
+    "distributed": lambda **o: loader(range(21), sampler=DistributedSampler(range(21), 2, 1), **o),
+    "own sampler": lambda **o: loader(sampler=Own(), **o),
+    "batch sampler": lambda **o: FastLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA, generator=seeded()), SIZE, False), **o
+    ),
+    "batches": lambda **o: FastLoader(DATA, batch_sampler=[[1, 2], [3], [8, 9, 9], [0]], **o),
+    "no batches": lambda **o: FastLoader(EVEN[:BATCHES], None, shuffle=True, generator=seeded(), **o),
+}  # fmt: skip
+
+
+TWICE: list[Stop | list[Stop]] = [
+    [(0, 1), (0, 2)], [(0, 2), (0, "over")], [(0, "iter"), (0, "iter"), (1, 1)], [(0, "over"), (1, "iter")],
+    [(0, "over"), (1, 3), (1, 1), (1, "over")], [(1, BATCHES), (1, "over")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_without_workers(name: str) -> None:
+    same_as_never_stopped(LOADERS[name], [*STOPS, *TWICE])
+
+
+@pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "own sampler", "shuffle"])
+def test_a_copy_of_a_resumed_loader_goes_on_as_well(name: str) -> None:
+    for stop in STOPS:
+        whole, _ = train(LOADERS[name])
+        before, state = train(LOADERS[name], stop)
+        begin_process()
+        resumed = LOADERS[name]()
+        resumed.load_state_dict(state)
+        assert json.loads(json.dumps(resumed.state_dict())) == state, "it is the state that was loaded"
+        drawn = torch.get_rng_state()
+        for each in (copy.deepcopy(resumed), pickle.loads(pickle.dumps(resumed)), resumed):
+            torch.set_rng_state(drawn)
+            rest = [seen_in(batch) for _ in range(stop[0] + (stop[1] == "over"), EPOCHS) for batch in each]
+            assert before + rest == whole, stop
+
+
+@pytest.mark.parametrize("name", ["seed", "shuffle", "shared generator", "distributed"])
+def test_scripts_that_set_the_epoch(name: str) -> None:
+    same_as_never_stopped(LOADERS[name], sets_epoch=True)
+
+
+FEW: list[Stop] = [(0, 2), (0, "over"), (1, "iter"), (1, BATCHES), (1, "over")]
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["seed", "shuffle", "shared generator", "two generators", "replacement", "own sampler"]
+)
+def test_worker_processes(name: str, workers: int, persistent: bool) -> None:
+    same_as_never_stopped(lambda: LOADERS[name](num_workers=workers, persistent_workers=persistent), FEW)
+
+
+# ---- threads ahead of the user ---------------------------------------------------------------------------
+
+CROP = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=SAMPLES, per_class=1, sizes=(16, 20))
+
+
+PHOTO_LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
+    "seed": lambda d, **o: loader(d, shuffle=True, seed=2, **o),
+    "shuffle": lambda d, **o: loader(d, shuffle=True, **o),
+    "shuffle, generator": lambda d, **o: loader(d, shuffle=True, generator=seeded(), **o),
+    "two generators": lambda d, **o: loader(
+        d, sampler=RandomSampler(d, generator=seeded()), generator=seeded(6), **o
+    ),
+    "in order, generator": lambda d, **o: loader(d, generator=seeded(), **o),
+    "replacement": lambda d, **o: FastLoader(
+        d, 12, sampler=RandomSampler(d, True, 47, generator=(g := seeded())), generator=g, **o
+    ),
+    "own sampler": lambda d, **o: loader(d, sampler=Own(), generator=seeded(), **o),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize("name", PHOTO_LOADERS)
+def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) -> None:
+    """Also with what augmentation makes of the samples."""
+    same_as_never_stopped(
+        lambda: PHOTO_LOADERS[name](FastImageFolder(photos, CROP, threads=2), prefetch_batches=ahead)
+    )
+    if name == "shuffle, generator":
+        same_as_never_stopped(
+            lambda: accelerated(
+                DataLoader(
+                    ImageFolder(photos, CROP),
+                    SIZE,
+                    shuffle=True,
+                    generator=seeded(),
+                    num_workers=1,
+                    persistent_workers=True,
+                )
+            ),
+            FEW,
+        )
+
+
+def test_another_number_of_workers(photos: Path) -> None:
+    def make(workers: int) -> Make:
+        return lambda: PHOTO_LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
+
+    same_as_never_stopped(make(2), FEW[:3], again=make(0))
+    same_as_never_stopped(make(0), FEW[:3], again=make(1))
+
+
+# ---- others that draw from the same generator ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shuffle", "weighted, global"])
+def test_a_model_that_draws_from_torchs_generator(name: str) -> None:
+    """Dropout: what the script draws is the same as well, and so are the orders behind it."""
+
+    class Drawing:
+        def __init__(self) -> None:
+            self.loader = LOADERS[name]()
+            self.state_dict, self.load_state_dict = self.loader.state_dict, self.loader.load_state_dict
+
+        def __iter__(self) -> Iterator[Any]:
+            return ([batch, torch.rand(2)] for batch in iter(self.loader))
+
+    same_as_never_stopped(Drawing)
+
+
+@pytest.mark.parametrize("is_parts", [False, True])
+def test_a_generator_that_a_validation_loader_draws_from_too(is_parts: bool) -> None:
+    """Also within an epoch, as ``val_check_interval`` asks for."""
+
+    class Both:
+        def __init__(self) -> None:
+            generator = seeded()
+            # Of many it draws 32, and when these are taken, after the validation, the next.
+            sampler = RandomSampler(DATA, is_parts, 47 if is_parts else None, generator)
+            self.loader = FastLoader(DATA, 12 if is_parts else SIZE, sampler=sampler)
+            self.other = FastLoader(DATA, 4, shuffle=True, generator=generator)
+            self.state_dict, self.load_state_dict = self.loader.state_dict, self.loader.load_state_dict
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in self.loader:
+                yield [batch, *self.other]
+
+    stops: list[Stop] = [(epoch, where) for epoch in (0, 1) for where in (1, 2, 3, "over")]
+    if is_parts:
+        same_as_never_stopped(Both, [stop for stop in stops if stop[1] != 3])
+        with pytest.raises(OptionError, match="give the sampler a generator of its own"):
+            train(Both, (1, 3))
+    else:
+        same_as_never_stopped(Both, stops)
+
+
+def test_an_epoch_that_was_broken_off() -> None:
+    """The state is where it broke off; the number of the next epoch begins that one instead."""
+    for name in ("seed", "shuffle", "shared generator", "replacement, long", "own sampler"):
+        begin_process()
+        first = LOADERS[name]()
+        batches = [seen_in(batch) for _, batch in zip(range(2), first, strict=False)]
+        state = json.loads(json.dumps(first.state_dict()))
+        following = [seen_in(batch) for batch in first]
+        begin_process()
+        whole = [seen_in(batch) for batch in LOADERS[name]()]
+        begin_process()
+        second = LOADERS[name]()
+        second.load_state_dict(state)
+        assert batches + [seen_in(batch) for batch in second] == whole
+        if name != "own sampler":  # which has no numbers of epochs
+            begin_process()
+            third = LOADERS[name]()
+            third.load_state_dict(state)
+            third.set_epoch(1)
+            assert [seen_in(batch) for batch in third] == following, name

@@ -1,0 +1,395 @@
+"""Each trainer's own way to resume gives the samples of a run that was never stopped, or an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torchvision import transforms as v1
+
+from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
+from fastpipe.errors import OptionError
+from fastpipe.testing import photo_tree
+from fastpipe.torch import prepare
+
+_WHY = "needs the trainers: pip install lightning accelerate (make venv installs both)"
+pl = pytest.importorskip("lightning.pytorch", reason=_WHY)
+accelerate = pytest.importorskip("accelerate", reason=_WHY)
+
+pytestmark = pytest.mark.usefixtures("same_generators")
+
+EPOCHS, SAMPLES, SIZE, BATCHES = 3, 11, 3, 4
+CROP = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
+DATA = list(range(SAMPLES))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def seen_in(batch: Any) -> Any:
+    """Indices, or labels and what augmentation made of the images."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    images, labels = batch
+    return [labels.tolist(), images.double().sum((1, 2, 3)).tolist()]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_tree(tmp_path_factory.mktemp("photos"), classes=SAMPLES, per_class=1, sizes=(16, 20))
+
+
+class Own(Sampler[int]):
+    """A sampler of a script's, with the methods that torchdata asks for."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.rounds += 1
+        yield from ((self.rounds * 3 + number) % SAMPLES for number in range(SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rounds = state["rounds"]
+
+
+def with_generator(**options: Any) -> FastLoader[Any]:
+    generator = seeded()
+    return FastLoader(
+        DATA, SIZE, sampler=RandomSampler(DATA, generator=generator), generator=generator, **options
+    )
+
+
+LOADERS: dict[str, Callable[[Path], FastLoader[Any]]] = {
+    "seed": lambda path: FastLoader(DATA, SIZE, shuffle=True, seed=2),
+    "in order": lambda path: FastLoader(DATA, SIZE),
+    "shuffle": lambda path: FastLoader(DATA, SIZE, shuffle=True),
+    "generator": lambda path: FastLoader(DATA, SIZE, shuffle=True, generator=seeded()),
+    "sampler": lambda path: with_generator(),
+    "own sampler": lambda path: FastLoader(DATA, SIZE, sampler=Own()),
+    "workers": lambda path: with_generator(num_workers=1, persistent_workers=True),
+    "photos, seed": lambda path: FastLoader(FastImageFolder(path, CROP, seed=3), SIZE, shuffle=True),
+    "photos": lambda path: FastLoader(FastImageFolder(path, CROP), SIZE, shuffle=True),
+    "photos of a seed with workers": lambda path: FastLoader(
+        FastImageFolder(path, CROP, seed=3), SIZE, shuffle=True, num_workers=1
+    ),
+}
+
+# ---- Accelerate -------------------------------------------------------------------------------------------
+
+
+def accelerated(
+    make: Callable[[], FastLoader[Any]], folder: Path, stop: tuple[int, Any] | None, resumes: bool, how: str
+) -> list[Any]:
+    """A script after Accelerate's ``checkpointing.py``; stops behind a batch of an epoch, or its end."""
+    torch.manual_seed(1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = prepare(accelerator, make())
+    seen, first, step = [], 0, 0
+    if resumes:
+        accelerator.load_state(folder)
+        first, step = json.loads((folder / "where").read_text())
+    for epoch in range(first, EPOCHS):
+        if how == "set_epoch":
+            loader.set_epoch(epoch)
+        batches = loader
+        if resumes and epoch == first and how != "just iterate":
+            batches = accelerator.skip_first_batches(loader, step)
+            assert len(batches) == BATCHES - step
+        for number, batch in enumerate(batches, 1):
+            seen.append([seen_in(batch), float(torch.rand(()))])
+            if stop == (epoch, number):
+                accelerator.save_state(folder)
+                total = epoch * BATCHES + number + (step if resumes and epoch == first else 0)
+                (folder / "where").write_text(json.dumps(divmod(total, BATCHES)))
+                accelerator.free_memory()
+                return seen
+        if stop == (epoch, "over"):
+            accelerator.save_state(folder)
+            (folder / "where").write_text(json.dumps([epoch + 1, 0]))
+            accelerator.free_memory()
+            return seen
+    accelerator.free_memory()
+    return seen
+
+
+@pytest.mark.parametrize("how", ["skip", "set_epoch", "just iterate"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_accelerates_recipe(photos: Path, tmp_path: Path, name: str, how: str) -> None:
+    """Behind each batch, and again in the epoch that was resumed; what the model draws is the same too."""
+
+    def run(stop: Any = None, resumes: bool = False) -> list[Any]:
+        return accelerated(lambda: LOADERS[name](photos), tmp_path, stop, resumes, how)
+
+    whole = run()
+    assert len(whole) == EPOCHS * BATCHES
+    for stop in [(0, 1), (0, 3), (0, BATCHES), (0, "over"), (1, 2), (1, "over")]:
+        assert run(stop) + run(resumes=True) == whole, stop
+    assert run((1, 1)) + run((1, 2), resumes=True) + run(resumes=True) == whole
+
+
+def test_skipping_without_a_state() -> None:
+    """It counts from the begin of the next epoch, each time that one iterates over it."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = prepare(accelerator, FastLoader(DATA, SIZE, shuffle=True, seed=2))
+    epochs = [[seen_in(batch) for batch in loader] for _ in range(4)]
+    again = prepare(accelerator, FastLoader(DATA, SIZE, shuffle=True, seed=2))
+    rest = accelerator.skip_first_batches(again, 3)
+    assert [seen_in(batch) for batch in rest] == epochs[0][3:]
+    assert [seen_in(batch) for batch in rest] == epochs[1][3:]
+    assert [seen_in(batch) for batch in accelerator.skip_first_batches(again, 9)] == []
+    assert [seen_in(batch) for batch in again] == epochs[3]
+    assert rest.batch_size == SIZE and rest.state_dict() == again.state_dict()
+    again.set_epoch(1)
+    assert [seen_in(batch) for batch in accelerator.skip_first_batches(again, 1)] == epochs[1][1:]
+    # Another loader's is Accelerate's own.
+    stock = accelerator.prepare(DataLoader(DATA, SIZE))
+    assert [seen_in(batch) for batch in accelerator.skip_first_batches(stock, 3)] == [[9, 10]]
+    accelerator.free_memory()
+
+
+def test_more_or_fewer_than_the_state_says(photos: Path) -> None:
+    for name in ("seed", "shuffle", "generator", "own sampler", "photos"):
+        accelerator = accelerate.Accelerator(cpu=True)
+        torch.manual_seed(1)
+        loader = prepare(accelerator, LOADERS[name](photos))
+        batches, state = [], None
+        for batch in loader:
+            batches.append(seen_in(batch))
+            state = loader.state_dict() if len(batches) == 2 else state
+        following = [seen_in(batch) for batch in loader]
+        for count in range(BATCHES + 1):
+            loader.load_state_dict(state)
+            rest = accelerator.skip_first_batches(loader, count)
+            assert [seen_in(batch) for batch in rest] == batches[count:], (name, count)
+        assert [seen_in(batch) for batch in loader] == following, name
+        accelerator.free_memory()
+
+
+def test_what_cannot_be_skipped_is_an_error(photos: Path, tmp_path: Path) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def refused(match: str, loader: Any, count: int = 2) -> None:
+        with pytest.raises(OptionError, match=match):
+            list(accelerator.skip_first_batches(loader, count))
+
+    for name in ("shuffle", "generator", "photos"):
+        refused(r"whose order is drawn.*give the loader a seed=", prepare(accelerator, LOADERS[name](photos)))
+    refused("must be from 0, got -1", prepare(accelerator, LOADERS["seed"](photos)), -1)
+    bad = photo_tree(tmp_path / "bad", classes=4, per_class=3, sizes=(16, 20))
+    sorted(bad.rglob("*.jpg"))[4].write_bytes(b"not an image")
+    dataset = FastImageFolder(bad, CROP, bad_samples=BadSamples("skip"))
+    loader = prepare(accelerator, FastLoader(dataset, SIZE, shuffle=True, seed=2))
+    refused("bad_samples='skip' fills batches up: load", loader)
+    batches, states = [], []
+    for batch in loader:
+        batches.append(seen_in(batch))
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[1])
+    assert [seen_in(batch) for batch in accelerator.skip_first_batches(loader, 2)] == batches[2:]
+    loader.load_state_dict(states[1])
+    refused("load the loader's state, and skip as many", loader, 1)
+    # Accelerate's function would make a plain loader, without device, seed and augmentation.
+    plain = accelerate.skip_first_batches(prepare(accelerator, LOADERS["photos, seed"](photos)), 2)
+    with pytest.raises(OptionError, match=r"use accelerator\.skip_first_batches\(loader, number\)"):
+        next(iter(plain))
+    accelerator.free_memory()
+
+
+SCRIPT = """
+import json, sys
+import torch
+from accelerate import Accelerator
+from fastpipe import FastLoader
+from fastpipe.torch import prepare
+
+folder, mode = sys.argv[1:]
+torch.manual_seed(1)
+accelerator = Accelerator(cpu=True)
+loader = prepare(accelerator, FastLoader(list(range(24)), batch_size=3, shuffle=True))
+first, step = 0, 0
+if mode == "again":
+    accelerator.load_state(folder)
+    first, step = 1, 3
+for epoch in range(first, 3):
+    batches = accelerator.skip_first_batches(loader, step) if step and epoch == first else loader
+    for number, batch in enumerate(batches, 1):
+        print(json.dumps(batch.tolist()))
+        if (mode, epoch, number) == ("stopped", 1, 3):
+            accelerator.save_state(folder)
+            sys.exit()
+"""
+
+
+@pytest.mark.slow  # three processes that import Accelerate
+def test_accelerates_recipe_in_new_processes(tmp_path: Path) -> None:
+    def run(mode: str) -> list[Any]:
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "state"), mode]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return [json.loads(line) for line in ran.stdout.splitlines()]
+
+    whole = run("whole")
+    assert len(whole) == 24
+    assert run("stopped") + run("again") == whole
+
+
+# ---- Hugging Face's Trainer -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, Shuffle(unit="sample")])
+def test_hugging_faces_trainer(shuffle: Any) -> None:
+    """Its loop sets each epoch's number, and skips by ``accelerate.skip_first_batches``, without a state; with
+    ``ignore_data_skip`` it begins the epoch anew."""
+
+    def run(first: int, step: int) -> list[Any]:
+        loader = FastLoader(DATA, SIZE, shuffle=shuffle, seed=2)
+        seen = []
+        for epoch in range(first, EPOCHS):
+            batches: Any = loader
+            loader.set_epoch(epoch)
+            if step and epoch == first:
+                batches = accelerate.skip_first_batches(loader, step)
+            seen += [seen_in(batch) for batch in batches]
+        return seen
+
+    whole = run(0, 0)
+    for epoch, step in [(0, 2), (1, 0), (1, 1), (1, 3), (2, 2)]:
+        assert run(epoch, step) == whole[epoch * BATCHES + step :]
+
+
+def test_a_loader_that_accelerate_made_plain_has_the_seeds_order() -> None:
+    """Also once the loader that it was made of is gone."""
+    expected = FastLoader(DATA, SIZE, shuffle=True, seed=2)
+    accelerator = accelerate.Accelerator(cpu=True)
+    plain = accelerator.prepare(FastLoader(DATA, SIZE, shuffle=True, seed=2))
+    for _ in range(EPOCHS):
+        assert [seen_in(batch) for batch in plain] == [seen_in(batch) for batch in expected]
+    accelerator.free_memory()
+
+
+def test_skipping_in_a_loader_that_is_not_prepared() -> None:
+    loader = FastLoader(DATA, SIZE, shuffle=True, seed=2)
+    epochs = [[seen_in(batch) for batch in loader] for _ in range(3)]
+    again = FastLoader(DATA, SIZE, shuffle=True, seed=2)
+    state = None
+    for _ in again:
+        state = again.state_dict()
+        break
+    again.load_state_dict(state)
+    rest = accelerate.skip_first_batches(again, 1)
+    assert [seen_in(batch) for batch in rest] == epochs[0][1:], "the epoch of the state"
+    assert [seen_in(batch) for batch in again] == epochs[1]
+
+
+# ---- Lightning --------------------------------------------------------------------------------------------
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        self.seen.append((self.current_epoch, seen_in(batch)))
+        return self.weight.sum()
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class SaveEach(pl.Callback):
+    """Checkpoints after each batch, validation and epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _save(self, trainer: Any, name: str) -> None:
+        if not trainer.sanity_checking:
+            trainer.save_checkpoint(self._folder / f"{name}-{trainer.global_step}.ckpt")
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self._save(trainer, "step")
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        self._save(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        self._save(trainer, "epoch")
+
+
+def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **options: Any) -> list[Any]:
+    torch.manual_seed(1)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_epochs=EPOCHS, default_root_dir=folder,
+        callbacks=[] if start else [SaveEach(folder)], **options,
+    )  # fmt: skip
+    module = Module()
+    trainer.fit(module, make(), DataLoader(DATA, 4), ckpt_path=start, weights_only=False)
+    return module.seen
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
+)
+@pytest.mark.few(5)
+@pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"limit_val_batches": 0}], ids=str)
+@pytest.mark.parametrize("name", [name for name in LOADERS if name != "photos of a seed with workers"])
+def test_lightning(photos: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    def make() -> FastLoader[Any]:
+        return LOADERS[name](photos)
+
+    whole = fit(make, tmp_path, **options)
+    # Of a checkpoint from ``on_train_epoch_end`` Lightning may load no loader's state; a seed does without.
+    kinds = ("step", "validation", *(["epoch"] if "seed" in name or name == "in order" else []))
+    paths = [path for kind in kinds for path in sorted(tmp_path.glob(f"{kind}-*.ckpt"))]
+    for path in paths:
+        step = int(path.stem.split("-")[1])
+        if step in (1, 4, 6, 8):
+            assert fit(make, tmp_path, path, **options) == whole[step:], path.name
+
+
+# ---- others -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["seed", "shuffle", "generator", "sampler", "photos, seed"])
+def test_composers_way(photos: Path, name: str) -> None:
+    """Each epoch that is over is begun and left, and of this one so many batches are dropped.  A sampler draws
+    at an epoch's end as well, from a generator of its own: those are as with torch's loader."""
+
+    def run(make: Callable[[], Any], first: int, step: int) -> list[Any]:
+        torch.manual_seed(1)
+        loader = make()
+        for _ in range(first):
+            for _ in loader:
+                break
+        return [seen_in(batch) for _ in range(first, EPOCHS) for batch in loader][step:]
+
+    def make() -> FastLoader[Any]:
+        return LOADERS[name](photos)
+
+    whole = run(make, 0, 0)
+    for first, step in [(0, 2), (1, 0), (2, 1)]:
+        if name in ("generator", "sampler"):
+            assert run(make, first, step) == run(lambda: make().reference(), first, step)
+        else:
+            assert run(make, first, step) == whole[first * BATCHES + step :]
