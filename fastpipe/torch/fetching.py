@@ -147,11 +147,11 @@ class _Epoch:
         For an iterator that asks for indices early: those requests are not counted then.
         """
         self._requests = None
-        if self._asked_sampler is not None:
-            self._asked_sampler.count(self._replays + requests)
-        self._reach(requests)
+        self._count(requests)
 
-    def _reach(self, requests: int) -> None:
+    def _count(self, requests: int) -> None:
+        if self.is_free and self._asked_sampler is not None:
+            self._asked_sampler.count(self._replays + requests)
         if self._random is not None:
             self._random.reach(self._replays + requests)
 
@@ -163,7 +163,7 @@ class _Epoch:
         finally:
             if self._requests is not None:
                 self._requests += 1
-                self._reach(self._requests)
+                self._count(self._requests)
         if self._ahead is not None and self._batches.lookout is not None:
             indices = asked.indices if isinstance(asked, KeyedIndices) else asked
             self._batches.lookout.asked(indices if hasattr(indices, "__len__") else [indices])
