@@ -143,7 +143,10 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
             first, pages = series.keyframe, series.pages
             shape = tuple(map(int, series.shape))
             if any(one is not None and one.parent is not file for one in pages):
-                raise VolumeError(f"{path} refers to pages in other files: name the folder of the slices")
+                raise VolumeError(
+                    f"{path} refers to pages in other files: write its series to one file, as "
+                    "tifffile.imwrite(file, tifffile.imread(path)) does"
+                )
             # tifffile takes pages for alike whose strips are not.
             is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
             page = _page(first, file.byteorder, shape, len(pages), is_raw)

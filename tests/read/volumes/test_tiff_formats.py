@@ -265,6 +265,16 @@ def ome_without_a_page(path: Path) -> None:
     tifffile.imwrite(path, ramp((4, 33, 29)), description=text, metadata=None, photometric="minisblack")
 
 
+def ome_with_a_page_elsewhere(path: Path) -> None:
+    named = '<TiffData FirstZ="{}" IFD="0" PlaneCount="1"><UUID FileName="{}">urn:uuid:{}</UUID></TiffData>'
+    inside = "".join(named.format(z, name, name[0] * 8) for z, name in enumerate(("x.tif", "y.tif")))
+    for name in ("x.tif", "y.tif"):
+        text = ome("XYZCT", 1, 2, 1, inside).replace(
+            b"<OME ", f'<OME UUID="urn:uuid:{name[0] * 8}" '.encode()
+        )
+        tifffile.imwrite(path.parent / name, PAGE, description=text, metadata=None, photometric="minisblack")
+
+
 def tiles_of_some_depth(path: Path) -> None:
     tifffile.imwrite(path, ramp((32, 64, 48)), volumetric=True, tile=(16, 16, 16), photometric="minisblack")
 
@@ -282,7 +292,8 @@ def samples_of_no_type(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "why"),
     [
-        (ome_without_a_page, "it misses pages"), (tiles_of_some_depth, "a depth of their own"),
+        (ome_without_a_page, "it misses pages"),
+        (ome_with_a_page_elsewhere, "refers to pages in other files: write its series to one file"), (tiles_of_some_depth, "a depth of their own"),
         (strips_without_rows, "its strips have 0 rows"), (samples_of_no_type, "a format that NumPy has not"),
     ],
 )  # fmt: skip
