@@ -169,6 +169,11 @@ def _through_library(facts: DatasetFacts, place: _Place) -> Iterator[Advice]:
         yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec lzf"),))
     elif facts.storage in ("virtual", "external"):
         yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec none"),))
+    elif "never written" in facts.why:
+        yield Advice(facts.path, "through h5py", text, (place.repack(facts, "--codec keep"),))
+    elif "which chunk" in facts.why:
+        remedy = "a file written without libver=, whose list of chunks h5py gets right; or worker processes"
+        yield Advice(facts.path, "through h5py", text, (remedy,))
     else:
         remedy = "worker processes, each with an HDF5 library; or elements of a fixed size in NumPy's form"
         yield Advice(facts.path, "through h5py", text, (remedy,))

@@ -188,6 +188,16 @@ def test_which_advice(tmp_path: Path, make: Make, expected: list[str]) -> None:
     assert kinds(facts_of(tmp_path, make)) == expected
 
 
+def test_advice_where_the_library_is_needed_for_chunks(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+        file.create_dataset("a", (1024, 1024), "f4", chunks=(64, 64), fill_time="never")
+        file.create_dataset("b", data=np.ones((1024, 1024)), chunks=(64, 64), maxshape=(1024, None))
+    advice = advise(inspect_file(tmp_path / "x.h5", 1, 256), "x.h5", 256, None)
+    remedies = {one.dataset: one.remedies for one in advice if one.kind == "through h5py"}
+    assert "fastpipe repack" in remedies["/a"][0] and "--codec keep" in remedies["/a"][0]
+    assert "without libver=" in remedies["/b"][0]
+
+
 def test_huge_chunks(tmp_path: Path) -> None:
     def make(file: Any) -> None:
         file.create_dataset("x", (4096, 4096), "u1", chunks=(4096, 4096), compression="lzf")

@@ -48,8 +48,8 @@ class Layout(NamedTuple):
         offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
             for one that was never written.
         sizes: int64 (chunks,): bytes of each in the file.
-        masks: uint32 (chunks,): bit i says that filter i was left out; of chunks that reach beyond the shape
-            all are, where the dataset's filters are not applied to these.
+        masks: uint32 (chunks,): bit i says that filter i was left out; all bits are set for chunks that reach
+            beyond the shape, if the dataset does not filter them.
         inside: all data of the kind ``"compact"``; else empty.
         library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
         shown: what messages call the file, where it is not its path: the URL that it was copied from.
@@ -98,7 +98,7 @@ def read_layout(
             places = _chunks(dataset, properties, chunk)
         else:
             places = _kept_chunks(dataset, properties, chunk, tables, status)
-        why = _why_not_these(properties, filters, kind, shape, places)
+        why = _why_not_such_places(properties, filters, kind, shape, places)
     if why or places is None:
         none = np.empty(0, np.int64)
         chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
@@ -116,7 +116,7 @@ def read_layout(
 
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
-    """Why a dataset is read through the library, in words; empty if it is of a kind that is known here."""
+    """Return why a dataset is read through the library, in words; empty if its kind is known here."""
     h5t = require("h5py.h5t", extra="hdf5")
     dtype, layout = dataset.dtype, properties.get_layout()
     if layout == _VIRTUAL:
@@ -138,10 +138,10 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
     return ""
 
 
-def _why_not_these(
+def _why_not_such_places(
     properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | None
 ) -> str:
-    """Why a dataset is read through the library, from where its bytes are; empty if all is clear."""
+    """Return why a dataset is read through the library, judged by its chunks; empty if it is not."""
     if places is None:
         return "the library does not say for certain which chunk is where"
     offsets, _, masks = places

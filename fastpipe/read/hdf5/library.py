@@ -116,7 +116,7 @@ def leaves_out_user_block() -> bool:
 
 
 def _in_memory(**options: Any) -> Any:
-    """A new ``h5py.File`` in memory, in the newest form."""
+    """Return a new ``h5py.File`` in memory, in the newest form."""
     name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
     return require("h5py", extra="hdf5").File(
         name, "w", driver="core", backing_store=False, libver="latest", **options
