@@ -29,7 +29,7 @@ def small_net() -> nn.Sequential:
 def train(model: nn.Module, path: str, epochs: int, plain: bool = False) -> list[float]:
     dataset = FastHDF5Dataset(path, ["segments", "labels"], sample_dims=3)
     masked = None if plain else augment.SpecAugment(1, 4, 1, 8)
-    loader = FastLoader(dataset, batch_size=256, shuffle=True, augment=masked)
+    loader = FastLoader(dataset, batch_size=256, shuffle=True, num_workers=2, augment=masked)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses = []
     for epoch in range(epochs):

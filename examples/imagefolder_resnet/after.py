@@ -30,7 +30,7 @@ def training_data(
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ])  # fmt: skip
     dataset = FastImageFolder(folder, transform)
-    return FastLoader(dataset, batch_size=batch_size, shuffle=True, augment="auto")
+    return FastLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=2, augment="auto")
 
 
 def main(folder: str, steps: int = 20, plain: bool = False) -> list[float]:

@@ -36,7 +36,7 @@ def main(folder: str, steps: int = 20, plain: bool = False) -> list[float]:
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ])  # fmt: skip
     dataset = FastImageFolder(folder, transform, classes=choose, stage=STAGE)
-    loader = FastLoader(dataset, batch_size=32, shuffle=True)
+    loader = FastLoader(dataset, batch_size=32, shuffle=True, num_workers=8)
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = models.resnet18(num_classes=len(dataset.classes)).to(device)

@@ -86,7 +86,9 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
     specs.append(
         LoaderSpec("fastloader-uint8", f"{label}, uint8", "fastpipe", 0, "uint8", "normalise on the device")
     )
-    specs.append(LoaderSpec("fastloader-workers1", f"{label}(num_workers=1)", "fastpipe", 1))
+    specs.append(
+        LoaderSpec("fastloader-workers1", f'{label}(num_workers=1, workers="processes")', "fastpipe", 1)
+    )
     note = "a pipeline of DALI's decodes, threads do the rest"
     specs.append(
         LoaderSpec("fastloader-dali", f'{label}, Decode("dali")', "fastpipe", note=note, backend="dali")

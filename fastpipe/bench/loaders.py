@@ -153,8 +153,10 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
     stock = require("torch.utils.data", extra="torch").DataLoader
     kind = fastpipe.FastLoader if spec.group == "fastpipe" and not spec.is_accelerated else stock
     own: dict[str, Any] = {} if spec.augment is None else {"augment": spec.augment}
+    is_own = kind is fastpipe.FastLoader
+    if is_own and spec.num_workers:
+        own["workers"] = "processes"
     if spec.device is not None:
-        is_own = kind is fastpipe.FastLoader
         own |= {"device": spec.device} if is_own else {"pin_memory": spec.device != "cpu"}
     loader: Any = kind(
         dataset,

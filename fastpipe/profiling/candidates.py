@@ -16,7 +16,7 @@ from fastpipe.profiling.near import of_staged
 from fastpipe.profiling.swap_images import of_images
 from fastpipe.profiling.swaps import accelerated, of_folders, of_rows, of_tables, of_volumes
 from fastpipe.profiling.timed import Account
-from fastpipe.profiling.watching import Watched, is_fast, is_map_style
+from fastpipe.profiling.watching import Watched, is_fast, is_map_style, processes_of
 from fastpipe.profiling.worker_info import uses_worker_info
 
 __all__ = ["candidates"]
@@ -75,7 +75,7 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
     """A loader of fastpipe's with its batches made in processes, or without any; and its transform split."""
     loader = watched.loader
-    now = loader.num_workers
+    now = processes_of(loader)
     ways: list[tuple[str, str, int, dict[str, Any]]] = [
         ('augment="auto"', "other draws of the same augmentation, made for whole batches", now,
          {"augment": "split"}),
@@ -83,9 +83,9 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
     for workers in dict.fromkeys((cores, 0)):
         if workers != now and is_map_style(loader.dataset):
             who = "so many processes make batches" if workers else "threads of this process make the batches"
-            ways.append(
-                (f"num_workers={workers} in the place of {now}", who, workers, {"num_workers": workers})
-            )
+            options = {"num_workers": workers, "workers": "processes"} if workers else {"workers": "threads"}
+            what = " and ".join(f"{name}={value!r}" for name, value in options.items())
+            ways.append((what, who, workers, options))
     for what, why, workers, options in ways:
         other = accelerated(loader, options)
         if other is not None:

@@ -11,7 +11,7 @@ from fastpipe.profiling.candidate import GAIN, place_of
 from fastpipe.profiling.copying import Copies
 from fastpipe.profiling.findings import Advice
 from fastpipe.profiling.report import Report
-from fastpipe.profiling.watching import Watched
+from fastpipe.profiling.watching import Watched, processes_of
 
 __all__ = ["pin_advice", "start_advice"]
 
@@ -48,7 +48,7 @@ def start_advice(watched: Watched, report: Report) -> Iterator[Advice]:
     """
     loader = watched.loader
     starts, steps = watched.loop.epoch_starts, _length(loader)
-    if getattr(loader, "persistent_workers", True) or not getattr(loader, "num_workers", 0):
+    if getattr(loader, "persistent_workers", True) or not processes_of(loader):
         return
     if len(starts) < 2 or steps is None or not report.step_s:
         return

@@ -32,7 +32,7 @@ from fastpipe.profiling.timed import (
     Witness,
 )
 
-__all__ = ["Watch", "Watched", "is_fast", "is_map_style"]
+__all__ = ["Watch", "Watched", "is_fast", "is_map_style", "processes_of"]
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
@@ -68,9 +68,7 @@ class Watched:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
         self.first = loader
         # Of workers that stay an epoch's first batch is waited for as long as they take to make it.
-        loop.counts_starts = bool(
-            getattr(loader, "num_workers", 0) and getattr(loader, "persistent_workers", False)
-        )
+        loop.counts_starts = bool(processes_of(loader) and getattr(loader, "persistent_workers", False))
         self.witness: Seer | None = None
         self.view: Any = None
         self.is_opaque = False
@@ -322,6 +320,11 @@ def _no_loop(loader: Any) -> Loop:
 def is_fast(loader: Any) -> bool:
     """Whether a loader is one of fastpipe's own."""
     return type(loader).__module__.partition(".")[0] == "fastpipe"
+
+
+def processes_of(loader: Any) -> int:
+    """Return how many worker processes make a loader's batches: in fastpipe's loaders threads may."""
+    return int(getattr(loader, "num_processes", getattr(loader, "num_workers", 0)) or 0)
 
 
 def is_map_style(dataset: Any) -> bool:

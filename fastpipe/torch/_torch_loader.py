@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, _utils
@@ -31,6 +31,7 @@ from torch.utils.data.dataloader import (
 from fastpipe._nvtx import ranged
 from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
+from fastpipe.torch.advice import Advice
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.due import DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
@@ -55,6 +56,7 @@ class LoaderView:
         seed: seed of the keys, or None for the loader's base seed.
         worker_init_fn: runs first in each worker.
         delivery: what is done to a batch on its way to the user; None for nothing.
+        advice: watches how long batches are waited for.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class LoaderView:
         batches: IndexBatches,
         seed: int | None,
         worker_init_fn: WorkerInit,
-        delivery: Delivery | None = None,
+        delivery: Delivery | None,
+        advice: Advice,
     ) -> None:
-        self._loader = loader
+        self._loader, self.advice = loader, advice
         self.dataset, self._index_sampler, self.worker_init_fn = dataset, batches, worker_init_fn
         self.delivery = delivery
         if seed is not None and loader.collate_fn is not _utils.collate.default_collate:
@@ -101,10 +104,11 @@ def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
 
 
 class _Counting(_BaseDataLoaderIter):
-    """Counts what the user has received, and hands batches to the view's delivery."""
+    """Counts what the user has asked for and received, and hands batches to the view's delivery."""
 
     def __init__(self, view: LoaderView) -> None:
-        self._delivery = view.delivery
+        self._delivery, self._advice = view.delivery, view.advice
+        self._asked_for = 0  # batches, in this epoch
         # Index batches taken by the batch given last, and samples of the next, if not one each.
         self.how_far: tuple[int, int] | None = None
         view._index_sampler.order.draw_again()
@@ -125,6 +129,7 @@ class _Counting(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._delivery is not None:
             self._delivery.reset()
+        self._asked_for = 0
         if not first_iter:
             self._index_sampler.order.draw_again()
         super()._reset(loader, first_iter)
@@ -138,6 +143,7 @@ class _Counting(_BaseDataLoaderIter):
     def _counted(self) -> Any:
         if not self._num_yielded:
             self._restart_if_stale()
+        self._asked_for += 1
         try:
             # torch's entry in a profile costs as much as all the rest, also when nobody profiles.
             if torch._C._autograd._profiler_enabled():
@@ -161,6 +167,10 @@ class _Counting(_BaseDataLoaderIter):
         """Whether the next batch is there already."""
         return False
 
+    def took_back(self) -> bool:
+        """Take back the batch that was given last, if what it was made by has changed since."""
+        return False
+
     def _restart_if_stale(self) -> None:
         """Begin again if ``set_epoch`` came between ``iter`` and the first batch, as trainers do it."""
         progress = self._progress()
@@ -168,7 +178,8 @@ class _Counting(_BaseDataLoaderIter):
             self._reset(_NO_LENGTH)
 
     def _delivered(self) -> Any:
-        return self._next_data() if self._delivery is None else self._delivery.next(self)
+        with self._advice.watched():
+            return self._next_data() if self._delivery is None else self._delivery.next(self)
 
     def _progress(self) -> Progress | None:
         progress: Progress | None = self._sampler_iter.progress
@@ -193,6 +204,27 @@ class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
 class _WorkerIterator(_Counting, WatchedWorkers):
     """torch's iterator with workers."""
 
+    _requests = _owed = 0
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._requests = self._owed = 0
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self) -> None:
+        # torch asks the sampler whenever it takes a batch from a worker.  The delivery may take one early, as
+        # soon as it is there; the sampler is then asked when the script asks for that batch.
+        if self._requests < self._num_workers * self._prefetch_factor + self._asked_for:
+            self._requests += 1
+            super()._try_put_index()
+        else:
+            self._owed += 1
+
+    def _delivered(self) -> Any:
+        owed, self._owed = self._owed, 0
+        for _ in range(owed):
+            self._try_put_index()
+        return super()._delivered()
+
     def is_ready(self) -> bool:
         """Whether the next batch is there already."""
         info = self._task_info.get(self._rcvd_idx, ())
@@ -202,9 +234,13 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 class ThreadedIterator(_Counting):
     """Takes batches from a source's threads; the next ones are made while one is used.
 
-    Life cycle: batches begin when the first is asked for and are begun in order, up to
-    ``depth`` ahead.  Dropping the iterator, or an error in it, cancels what is not finished.
-    An error of a batch is raised when that batch is due; the next call goes on behind it.
+    Life cycle: batches are begun in order, up to ``depth`` ahead.  Dropping the iterator, or an error in
+    it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next call
+    goes on behind it.
+
+    The script's sampler is asked as often as the batches handed out say, never as threads happen to be
+    fast: ``early`` requests before the first batch, then one for each.  Only an order that nothing of the
+    script's can watch is taken as the threads need it.
 
     Args:
         view: the loader's view.
@@ -213,30 +249,71 @@ class ThreadedIterator(_Counting):
         spare: bytes of batches that may be begun beyond that, rather than that threads have nothing
             to do while one slow sample holds up the batch that is due.
         refill: batch size to fill up to when samples were left out, or None.
+        early: requests to the sampler beyond the batches asked for.
+        stands_for_workers: whether the first are made at once, as by worker processes, and not with the
+            first batch.
     """
 
-    def __init__(self, view: LoaderView, source: Source, depth: int, spare: int, refill: int | None) -> None:
+    def __init__(
+        self, view: LoaderView, source: Source, depth: int, spare: int, refill: int | None,
+        early: int, stands_for_workers: bool,
+    ) -> None:  # fmt: skip
         super().__init__(view)
-        if self._timeout != 0:  # as torch's iterator without workers has it
+        if self._timeout != 0 and not stands_for_workers:  # as torch's iterator without workers has it
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._spare, self._refill = source, depth, spare, refill
-        self._pending: deque[tuple[KeyedIndices | None, Any]] = deque()
+        self._early, self._stands_for_workers = early, stands_for_workers
+        self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
+        self._state: object = None  # by which the batch given last was made
         self._left: Sequence[Any] = []
         self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
         self._taken = 0
         self._nothing: Exception | None = None  # why a batch had no sample
+        # What the sampler gave and is not begun; apart from `_pending`, which the finalizer keeps: the
+        # tracebacks of errors refer to this object.
+        self._indices: deque[KeyedIndices | DueError] = deque()
+        self._requests = 0
         self._exhausted = False
-        # Apart from ``_pending``, which the finalizer keeps: their tracebacks refer to this object.
         self._errors: deque[DueError] = deque()
         self._close = weakref.finalize(self, _cancel_all, source, self._pending)
         self._close.atexit = False
+        if stands_for_workers:
+            self._ask_sampler()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         _cancel_all(self._source, self._pending)  # of the epoch that is not wanted any more
         self._errors.clear()
-        self._left, self._taken, self._nothing, self._exhausted = [], 0, None, False
+        self._indices.clear()
+        self._left, self._taken, self._nothing = [], 0, None
+        self._requests, self._exhausted = 0, False
+        if self._stands_for_workers:
+            self._ask_sampler()
+
+    def _delivered(self) -> Any:
+        self._ask_sampler()
+        return super()._delivered()
+
+    def _ask_sampler(self) -> None:
+        """Ask the sampler for as many index batches as a ``DataLoader`` would have asked for by now."""
+        epoch, due = self._sampler_iter, self._early + self._asked_for
+        if epoch.is_free:
+            if not self._requests:
+                self._request()  # an order is drawn now
+            epoch.reach(due if self._stands_for_workers else self._asked_for)
+        else:
+            while self._requests < due and not self._exhausted:
+                self._request()
+
+    def _request(self) -> None:
+        self._requests += 1
+        try:
+            self._indices.append(self._next_index())  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._exhausted = True
+        except Exception as error:
+            self._indices.append(DueError(error))
 
     def _next_data(self) -> Any:
         # A list, or what can take the place of one.
@@ -259,10 +336,13 @@ class ThreadedIterator(_Counting):
         self._begin_batches()
         if not self._pending:
             raise StopIteration
-        self._asked, batch = self._pending.popleft()
+        self._asked, batch, self._state = self._pending.popleft()
         if batch is _ERROR:
-            self._exhausted = False  # the sampler may have more to give
             raise self._errors.popleft().take()
+        assert self._asked is not None
+        if self._state != self._source.transform_state():  # changed since: as if it were made now
+            self._source.cancel(batch)
+            _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:
             self._keep_threads_busy(batch)
@@ -308,52 +388,79 @@ class ThreadedIterator(_Counting):
         self.how_far = taken, self._left_numbers[-left] if left else 0
 
     def is_ready(self) -> bool:
-        """Whether the next batch is there already."""
-        if not self._pending:
+        """Whether the next batch is there already, and may be taken before the script asks for it."""
+        if not self._pending or self._refill is not None or self._runs_user_code():
             return False
-        _, batch = self._pending[0]
-        return batch is not _ERROR and self._refill is None and self._source.is_done(batch)
+        batch = self._pending[0].batch
+        return batch is not _ERROR and self._source.is_done(batch)
+
+    def _runs_user_code(self) -> bool:
+        is_ours = self._collate_fn in (_utils.collate.default_collate, collate_unfinished)
+        return not is_ours or self._source.runs_user_code
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._delivery is None else self._delivery.on_stream()
 
     def _begin_batches(self) -> None:
-        while not self._exhausted and len(self._pending) <= self._depth:
-            self._begin_batch()
+        while len(self._pending) <= self._depth and self._begin_batch():
+            pass
 
-    def _begin_batch(self) -> None:
+    def _begin_batch(self) -> bool:
+        """Begin the next batch, if the sampler may be asked for it or has given it; whether it was begun."""
+        if not self._indices and not self._exhausted and (self._sampler_iter.is_free or not self._pending):
+            self._request()
+        if not self._indices:
+            return False
+        asked = self._indices.popleft()
         try:
-            asked = self._next_index()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            self._exhausted = True
-            return
+            if isinstance(asked, DueError):
+                raise asked.take()
+            self._pending.append(self._begun(asked))
         except Exception as error:
-            self._pending.append((None, _ERROR))
             self._errors.append(DueError(error))
-            self._exhausted = True  # until the error has been raised
-            return
-        try:
-            batch: Any = self._source.start(asked.indices, asked.key(self._base_seed))
-        except Exception as error:
-            batch = _ERROR
-            self._errors.append(DueError(error))
-        self._pending.append((asked, batch))
+            self._pending.append(_Begun(None, _ERROR, None))
+        return True
+
+    def _begun(self, asked: KeyedIndices) -> _Begun:
+        state = self._source.transform_state()
+        with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
+            return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
+
+    def took_back(self) -> bool:
+        """Take back the batch that was given last, if what it was made by has changed since."""
+        if self._asked is None or self._state == self._source.transform_state():
+            return False
+        self._pending.appendleft(self._begun(self._asked))
+        return True
 
     def _keep_threads_busy(self, due: Any) -> None:
         """Begin further batches while a slow sample of the batch that is due is made by one thread and
         the others have nothing left to begin."""
         nbytes = self._source.nbytes(due)
-        while nbytes and not self._exhausted and self._pending:
-            last = self._pending[-1][1]
+        while nbytes and self._pending:
+            last = self._pending[-1].batch
             if (len(self._pending) - self._depth) * nbytes >= self._spare or last is _ERROR:
                 return
-            if self._source.wait_for_either(due, last):
+            if self._source.wait_for_either(due, last) or not self._begin_batch():
                 return
-            self._begin_batch()
 
 
-def _cancel_all(source: Source, pending: deque[tuple[KeyedIndices | None, Any]]) -> None:
+class _Begun(NamedTuple):
+    """A batch that was begun.
+
+    Attributes:
+        asked: its indices; None where there was an error.
+        batch: what the source makes of them, or `_ERROR`.
+        state: the state of the transform that it is made by.
+    """
+
+    asked: KeyedIndices | None
+    batch: Any
+    state: object
+
+
+def _cancel_all(source: Source, pending: deque[_Begun]) -> None:
     while pending:
-        _, batch = pending.popleft()
+        batch = pending.popleft().batch
         if batch is not _ERROR:
             source.cancel(batch)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-from torch.utils.data._utils.collate import default_collate
 
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard
@@ -20,7 +19,7 @@ _WORKER_OPTIONS = (
     "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
     "persistent_workers",
 )  # fmt: skip
-_OWN = ("seed", "shard", "device", "augment", "cache")
+_OWN = ("seed", "shard", "device", "augment", "cache", "workers")
 _SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
 
 
@@ -33,22 +32,22 @@ def accelerate(
     augment: Callable[..., Any] | None = None,
     cache: Cache | Literal["auto", "ram", "disk", "off"] | None = None,
     num_workers: int | None = None,
+    workers: Literal["auto", "threads", "processes"] | None = None,
     prefetch_factor: int | None = None,
     prefetch_batches: int | Literal["auto"] | None = None,
 ) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
     Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
-    Where fastpipe makes the batches and no code of the script's runs on the way (a transform or
-    ``collate_fn`` of its own, a ``worker_init_fn``), threads in this process take the place of
-    worker processes; else as many of these as before remain.  ``print(result.plan)`` says what
+    Where fastpipe makes the batches and no code of the script's runs on the way, threads in this process do
+    the work of its worker processes, as ``FastLoader`` says.  ``print(result.plan)`` says what
     was done, ``result.reference()`` undoes it.
 
     Args:
         loader: a ``DataLoader``.  It is not changed, and may be used on.
         seed, shard, device, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
             ``shuffle=True`` shuffles by the seed; any other sampler stays.
-        num_workers: so many worker processes, whatever the loader has; 0 for none.
+        num_workers, workers: as in ``FastLoader``; default: as the loader has them.
         prefetch_factor, prefetch_batches: batches made ahead, by each of them or without any; as in
             ``FastLoader``.
 
@@ -64,31 +63,18 @@ def accelerate(
     _check(loader)
     options = {name: getattr(loader, name) for name in _SHARED_OPTIONS if hasattr(loader, name)}
     options |= {name: getattr(loader, name) for name in ("prefetch_batches", *_OWN) if hasattr(loader, name)}
-    given = {"seed": seed, "shard": shard, "device": device, "augment": augment, "cache": cache}
+    given = {
+        "seed": seed, "shard": shard, "device": device, "augment": augment, "cache": cache,
+        "workers": workers, "prefetch_batches": prefetch_batches,
+    }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
-    workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
-    if isinstance(loader, FastLoader):
-        workers = loader._stock_workers
     options |= _batching(loader, options)
-    if prefetch_batches is not None:
-        options["prefetch_batches"] = prefetch_batches
+    about_workers = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     if num_workers is not None:
-        workers = _workers(workers, num_workers)
+        about_workers = _workers(about_workers, num_workers)
     if prefetch_factor is not None:
-        workers["prefetch_factor"] = prefetch_factor
-    if num_workers is None and _may_do_without(loader, workers):
-        fast: FastLoader[Any] = FastLoader(**options)
-        if fast.batch_size is not None and fast._runs_no_user_code():
-            fast._stock_workers = workers
-            return fast
-    return FastLoader(**options, **workers)
-
-
-def _may_do_without(loader: DataLoader[Any], workers: dict[str, Any]) -> bool:
-    """Whether nothing of the script's depends on its worker processes, but what its dataset does."""
-    return (
-        workers["num_workers"] > 0 and loader.worker_init_fn is None and loader.collate_fn is default_collate
-    )
+        about_workers["prefetch_factor"] = prefetch_factor
+    return FastLoader(**options, **about_workers)
 
 
 def _workers(given: dict[str, Any], number: int) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -25,7 +27,7 @@ from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochBatches, ShardSampler, ShuffleSampler
 from fastpipe.torch.views import integers
 
-__all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "draws_at_once"]
+__all__ = ["Ahead", "Lookout", "Lookouts", "PeekedIndices", "RandomBatches", "draws_at_once"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -83,18 +85,67 @@ class PeekedIndices:
             return at + 1, given
 
 
+class RandomBatches:
+    """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
+
+    The sampler draws the order when its first index is taken, and once more when it is exhausted, which a
+    script sees where the generator is its own.  Taking batches here never exhausts it; ``reach`` does, when
+    a ``DataLoader`` would.
+
+    Args:
+        index_sampler: a ``BatchSampler`` over a ``RandomSampler``, or that sampler itself.
+    """
+
+    def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
+        self._is_batched = isinstance(index_sampler, BatchSampler)
+        sampler: Any = index_sampler.sampler if isinstance(index_sampler, BatchSampler) else index_sampler
+        self._size = index_sampler.batch_size if isinstance(index_sampler, BatchSampler) else 1
+        self._drops_last = isinstance(index_sampler, BatchSampler) and index_sampler.drop_last
+        self._left = len(sampler)
+        self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
+        self._indices: Iterator[int] = iter(sampler)
+        self._reached = 0
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> RandomBatches:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._left < (self._size if self._drops_last else 1):
+                raise StopIteration
+            batch = list(islice(self._indices, min(self._size, self._left)))
+            self._left -= len(batch)
+            return batch if self._is_batched else batch[0]
+
+    def reach(self, requests: int) -> None:
+        """Exhaust the sampler if a ``DataLoader`` has done so after so many requests for indices."""
+        with self._lock:
+            self._reached = requests
+            if requests >= self._last:
+                self._indices = iter(list(self._indices))
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return how many requests were reached, and the state that the generator has by that."""
+        with self._lock:
+            return self._reached, None if generator is None else generator.get_state()
+
+
 # They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
 # not before the loader asks them.
 _AT_ONCE = (
     SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
-    GroupSampler,
+    ShuffleSampler, GroupSampler,
 )  # fmt: skip
 
 
 def draws_at_once(index_sampler: Any) -> bool:
-    """Whether a sampler may be asked for more than the loader wants yet, and nothing else changes."""
-    sampler: Any = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
-    if type(sampler) in (RandomSampler, ShuffleSampler):
+    """Return whether a sampler may be asked for more than the loader wants yet, and nothing else changes.
+
+    Of a ``RandomSampler`` that is so by ``RandomBatches``.
+    """
+    sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in _AT_ONCE
 

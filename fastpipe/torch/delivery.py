@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fastpipe._nvtx import ranged
 from fastpipe.device.transfer import Transfer
 from fastpipe.torch.due import DueError
@@ -26,7 +28,8 @@ class Delivery:
     """Takes batches from an iterator and hands them out on the device.
 
     The next batch begins its way as soon as it is there, also before it is asked for, so that its
-    copy runs beside the step that uses the one before.
+    copy runs beside the step that uses the one before.  The user's augmentation runs when a batch is asked
+    for, as it may draw from generators that the step uses as well.
 
     Args:
         transfer: to the device; None leaves batches where they are.
@@ -73,8 +76,10 @@ class Delivery:
     def next(self, iterator: Any) -> Any:
         """The iterator's next batch."""
         asked = perf_counter()
-        moving = self._ahead or self._pull(iterator)
-        self._ahead = None
+        moving, self._ahead = self._ahead, None
+        if moving is not None and iterator.took_back():
+            moving, self._pulled = None, self._pulled - 1
+        moving = moving or self._pull(iterator)
         try:
             batch = moving.given()
         except StopIteration:
@@ -82,8 +87,11 @@ class Delivery:
             raise
         self._pace.given(asked)
         iterator.how_far = moving.how_far
+        if self._augment is not None:
+            batch = self._augmented(batch, moving.epoch, moving.number)
         if self._transfer is not None and self._transfer.is_asynchronous and iterator.is_ready():
-            self._ahead = self._pull(iterator)
+            with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
+                self._ahead = self._pull(iterator)
         return batch
 
     def _pull(self, iterator: Any) -> _Moving:
@@ -91,19 +99,15 @@ class Delivery:
             batch = iterator._next_data()
         except Exception as error:  # also StopIteration; an interrupt is due at once
             return _Moving(DueError(error), iterator.how_far)
-        progress = iterator._sampler_iter.progress
-        number = progress.point.batches + self._pulled
+        point = iterator._sampler_iter.progress.point
+        number = point.batches + self._pulled
         self._pulled += 1
-
-        def finish(moved: Any) -> Any:
-            if isinstance(moved, Unfinished):
-                moved = self._finished(moved)
-            return moved if self._augment is None else self._augmented(moved, progress.point.epoch, number)
-
-        if self._transfer is None:
-            moved = finish(batch)
-            return _Moving(lambda: moved, iterator.how_far)
-        return _Moving(self._transfer.start(batch, finish), iterator.how_far)
+        if self._transfer is not None:
+            given = self._transfer.start(batch, self._finished)
+        else:
+            moved = self._finished(batch)
+            given = lambda: moved  # noqa: E731
+        return _Moving(given, iterator.how_far, point.epoch, number)
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """A block in which what is on the device is collated, on the stream that finishes it; the script's
@@ -129,8 +133,10 @@ class Delivery:
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
 
     @ranged("finish")
-    def _finished(self, unfinished: Unfinished) -> Any:
-        batch, end, key = unfinished
+    def _finished(self, batch: Any) -> Any:
+        if not isinstance(batch, Unfinished):
+            return batch
+        batch, end, key = batch
         if end is None and key is None:
             return batch
         images, *others = batch
@@ -164,8 +170,10 @@ class _Pace:
 class _Moving:
     """A batch on its way, or the error that came instead."""
 
-    def __init__(self, found: Callable[[], Any] | DueError, how_far: Any) -> None:
-        self._found, self.how_far = found, how_far
+    def __init__(
+        self, found: Callable[[], Any] | DueError, how_far: Any, epoch: int = 0, number: int = 0
+    ) -> None:
+        self._found, self.how_far, self.epoch, self.number = found, how_far, epoch, number
 
     def given(self) -> Any:
         if isinstance(self._found, DueError):

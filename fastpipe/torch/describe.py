@@ -70,36 +70,41 @@ def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
     return note if shard is None else f"{note}, of which {shard}"
 
 
-def work_note(loader: DataLoader[Any], source: Source | None, depth: int, why_workers: str) -> str:
-    """Where the samples are made.
+def work_note(loader: DataLoader[Any], source: Source | None, depth: int, why_processes: str) -> str:
+    """Return where the samples are made, in words.
 
     Args:
         loader: a ``FastLoader``.
         source: what makes its batches; None for the dataset's own code.
         depth: batches that threads in this process make ahead.
-        why_workers: what ``num_workers="auto"`` found; empty without it.
+        why_processes: why worker processes make them, if there are any; empty where threads do.
     """
-    note = _topology_note(loader, source, depth)
-    return f"{note} (num_workers='auto': {why_workers})" if why_workers else note
-
-
-def _topology_note(loader: DataLoader[Any], source: Source | None, depth: int) -> str:
+    workers = loader.num_workers
     if source is None or not loader._auto_collation:
-        where = f"in {loader.num_workers} worker processes" if loader.num_workers else "in this process"
+        where = f"in {workers} worker processes" if workers else "in this process"
         return f"work: one sample after the other, {where}"
-    if loader.num_workers:
-        return f"work: {loader.num_workers} worker processes, with threads in each"
-    return f"work: {source.threads} threads in this process, {depth} batches ahead"
+    if why_processes and workers:
+        return f"work: {workers} worker processes, with threads in each: {why_processes}"
+    note = f"work: {source.threads} threads in this process, {depth} batches ahead"
+    if workers:
+        return f"{note}, for num_workers={workers}: no code of the script's runs on the way"
+    return note
 
 
-def stock_loader(loader: Any, order: EpochOrder, workers: dict[str, Any]) -> DataLoader[Any]:
+def stock_loader(loader: Any, order: EpochOrder) -> DataLoader[Any]:
     """torch's loader over torchvision's dataset, with the same batches in the same order.
 
     Args:
         loader: a ``FastLoader``.
         order: its order, by the samplers that it has now.
-        workers: the stock loader's arguments that are about worker processes.
     """
+    workers = {
+        name: getattr(loader, name)
+        for name in (
+            "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
+            "persistent_workers",
+        )
+    }  # fmt: skip
     options: dict[str, Any] = {
         "dataset": stock_dataset(loader.dataset), "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory, "pin_memory_device": loader.pin_memory_device,

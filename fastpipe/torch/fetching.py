@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, get_worker_info
+from torch.utils.data import BatchSampler, RandomSampler, Subset, get_worker_info
 
-from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, draws_at_once
+from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, draws_at_once
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
@@ -100,6 +100,9 @@ class _Epoch:
 
     Attributes:
         progress: how far the user is; None before the first index has been asked for.
+        is_free: whether indices may be asked for at any time, and nothing of the script's can tell when.
+        requests: how many requests a ``DataLoader`` would have made; counted here unless who asks early
+            counts them by ``reach``.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
@@ -107,13 +110,12 @@ class _Epoch:
         self._batches, self._order = batches, order
         self._state = sampler_state(order.sampler, order.index_sampler)
         self._ours = order.ours()
-        asked = None
-        if self._ours is None:
-            draws = None if draws_at_once(order.index_sampler) else order.generator
-            is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
-            asked = AskedSampler(iter(order.index_sampler), draws if is_own else None)
-        self._asked_sampler = asked
-        self._sampler: Iterator[Any] = iter(()) if asked is None else asked
+        self._random: RandomBatches | None = None
+        self._asked_sampler = None if self._ours is not None else self._iterator()
+        self._sampler: Iterator[Any] = iter(()) if self._asked_sampler is None else self._asked_sampler
+        self.is_free = self._ours is not None or draws_at_once(order.index_sampler)
+        self._replays = 0  # requests that were made before the epoch was resumed
+        self._requests: int | None = 0
         self._rank, self._step = order.shard()
         self._key_epoch = 0
         self._position = 0
@@ -126,10 +128,37 @@ class _Epoch:
     def __iter__(self) -> _Epoch:
         return self
 
+    def _iterator(self) -> AskedSampler | RandomBatches:
+        index_sampler = self._order.index_sampler
+        sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+        if type(sampler) is RandomSampler and draws_at_once(index_sampler):
+            self._random = RandomBatches(index_sampler)
+            return self._random
+        draws = None if draws_at_once(index_sampler) else self._order.generator
+        is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
+        return AskedSampler(iter(index_sampler), draws if is_own else None)
+
+    def reach(self, requests: int) -> None:
+        """Do to the sampler what so many requests of a ``DataLoader`` would have done by now.
+
+        For an iterator that asks for indices early: those requests are not counted then.
+        """
+        self._requests = None
+        self._reach(requests)
+
+    def _reach(self, requests: int) -> None:
+        if self._random is not None:
+            self._random.reach(self._replays + requests)
+
     def __next__(self) -> Any:
         if self.progress is None:
             self._begin()
-        asked = self._next()
+        try:
+            asked = self._next()
+        finally:
+            if self._requests is not None:
+                self._requests += 1
+                self._reach(self._requests)
         if self._ahead is not None and self._batches.lookout is not None:
             indices = asked.indices if isinstance(asked, KeyedIndices) else asked
             self._batches.lookout.asked(indices if hasattr(indices, "__len__") else [indices])
@@ -213,7 +242,8 @@ class _Epoch:
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
             # At least the next one: samplers draw when the first is asked for.
-            asked = point.taken + 1 if point.asked is None else point.asked
+            asked = point.taken + 1 if self._random is not None or point.asked is None else point.asked
+            self._replays = point.taken
             ahead = []
             for number in range(asked):
                 given = self._asked(None)
@@ -221,6 +251,8 @@ class _Epoch:
                     self._position += len(given) if self._order.is_batched else 1
                 elif given is not None:
                     ahead.append(given)
+            if point.asked is not None:
+                self._reach(point.asked - point.taken)
             if generator is not None and point.now is not None:
                 generator.set_state(point.now)
         if ahead and point.offset:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastpipe._cpus import default_threads
 from fastpipe.cache.budget import free_memory
 from fastpipe.device.transfer import Transfer, checked_device
 from fastpipe.engine.clock import StageClock
@@ -23,6 +24,7 @@ from fastpipe.torch._torch_loader import (
     is_map_style,
     stock_iterator,
 )
+from fastpipe.torch.advice import Waits, advice_for
 from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
@@ -33,7 +35,7 @@ from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.source import Source
-from fastpipe.torch.sources import source_of
+from fastpipe.torch.sources import source_of, why_no_source
 from fastpipe.torch.split import Split
 from fastpipe.torch.splitting import Splitting
 from fastpipe.torch.state import (
@@ -48,6 +50,8 @@ from fastpipe.torch.workers import WorkerInit, lanes_for
 
 __all__ = ["FastLoader"]
 
+# Python's lock ends what the threads of one process can do at about what so many of torch's workers do.
+_MOST_BY_THREADS = 8
 # Of batches that a GPU makes, beside the one that is next: it decodes two at once, and another is opened.
 _AHEAD_THERE = 3
 
@@ -58,13 +62,19 @@ class FastLoader(DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
 
     Over a :class:`fastpipe.FastImageFolder` or torchvision's ``ImageFolder``, also through
-    ``Subset`` and ``ConcatDataset``, batches are made by threads: with ``num_workers=0`` in this
-    process, the next ones while the current one is used; else in each worker process.  Any other
-    dataset runs its own code behind torch's machinery.  ``print(loader.plan)`` says what is done
-    where, and why.
+    ``Subset`` and ``ConcatDataset``, and over fastpipe's other datasets, threads make the batches, the
+    next ones while the current one is used.  Any other dataset runs its own code behind torch's
+    machinery.  ``print(loader.plan)`` says what is done where, and why.
+
+    ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
+    this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
+    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads
+    in each.  Without ``num_workers`` no process is started.
 
     Args:
-        dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.
+        dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.  What is about
+            worker processes (``timeout``, ``multiprocessing_context``, ``persistent_workers``) has no effect
+            where threads do their work.
         seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
             (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
@@ -85,9 +95,13 @@ class FastLoader(DataLoader[_T_co]):
             :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
             whether threads here or worker processes are faster; ``plan`` says what it found.
-        prefetch_batches: batches made ahead with ``num_workers=0``; ``"auto"`` is two, four where a GPU
+        workers: what the ``num_workers`` are: ``"auto"`` follows the rule above, ``"threads"`` never starts a
+            process, ``"processes"`` always starts them.
+        prefetch_batches: batches that threads make ahead; ``"auto"`` is two, four where a GPU
             decodes them, or more where batches are so small that the threads would run dry, or while one
-            slow image holds up a batch.
+            slow image holds up a batch.  A sampler of the script's is asked ahead by a fixed count, as by a
+            ``DataLoader``: ``num_workers`` × ``prefetch_factor`` batches; without workers as many as are made
+            ahead, of which ``"auto"`` makes two, or more that have 64 samples together.
 
     A batch is yours for as long as you keep it: its memory is used again only when no tensor
     refers to it any more.
@@ -123,10 +137,13 @@ class FastLoader(DataLoader[_T_co]):
         device: Any = None,
         augment: Callable[..., Any] | Literal["auto", "split"] | None = None,
         cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
+        workers: Literal["auto", "threads", "processes"] = "auto",
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
         if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
             raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
+        if workers not in ("auto", "threads", "processes"):
+            raise OptionError(f"workers must be 'auto', 'threads' or 'processes', got {workers!r}")
         if isinstance(dataset, IterableDataset):
             given = {"device": device, "augment": augment}
             _refuse_for_iterable([name for name, value in given.items() if value is not None])
@@ -139,12 +156,13 @@ class FastLoader(DataLoader[_T_co]):
         self.cache, self._cache = cache, Cache.of(cache)
         self.prefetch_batches = prefetch_batches
         self._twins: dict[int, FastImageFolder] = {}
-        self._why_workers = ""
+        self.workers, self._why_workers = workers, ""
         if num_workers == "auto":
             source = self._source_of(dataset)
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
+            self.workers = "processes"
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = RankCheck() if shard is not None else None
@@ -176,12 +194,9 @@ class FastLoader(DataLoader[_T_co]):
             self._split(self._source())
         self._order = EpochOrder(self, shard, SeedOf(self.seed, dataset))
         self._kept_batches: IndexBatches | None = None
-        # What ``reference`` says of worker processes.
-        self._stock_workers = {
-            "num_workers": num_workers, "timeout": timeout, "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context, "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-        }  # fmt: skip
+        self._waits = Waits()
+        if workers == "threads":
+            self._check_threads()
 
     @property
     def clock(self) -> StageClock:
@@ -196,6 +211,11 @@ class FastLoader(DataLoader[_T_co]):
         return source.clock
 
     @property
+    def num_processes(self) -> int:
+        """Worker processes that make the batches: ``num_workers``, or 0 where threads do their work."""
+        return self.num_workers if self._why_processes(self._source()) else 0
+
+    @property
     def plan(self) -> LoaderPlan:
         """What is done where, and why; ``print`` it."""
         source = self._source()
@@ -204,7 +224,7 @@ class FastLoader(DataLoader[_T_co]):
         depth = 0 if source is None else self._depth(source, delivery)
         return LoaderPlan(
             self, source, order_note(self._order, self._effective_seed(), self.shard),
-            work_note(self, source, depth, self._why_workers), *self._splitting.note(),
+            work_note(self, source, depth, self._why_processes(source)), *self._splitting.note(),
         )  # fmt: skip
 
     def reference(self) -> DataLoader[Any]:
@@ -214,12 +234,34 @@ class FastLoader(DataLoader[_T_co]):
         Random augmentation has the same distribution, but other draws.
         """
         self._order.look_at(self)
-        return stock_loader(self, self._order, self._stock_workers)
+        return stock_loader(self, self._order)
 
-    def _runs_no_user_code(self) -> bool:
-        """Whether fastpipe makes the batches, and nothing of the script's is called on the way."""
-        source = self._source()
-        return source is not None and not source.runs_user_code
+    def _why_processes(self, source: Source | None) -> str:
+        """Return why worker processes make the batches, if there are any; empty where threads here do."""
+        if not self._auto_collation or source is None:
+            return "samples are made by the dataset's own code" if source is None else "batch_size=None"
+        if not self.num_workers or self.workers == "threads":
+            return ""
+        if self.workers == "processes":
+            return self._why_workers or "workers='processes'"
+        if self.worker_init_fn is not None:
+            return "the script's worker_init_fn runs in each"
+        if self.collate_fn is not default_collate:
+            return "the script's collate_fn runs in them"
+        if source.runs_user_code:
+            return "a transform of the script's runs in them"
+        if min(self.num_workers, default_threads()) > _MOST_BY_THREADS:
+            return f"threads of one process do the work of up to {_MOST_BY_THREADS} workers"
+        return ""
+
+    def _check_threads(self) -> None:
+        if self._source() is None:
+            raise OptionError(
+                f"workers='threads': fastpipe makes no batches of this {type(self.dataset).__name__} "
+                f"({why_no_source(self.dataset)}): leave workers= out"
+            )
+        if self.worker_init_fn is not None:
+            raise OptionError("workers='threads' starts no worker, and would never call worker_init_fn")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, which (with a seed) fixes order and augmentation.
@@ -301,36 +343,66 @@ class FastLoader(DataLoader[_T_co]):
             values = {"seed": seed, "samples": self._samples(), "batches": len(self)}
             self._ranks.warn_if_ranks_disagree(self.shard, values)
         is_keyed = source is not None or seed is not None
-        batches = self._index_batches(seed, is_keyed)
-        batches.lookout = None if source is None else source.lookout(is_here=self.num_workers == 0)
+        why_processes = self._why_processes(source)
+        in_threads = source is not None and not why_processes
+        number = 0 if in_threads else self.num_workers
+        batches = self._index_batches(seed, is_keyed, in_threads)
+        batches.lookout = None if source is None else source.lookout(is_here=number == 0)
         if source is not None:
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
         segments = 0
-        if source is not None and self.prefetch_factor:
+        if source is not None and number and self.prefetch_factor:
             # This batch and the one before are in the user's hands: of one worker, or of two.
-            kept = 2 if self.num_workers == 1 else 1
+            kept = 2 if number == 1 else 1
             segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
-        init = WorkerInit(self.worker_init_fn, lanes_for(self.num_workers, segments))
-        view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed))
-        if source is None or self.num_workers > 0 or not self._auto_collation:
+        init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
+        advice = advice_for(self, source, number > 0, self._waits)
+        view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed), advice)
+        if source is None or not in_threads:
             return stock_iterator(view)
         depth = self._depth(source, view.delivery)
         source.expect_ahead(depth)
         spare = 0
         if self.prefetch_batches == "auto" and not (view.delivery and view.delivery.is_made_there):
             spare = min(source.spare_nbytes, (free_memory() or 0) // 8)  # of this machine, not of a device's
-        return ThreadedIterator(view, source, depth, spare, self.batch_size if source.skips else None)
+        refill = self.batch_size if source.skips else None
+        return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 
-    def _index_batches(self, seed: int | None, is_keyed: bool) -> IndexBatches:
-        """The next epoch's index batches.  Where threads stand in for persistent workers, these are
-        the same for all epochs: such workers' base seed is drawn but once."""
+    def _early(self) -> int:
+        """Return how many index batches are asked for early of a sampler of the script's."""
+        if self.num_workers:
+            return self.num_workers * (self.prefetch_factor or 2)
+        if self.prefetch_batches != "auto":
+            return self.prefetch_batches
+        return max(2, math.ceil(64 / (self._size_of_batches or 64)))
+
+    @property
+    def _size_of_batches(self) -> int | None:
+        """Samples in a batch; None where a batch sampler of the script's does not say."""
+        size: Any = getattr(self.batch_sampler, "batch_size", self.batch_size)
+        return size if isinstance(size, int) else None
+
+    def __iter__(self) -> Any:
+        if not self.persistent_workers or not is_map_style(self) or self.num_processes:
+            return super().__iter__()
+        forget_iterator(self)  # torch keeps one for workers that persist; there are none here
+        iterator = super().__iter__()
+        forget_iterator(self)
+        return iterator
+
+    def _index_batches(self, seed: int | None, is_keyed: bool, in_threads: bool) -> IndexBatches:
+        """Return the next epoch's index batches.
+
+        Where threads stand for persistent workers, these are the same for all epochs: such workers' base
+        seed is drawn but once.
+        """
         kept = self._kept_batches
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
             return kept
         batches = IndexBatches(self._order, seed, is_keyed)
-        if self.num_workers == 0 and self._stock_workers["persistent_workers"]:
+        if in_threads and self.persistent_workers:
             self._kept_batches = batches
         return batches
 
@@ -348,7 +420,7 @@ class FastLoader(DataLoader[_T_co]):
             finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
             if source is not None and finishes:
                 source.send_bytes()
-                is_made_there = self.num_workers == 0 and source.make_on(self._device)
+                is_made_there = not self._why_processes(source) and source.make_on(self._device)
         rest = split.chain if split is not None and is_there else None
         # Workers that persist go on as they began.
         on_epoch = None if self.persistent_workers else self._splitting.seen
@@ -383,7 +455,7 @@ class FastLoader(DataLoader[_T_co]):
     def _depth(self, source: Source, delivery: Delivery | None) -> int:
         if self.prefetch_batches != "auto":
             return self.prefetch_batches
-        size = self.batch_size or 1
+        size = self._size_of_batches or 2 * source.threads
         least = _AHEAD_THERE if delivery is not None and delivery.is_made_there else 1
         return 1 + max(least, math.ceil(2 * source.threads / size))
 
@@ -395,7 +467,7 @@ class FastLoader(DataLoader[_T_co]):
             )
 
     def _check_stateful(self, method: str) -> None:
-        comes_in_order = self.in_order or self.num_workers <= 1
+        comes_in_order = self.in_order or self.num_processes <= 1
         check_stateful(method, self._order, is_map_style(self), comes_in_order)
 
 

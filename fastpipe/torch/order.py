@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -231,6 +231,13 @@ class ResumePoint:
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
+class Asked(Protocol):
+    """An iterator over a sampler that knows how often it was asked."""
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return that, and the state that its generator has by that."""
+
+
 class AskedSampler:
     """An iterator over a sampler that counts how often it was asked.  From any threads.
 
@@ -296,7 +303,7 @@ class Progress:
     """
 
     def __init__(
-        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: AskedSampler | None
+        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: Asked | None
     ) -> None:
         self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
         self.received = 0
@@ -516,7 +523,7 @@ class EpochOrder:
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
-    def begin(self, begun: int, sampler_state: Any, asked: AskedSampler | None) -> Progress:
+    def begin(self, begun: int, sampler_state: Any, asked: Asked | None) -> Progress:
         """An epoch begins: with the first index that is asked for."""
         point, self.waiting = self.pending, None
         told = self._told_epoch()

@@ -260,7 +260,7 @@ def sampler_state(sampler: Any, index_sampler: Any) -> Any:
     inner = _innermost(index_sampler)
     if hasattr(inner, "state_dict"):
         return inner.state_dict()
-    return {"epoch": inner.epoch} if type(inner) is DistributedSampler else None
+    return {"epoch": inner.epoch} if type(inner) in (DistributedSampler, ShuffleSampler) else None
 
 
 def set_sampler_state(order: EpochOrder, state: Any) -> None:
@@ -268,7 +268,7 @@ def set_sampler_state(order: EpochOrder, state: Any) -> None:
     inner = _innermost(order.index_sampler)
     if state is None:
         return
-    if type(inner) is DistributedSampler:
+    if type(inner) in (DistributedSampler, ShuffleSampler):
         inner.set_epoch(state["epoch"])
     elif hasattr(inner, "load_state_dict"):
         inner.load_state_dict(state)

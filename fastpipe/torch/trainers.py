@@ -202,7 +202,6 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
             fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
-        loader._stock_workers = fast._stock_workers
     stock = getattr(accelerator, "skip_first_batches", None)
     if stock is not None and not isinstance(stock, _SkipFirstBatches):
         accelerator.skip_first_batches = _SkipFirstBatches(stock)

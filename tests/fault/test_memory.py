@@ -68,7 +68,7 @@ def test_bad_samples_leave_no_objects(broken: Path, grown_in_epochs: Any, policy
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iterators_that_are_broken_off_leave_nothing(tree: Path, workers: int) -> None:
     dataset = FastImageFolder(tree, CROP, threads=2)
-    loader = FastLoader(dataset, 2, num_workers=workers)
+    loader = FastLoader(dataset, 2, num_workers=workers, workers="processes")
     next(iter(loader))
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     for _ in range(5 if workers else 50):
@@ -135,7 +135,7 @@ def test_two_hundred_epochs_of_two_hundred_photos(photos: Path, workers: int) ->
     dataset = FastImageFolder(photos, transform)
     indices = (list(range(len(dataset))) * 200)[:200]
     loader = FastLoader(
-        Subset(dataset, indices), 32, shuffle=True, seed=1, num_workers=workers, persistent_workers=workers > 0
+        Subset(dataset, indices), 32, shuffle=True, seed=1, num_workers=workers, workers="processes", persistent_workers=workers > 0
     )  # fmt: skip
     sizes = {}
     for epoch in range(1, 201):

@@ -59,13 +59,13 @@ def _generator() -> torch.Generator:
 
 def _weighted(tree: Path, workers: int) -> FastLoader[Any]:
     sampler = WeightedRandomSampler(range(1, 18), 17, generator=_generator())
-    return FastLoader(_images(tree), 3, sampler=sampler, num_workers=workers, seed=4)
+    return FastLoader(_images(tree), 3, sampler=sampler, num_workers=workers, workers="processes", seed=4)
 
 
 LOADERS: dict[str, Callable[[Path, int], FastLoader[Any]]] = {
-    "seed": lambda tree, n: FastLoader(_images(tree), 3, shuffle=True, num_workers=n, seed=4),
-    "seed, own dataset": lambda tree, n: FastLoader(Noisy(), 3, shuffle=True, num_workers=n, seed=4),
-    "generator": lambda tree, n: FastLoader(_images(tree), 3, shuffle=True, num_workers=n, generator=_generator()),
+    "seed": lambda tree, n: FastLoader(_images(tree), 3, shuffle=True, num_workers=n, workers="processes", seed=4),
+    "seed, own dataset": lambda tree, n: FastLoader(Noisy(), 3, shuffle=True, num_workers=n, workers="processes", seed=4),
+    "generator": lambda tree, n: FastLoader(_images(tree), 3, shuffle=True, num_workers=n, workers="processes", generator=_generator()),
     "weighted": _weighted,
 }  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_the_rest_of_an_epoch_without_any_seed(tree: Path, tmp_path: Path, run: 
 
     def make() -> FastLoader[Any]:
         torch.manual_seed(seeds.pop())
-        return FastLoader(_images(tree), 3, shuffle=True, num_workers=1)
+        return FastLoader(_images(tree), 3, shuffle=True, num_workers=1, workers="processes")
 
     whole, log = tmp_path / "whole", tmp_path / "killed"
     seeds = [5]
@@ -216,7 +216,13 @@ def test_the_rest_of_an_epoch_without_any_seed(tree: Path, tmp_path: Path, run: 
 
 def _loader(tree: Path, rank: int, world: int, size: int, workers: int) -> FastLoader[Any]:
     return FastLoader(
-        _images(tree), size, shuffle=True, seed=6, shard=Shard(rank, world), num_workers=workers
+        _images(tree),
+        size,
+        shuffle=True,
+        seed=6,
+        shard=Shard(rank, world),
+        num_workers=workers,
+        workers="processes",
     )
 
 

@@ -249,7 +249,7 @@ def test_secrets_are_in_no_repr_and_no_pickle(s3: Any, bucket: str, tmp_path: Pa
 def test_workers_of_every_kind_get_in(s3: Any, bucket: str, expected: Any, near: Any) -> None:
     for context in ("fork", "forkserver"):
         dataset = _dataset(bucket, s3.options, **near)
-        loader = FastLoader(dataset, 8, num_workers=2, multiprocessing_context=context)
+        loader = FastLoader(dataset, 8, num_workers=2, workers="processes", multiprocessing_context=context)
         images = torch.cat([images for images, _ in loader])
         assert len(images) == len(expected)
         for image, (path, _) in zip(images, dataset.samples, strict=True):

@@ -161,9 +161,9 @@ KINDS = ["own dataset", "image folder"]
 
 def make(kind: str, tree: Path, act: Callable[[], None], workers: int = 2, **options: Any) -> FastLoader[Any]:
     if kind == "own dataset":
-        return FastLoader(Numbers(act), 2, num_workers=workers, **options)
+        return FastLoader(Numbers(act), 2, num_workers=workers, workers="processes", **options)
     dataset = FastImageFolder(tree, AtSize(act), thread_safe=True, threads=2)
-    return FastLoader(dataset, 2, num_workers=workers, **options)
+    return FastLoader(dataset, 2, num_workers=workers, workers="processes", **options)
 
 
 def sample_of(kind: str, tree: Path) -> str:
@@ -313,7 +313,9 @@ def test_a_transform_that_runs_after_all_files_have_been_read_names_its_sample(
     tree: Path, tmp_path: Path
 ) -> None:
     dataset = FastImageFolder(tree, AtSize(Once(tmp_path, leave_at_once_with_3)), threads=1)
-    error, pids = error_of(FastLoader(dataset, 8, sampler=[AT, *range(AT)], num_workers=1))
+    error, pids = error_of(
+        FastLoader(dataset, 8, sampler=[AT, *range(AT)], num_workers=1, workers="processes")
+    )
     check(error, 0, pids[0], sample_of("image folder", tree), "exit code 3")
 
 
@@ -401,7 +403,7 @@ def test_persistent_workers_that_are_stuck_between_epochs_are_named(tree: Path, 
 
 
 def test_a_forked_copy_of_the_iterator_ends_no_workers(tree: Path, in_child: Any) -> None:
-    loader = FastLoader(FastImageFolder(tree, CROP), 2, num_workers=2)
+    loader = FastLoader(FastImageFolder(tree, CROP), 2, num_workers=2, workers="processes")
     iterators = [iter(loader)]
     next(iterators[0])
 
@@ -426,7 +428,7 @@ class _LeavesNames:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="run it on Linux, where shared memory has files")
 def test_what_killed_workers_leave_in_shared_memory_is_removed() -> None:
-    iterator = iter(FastLoader(_LeavesNames(), 2, num_workers=1))
+    iterator = iter(FastLoader(_LeavesNames(), 2, num_workers=1, workers="processes"))
     next(iterator)
     pid = iterator._workers[0].pid
     assert list(Path("/dev/shm").glob(f"torch_{pid}_*"))
@@ -590,6 +592,7 @@ def test_workers_leave_no_names_where_their_parent_is_killed(
                 Numbers(nothing),
                 2,
                 num_workers=1,
+                workers="processes",
                 worker_init_fn=SlowNames(meet),
                 multiprocessing_context=method,
             )
@@ -624,7 +627,7 @@ class Files:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [OSError, ValueError, KeyError])
 def test_an_error_of_the_dataset_keeps_its_type_and_says_where(kind: type[Exception], workers: int) -> None:
-    iterator = iter(FastLoader(Files(kind), 2, num_workers=workers))
+    iterator = iter(FastLoader(Files(kind), 2, num_workers=workers, workers="processes"))
     batches, text = 0, ""
     while True:
         try:
@@ -649,7 +652,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, workers: int) -> None:
     root = photo_tree(tmp_path / "tree", classes=2, per_class=4, sizes=(20, 24))
     path = root / "class_001/0001.jpg"
     path.write_bytes(b"no picture")
-    loader = FastLoader(FastImageFolder(root, CROP), 2, num_workers=workers)
+    loader = FastLoader(FastImageFolder(root, CROP), 2, num_workers=workers, workers="processes")
     text = ""
     try:
         list(loader)
@@ -663,7 +666,9 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, workers: int) -> None:
 
 
 def seeded(tree: Path, workers: int, **options: Any) -> FastLoader[Any]:
-    return FastLoader(FastImageFolder(tree, CROP, threads=2), 2, seed=3, num_workers=workers, **options)
+    return FastLoader(
+        FastImageFolder(tree, CROP, threads=2), 2, seed=3, num_workers=workers, workers="processes", **options
+    )
 
 
 def same(batches: Any, expected: Any) -> bool:

@@ -178,7 +178,12 @@ def test_behind_wrappers_workers_and_torchs_loader(photos: Path) -> None:
         lambda folder: FastLoader(ConcatDataset([folder, folder]), batch_size=5, shuffle=True),
         lambda folder: FastLoader(folder, batch_size=4, shuffle=True, **fork),  # of one that has used it
         lambda folder: FastLoader(
-            folder, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="forkserver"
+            folder,
+            batch_size=4,
+            shuffle=True,
+            num_workers=2,
+            workers="processes",
+            multiprocessing_context="forkserver",
         ),
     ):
         for one, other in zip(make(dali), make(auto), strict=True):

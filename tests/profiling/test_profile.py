@@ -253,7 +253,7 @@ def test_processes_and_threads_in_the_place_of_a_fast_loaders_are_measured(
     dataset = FastImageFolder(
         photo_tree, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
     )
-    loader = FastLoader(dataset, 4, shuffle=True, seed=1, num_workers=workers)
+    loader = FastLoader(dataset, 4, shuffle=True, seed=1, num_workers=workers, workers="processes")
     line = Line("train.py", 3, "main")
     found = candidates(Watched(loader, line, line, Loop(1.0, True)), LoaderCosts(), cores=2)
     told = [f"num_workers={other} in the place of {workers} (train.py:3 main)" for other in wanted]

@@ -83,4 +83,7 @@ def test_backup_and_restore(path: Path, tmp_path: Path, frequency: Any) -> None:
 
         seen = fit(rows(path), stop, backup())
         assert seen == whole[: len(seen)]
-        assert fit(rows(path), None, backup()) == whole[3 * stop[0] :]
+        again = fit(rows(path), None, backup())
+        assert again == whole[-len(again) :]
+        assert len(again) % 3 == 0
+        assert len(again) == 3 * (EPOCHS - stop[0]) or frequency != "epoch"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import default_collate
 
+from fastpipe import FastLoader
 from fastpipe.cache import places
+from fastpipe.device.transfer import Transfer
 from fastpipe.testing import photo_tree
+from fastpipe.torch.delivery import Delivery
+from fastpipe.torch.sources import FolderSource
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +42,40 @@ def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def common_cache_folder(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one of all tests, and so of the fork server, which has the environment that it began with."""
     monkeypatch.setenv("XDG_CACHE_HOME", _common["XDG_CACHE_HOME"])
+
+
+class _Ahead(Transfer):
+    """Behaves on the CPU as a device whose copies run beside the work."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.given = 0
+
+    is_asynchronous = True  # type: ignore[assignment]
+
+    def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
+        moved = finish(batch)
+
+        def give() -> Any:
+            self.given += 1
+            return moved
+
+        return give
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look-ahead and normalisation on the device, as with CUDA, on the CPU."""
+    make = FastLoader._delivery
+
+    def delivery(self: Any, source: FolderSource | None, seed: int | None) -> Delivery | None:
+        made = make(self, source, seed)
+        if self.device is None or made is None:
+            return made
+        made._transfer = _Ahead()
+        if source is not None and self.collate_fn is default_collate:
+            made.finishes = True
+            source.send_bytes()
+        return made
+
+    monkeypatch.setattr(FastLoader, "_delivery", delivery)

@@ -157,7 +157,9 @@ def test_garbage_of_the_parent_is_left_alone() -> None:
         Garbage()
         choose_workers(Collecting(), None, 8)
         assert freed_in[0] == 0
-        loader = FastLoader(Collecting(), 8, num_workers=1, multiprocessing_context="fork")
+        loader = FastLoader(
+            Collecting(), 8, num_workers=1, workers="processes", multiprocessing_context="fork"
+        )
         assert len(list(loader)) == 13
         assert freed_in[0] == 0
         gc.collect()

@@ -160,7 +160,11 @@ def test_replace_puts_another_sample_of_the_class(tree: Path, transform: Any) ->
         dataset.__getitems__(range(12)),
         [dataset[index] for index in range(12)],
         [sample for batch in FastLoader(dataset, 4, collate_fn=list) for sample in batch],
-        [sample for batch in FastLoader(dataset, 4, collate_fn=list, num_workers=1) for sample in batch],
+        [
+            sample
+            for batch in FastLoader(dataset, 4, collate_fn=list, num_workers=1, workers="processes")
+            for sample in batch
+        ],
     ):
         assert [target for _, target in samples] == targets
     good = [dataset[index][0] for index in (1, 2, 4, 5)]
@@ -179,7 +183,7 @@ def test_replace_is_deterministic_under_a_seed_on_any_topology(tree: Path) -> No
         if not streams:
             for number in (0, 3, 4, 8):
                 BAD["garbage"](Path(dataset.samples[number][0]))
-        loader = FastLoader(dataset, 5, shuffle=True, num_workers=workers, seed=9)
+        loader = FastLoader(dataset, 5, shuffle=True, num_workers=workers, workers="processes", seed=9)
         streams.add(b"".join(images.numpy().tobytes() for _ in range(2) for images, _ in loader))
     assert len(streams) == 1
 
@@ -292,7 +296,9 @@ def test_a_batch_of_several_folders_with_nothing_left_is_the_same_error(
     other = photo_tree(tmp_path / "other", classes=2, per_class=3, sizes=(40, 44))
     folders = [_broken(root, range(2), bad_samples="skip") for root in (other, tree)]
     both = ConcatDataset(folders)
-    error = _failure(lambda: list(FastLoader(both, batch_sampler=[order], num_workers=workers)))
+    error = _failure(
+        lambda: list(FastLoader(both, batch_sampler=[order], num_workers=workers, workers="processes"))
+    )
     assert f"all {len(order)} samples of a batch" in str(error)
     folder, index = folders[order[0] // 6], order[0] % 6
     path = folder.samples[index][0]
@@ -303,7 +309,11 @@ def test_a_batch_of_several_folders_with_nothing_left_is_the_same_error(
 
 def test_all_bad_is_an_error_and_not_an_empty_epoch(tree: Path) -> None:
     dataset = _broken(tree, range(12), bad_samples="skip")
-    for loader in (FastLoader(dataset, 4), FastLoader(dataset, 4, num_workers=1), DataLoader(dataset, 4)):
+    for loader in (
+        FastLoader(dataset, 4),
+        FastLoader(dataset, 4, num_workers=1, workers="processes"),
+        DataLoader(dataset, 4),
+    ):
         error = _failure(lambda: list(loader))
         assert "sample" in str(error)
 
@@ -342,7 +352,7 @@ def test_the_log_has_a_json_line_for_each_bad_sample(
 ) -> None:
     log = tmp_path / "bad.jsonl"
     dataset = _broken(tree, [0, 5, 6], bad_samples=BadSamples(policy, log=log))
-    loader = FastLoader(dataset, 3, num_workers=workers)
+    loader = FastLoader(dataset, 3, num_workers=workers, workers="processes")
     for _ in range(2):
         list(loader)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -358,11 +368,14 @@ def test_the_log_has_a_json_line_for_each_bad_sample(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_error_budget(tree: Path, workers: int) -> None:
     dataset = _broken(tree, [0, 5, 6], bad_samples=BadSamples("skip", max_errors=2))
-    error = _failure(lambda: list(FastLoader(dataset, 4, num_workers=workers)))
+    error = _failure(lambda: list(FastLoader(dataset, 4, num_workers=workers, workers="processes")))
     assert type(error) is TooManyBadSamplesError
     assert "max_errors=2" in str(error)
     enough = _broken(tree, [], bad_samples=BadSamples("skip", max_errors=3))
-    assert sum(len(targets) for _, targets in FastLoader(enough, 4, num_workers=workers)) == 9
+    assert (
+        sum(len(targets) for _, targets in FastLoader(enough, 4, num_workers=workers, workers="processes"))
+        == 9
+    )
 
 
 def test_a_warning_names_each_bad_sample_once(tree: Path, caplog: pytest.LogCaptureFixture) -> None:

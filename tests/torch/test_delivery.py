@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader, Shard
-from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.testing import photo_tree
-from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.samples import BatchSample
-from fastpipe.torch.sources import FolderSource
 from fastpipe.types import Key
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -53,43 +49,6 @@ def stream(loader: Any) -> list[Any]:
     return [hashed(batch) for batch in loader]
 
 
-class _Ahead(Transfer):
-    """Behaves on the CPU as a device whose copies run beside the work."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.given = 0
-
-    is_asynchronous = True  # type: ignore[assignment]
-
-    def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
-        moved = finish(batch)
-
-        def give() -> Any:
-            self.given += 1
-            return moved
-
-        return give
-
-
-@pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look-ahead and normalisation on the device, as with CUDA, on the CPU."""
-    make = FastLoader._delivery
-
-    def delivery(self: Any, source: FolderSource | None, seed: int | None) -> Delivery | None:
-        made = make(self, source, seed)
-        if self.device is None or made is None:
-            return made
-        made._transfer = _Ahead()
-        if source is not None and self.collate_fn is default_collate:
-            made.finishes = True
-            source.send_bytes()
-        return made
-
-    monkeypatch.setattr(FastLoader, "_delivery", delivery)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_device_gets_the_same_batches(tree: Path, workers: int) -> None:
     dataset = FastImageFolder(tree, RANDOM)
@@ -105,8 +64,12 @@ def test_bytes_normalised_on_the_device_are_the_same_numbers(tree: Path, end: An
     dataset = FastImageFolder(tree, end)
     mixed = Subset(ConcatDataset([dataset, FastImageFolder(tree, end)]), [3, 20, 4, 0, 29])
     for each in (dataset, mixed):
-        expected = stream(FastLoader(each, 4, num_workers=workers, persistent_workers=workers > 0))
-        loader = FastLoader(each, 4, device="cpu", num_workers=workers, persistent_workers=workers > 0)
+        expected = stream(
+            FastLoader(each, 4, num_workers=workers, workers="processes", persistent_workers=workers > 0)
+        )
+        loader = FastLoader(
+            each, 4, device="cpu", num_workers=workers, workers="processes", persistent_workers=workers > 0
+        )
         assert stream(loader) == expected
         assert stream(loader) == expected, "and in the next epoch"
         del loader
@@ -141,10 +104,7 @@ def test_a_transform_that_changes_in_the_middle_of_an_epoch(tree: Path) -> None:
         found = [hashed(next(iterator))]
         dataset.transform = after
         found += stream(iterator)
-        # Those that had begun are old ones: how many is a matter of time.
-        changed = next(number for number in range(8) if found[number] == new[number])
-        assert found == old[:changed] + new[changed:]
-        assert 0 < changed < 8
+        assert found == old[:1] + new[1:], "also those that had begun"
 
 
 @pytest.mark.usefixtures("ahead")
@@ -238,7 +198,9 @@ def test_batches_are_mixed_by_their_key(tree: Path, mix: Any) -> None:
     streams = []
     for workers, seed in ((0, 3), (2, 3), (0, 4)):
         torch.manual_seed(workers)
-        loader = FastLoader(FastImageFolder(tree, RANDOM), 4, seed=seed, augment=mix, num_workers=workers)
+        loader = FastLoader(
+            FastImageFolder(tree, RANDOM), 4, seed=seed, augment=mix, num_workers=workers, workers="processes"
+        )
         before = torch.get_rng_state()
         streams.append(stream(loader))
         assert torch.equal(torch.get_rng_state(), before)
@@ -305,7 +267,9 @@ def test_the_arguments_are_kept_as_they_were_given(tree: Path) -> None:
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_cuda_gets_the_same_numbers(tree: Path, end: Any, workers: int) -> None:
     dataset = FastImageFolder(tree, end)
-    loader = FastLoader(dataset, 4, shuffle=True, seed=3, device="cuda", num_workers=workers)
+    loader = FastLoader(
+        dataset, 4, shuffle=True, seed=3, device="cuda", num_workers=workers, workers="processes"
+    )
     expected = FastLoader(dataset, 4, shuffle=True, seed=3)
     for (images, labels), (plain, targets) in zip(loader, expected, strict=True):
         assert images.device.type == labels.device.type == "cuda"
@@ -318,7 +282,7 @@ def test_cuda_mixes_by_the_key(tree: Path) -> None:
     for mix in MIXES.values():
         streams = [
             [images.cpu().numpy().tobytes() for images, _ in FastLoader(
-                FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix, device="cuda", num_workers=workers)]
+                FastImageFolder(tree, RANDOM), 4, seed=3, augment=mix, device="cuda", num_workers=workers, workers="processes")]
             for workers in (0, 1)
         ]  # fmt: skip
         assert streams[0] == streams[1]

@@ -79,7 +79,7 @@ def test_batches_are_those_of_the_dataset_it_replaces(photo_tree: Path, kind: st
     ours = FastImageFolder.from_samples(table, STEADY)
     assert isinstance(ours, ImageFolder) and len(ours) == len(table)
     theirs = list(DataLoader(Photos(table, STEADY), batch_size=5))
-    fast = FastLoader(ours, 5, num_workers=workers)
+    fast = FastLoader(ours, 5, num_workers=workers, workers="processes")
     _same(list(fast), theirs)
     _same(list(DataLoader(ours, 5)), theirs)
     _same(list(fast.reference()), theirs)

@@ -78,7 +78,7 @@ def test_the_samples_have_their_type_and_the_batch_is_not_copied(tree: Path, cha
 def test_a_stock_loader_with_workers_gets_them_from_shared_memory(tree: Path) -> None:
     dataset = FastImageFolder(str(tree), CHAINS["strided"](), seed=1)
     wanted = [image for image, _ in FastLoader(dataset, 6)]
-    loader = FastLoader(dataset, 6, num_workers=1)
+    loader = FastLoader(dataset, 6, num_workers=1, workers="processes")
     for made, expected in zip((image for image, _ in loader), wanted, strict=True):
         assert torch.equal(made, expected)
     assert all(image.shape == (6, 3, 40, 44) for image, _ in DataLoader(dataset, 6, num_workers=1))

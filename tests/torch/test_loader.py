@@ -166,7 +166,10 @@ def test_augmentation_without_a_seed_comes_from_manual_seed(tree: Path) -> None:
     torch.manual_seed(6)
     assert digest(loader) != first
     torch.manual_seed(5)  # and it does not depend on where the work is done
-    assert digest(FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, num_workers=2)) == first
+    assert (
+        digest(FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, num_workers=2, workers="processes"))
+        == first
+    )
 
 
 # ---- seed -----------------------------------------------------------------------------------------
@@ -241,7 +244,9 @@ def test_a_seed_gives_one_stream_on_any_topology(
         random.seed(threads)
         np.random.seed(workers)
         dataset = through(SEEDED[name](tree, threads))
-        loader = FastLoader(dataset, 4, shuffle=True, num_workers=workers, seed=3, **options)
+        loader = FastLoader(
+            dataset, 4, shuffle=True, num_workers=workers, workers="processes", seed=3, **options
+        )
         epochs = [digest(loader) for _ in range(3)]
         assert len(set(epochs)) == 3
         streams.add(tuple(epochs))
@@ -251,7 +256,7 @@ def test_a_seed_gives_one_stream_on_any_topology(
 @pytest.mark.slow
 def test_a_seed_gives_the_same_stream_under_spawn(tree: Path) -> None:
     streams = {
-        digest(FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, num_workers=workers, seed=3, multiprocessing_context=method))
+        digest(FastLoader(FastImageFolder(tree, RANDOM), 4, shuffle=True, num_workers=workers, workers="processes", seed=3, multiprocessing_context=method))
         for workers, method in ((0, None), (2, "spawn"), (1, "spawn"), (2, "fork"), (2, "forkserver"))
     }  # fmt: skip
     assert len(streams) == 1
@@ -260,7 +265,14 @@ def test_a_seed_gives_the_same_stream_under_spawn(tree: Path) -> None:
 def test_no_batches_under_a_seed(tree: Path) -> None:
     streams = set()
     for workers in (0, 2):
-        loader = FastLoader(FastImageFolder(tree, RANDOM), None, shuffle=True, num_workers=workers, seed=3)
+        loader = FastLoader(
+            FastImageFolder(tree, RANDOM),
+            None,
+            shuffle=True,
+            num_workers=workers,
+            workers="processes",
+            seed=3,
+        )
         streams.add(digest((image, torch.tensor(target)) for image, target in loader))
     assert len(streams) == 1
 
@@ -296,6 +308,7 @@ def test_epochs_are_numbered_and_may_be_set(tree: Path) -> None:
             shuffle=True,
             seed=3,
             num_workers=workers,
+            workers="processes",
             persistent_workers=workers > 0,
         )
 
@@ -325,7 +338,7 @@ def test_a_seeded_shuffle_visits_each_sample_once(tree: Path) -> None:
 @pytest.mark.parametrize("make", [lambda tree: FastImageFolder(tree, _lambda_transform()), lambda tree: FastImageFolder(tree, RANDOM),
                                   lambda tree: _Subclass(tree, _lambda_transform())], ids=["lambda", "fused", "subclass"])  # fmt: skip
 def test_a_seeded_epoch_leaves_the_global_generators_alone(tree: Path, make: Any, workers: int) -> None:
-    loader = FastLoader(make(tree), 4, shuffle=True, seed=3, num_workers=workers)
+    loader = FastLoader(make(tree), 4, shuffle=True, seed=3, num_workers=workers, workers="processes")
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     for _ in loader:
         now = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
@@ -334,10 +347,14 @@ def test_a_seeded_epoch_leaves_the_global_generators_alone(tree: Path, make: Any
 
 
 def test_random_code_of_the_user_in_workers_differs_by_epoch_under_a_seed(tree: Path) -> None:
-    loader = FastLoader(FastImageFolder(tree, TINY), 8, seed=3, num_workers=1, collate_fn=_draw)
+    loader = FastLoader(
+        FastImageFolder(tree, TINY), 8, seed=3, num_workers=1, workers="processes", collate_fn=_draw
+    )
     draws = [number for _ in range(3) for number in loader]
     assert len(set(draws)) == len(draws) == 6
-    again = FastLoader(FastImageFolder(tree, TINY), 8, seed=3, num_workers=1, collate_fn=_draw)
+    again = FastLoader(
+        FastImageFolder(tree, TINY), 8, seed=3, num_workers=1, workers="processes", collate_fn=_draw
+    )
     assert [number for _ in range(3) for number in again] == draws
 
 
@@ -391,7 +408,10 @@ def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(
 ) -> None:
     transforms = {"target_transform": _fail} if where == "target" else {"transform": _fail}
     dataset = FastImageFolder(tree, **transforms, bad_samples="skip", thread_safe=where == "threads")  # type: ignore[arg-type]
-    loader, text = FastLoader(dataset, 4, num_workers=workers, collate_fn=list), "no error"
+    loader, text = (
+        FastLoader(dataset, 4, num_workers=workers, workers="processes", collate_fn=list),
+        "no error",
+    )
     try:
         list(loader)
     except ZeroDivisionError as error:
@@ -412,7 +432,7 @@ def _fail(image: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iterators_side_by_side(tree: Path, workers: int) -> None:
-    loader = FastLoader(FastImageFolder(tree, STEADY), 4, num_workers=workers)
+    loader = FastLoader(FastImageFolder(tree, STEADY), 4, num_workers=workers, workers="processes")
     expected = list(DataLoader(ImageFolder(tree, STEADY), 4))
     pairs = list(zip(loader, loader, strict=True))
     assert equal([pair[0] for pair in pairs], expected)
@@ -429,7 +449,7 @@ def test_nested_iterators(tree: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_breaking_off_and_beginning_again(tree: Path, workers: int) -> None:
-    loader = FastLoader(FastImageFolder(tree, STEADY), 4, num_workers=workers)
+    loader = FastLoader(FastImageFolder(tree, STEADY), 4, num_workers=workers, workers="processes")
     expected = list(DataLoader(ImageFolder(tree, STEADY), 4))
     for stop in range(4):
         for number, batch in enumerate(loader):
@@ -496,7 +516,9 @@ def _show(worker_id: int) -> None:
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_worker_init_fn_sees_the_users_dataset(tree: Path, seed: int | None) -> None:
-    loader = FastLoader(FastImageFolder(tree, TINY), 5, num_workers=2, worker_init_fn=_show, seed=seed)
+    loader = FastLoader(
+        FastImageFolder(tree, TINY), 5, num_workers=2, workers="processes", worker_init_fn=_show, seed=seed
+    )
     assert [names[0] for _, (_, names) in loader] == ["FastImageFolder"] * 3
 
 

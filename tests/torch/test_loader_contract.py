@@ -379,7 +379,7 @@ def test_unknown_datasets_behave_as_in_data_loader(name: str, workers: int, seed
     theirs = list(DataLoader(make(), num_workers=workers, **arguments))
     after = torch.get_rng_state()
     torch.manual_seed(3)
-    ours = list(FastLoader(make(), num_workers=workers, seed=seed, **arguments))
+    ours = list(FastLoader(make(), num_workers=workers, workers="processes", seed=seed, **arguments))
     assert same(ours, theirs)
     if seed is None:
         assert torch.equal(torch.get_rng_state(), after)

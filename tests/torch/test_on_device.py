@@ -338,7 +338,9 @@ def test_a_split_transform_is_finished_there_or_by_threads(
 
 def test_workers_and_other_collations_make_batches_here(photos: Path, decoder: Decoder) -> None:
     there, here = loaders(photos, TRAINING)
-    made = FastLoader(there.dataset, batch_size=8, shuffle=True, device="cpu", num_workers=1)
+    made = FastLoader(
+        there.dataset, batch_size=8, shuffle=True, device="cpu", num_workers=1, workers="processes"
+    )
     assert all(map(same, made, here)) and not decoder.calls
     own: Callable[[Any], Any] = lambda samples: torch.stack([image for image, _ in samples])  # noqa: E731
     made = FastLoader(there.dataset, batch_size=8, device="cpu", collate_fn=own)

@@ -104,7 +104,13 @@ def test_in_a_loader(kind: Any, workers: int, make: Any, near: Any, photo_tree: 
 def test_with_a_seed(workers: int, make: Any, near: Any, photo_tree: Path) -> None:
     def run(dataset: Any) -> list[Any]:
         loader = FastLoader(
-            dataset, 5, shuffle=True, seed=3, num_workers=workers, persistent_workers=workers > 0
+            dataset,
+            5,
+            shuffle=True,
+            seed=3,
+            num_workers=workers,
+            workers="processes",
+            persistent_workers=workers > 0,
         )
         return [batch for _ in range(3) for batch in _batches(loader)]
 
@@ -166,7 +172,7 @@ def test_a_staged_folder_has_the_paths_that_torchvision_gives(
 def test_for_workers_nothing_is_held_in_the_parent_whatever_it_read_before(make: Any, tmp_path: Path) -> None:
     dataset = make(stage=tmp_path / "stage")
     dataset[0], next(iter(FastLoader(dataset, 2)))
-    loader = FastLoader(dataset, 5, shuffle=True, seed=1, num_workers=2)
+    loader = FastLoader(dataset, 5, shuffle=True, seed=1, num_workers=2, workers="processes")
     for _ in range(2):
         _batches(loader)
     prefetcher = dataset._remote.reader().prefetcher

@@ -108,7 +108,7 @@ def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[in
         options = order(dataset)
         if "batch_size" not in options and "batch_sampler" not in options:
             options["batch_size"] = 3
-        return FastLoader(dataset, num_workers=count, **options)
+        return FastLoader(dataset, num_workers=count, workers="processes", **options)
 
     look = hashed if order(dataset).get("batch_size", 3) else hashed_one
     for cut in (0, 1, 2):
@@ -152,7 +152,14 @@ def test_the_epochs_after_it_are_the_same_too(seed: int | None) -> None:
 
 def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path) -> None:
     for workers in (0, 2):
-        loader = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=1, num_workers=workers, prefetch_batches=5)
+        loader = FastLoader(
+            FastImageFolder(tree, RANDOM),
+            2,
+            seed=1,
+            num_workers=workers,
+            workers="processes",
+            prefetch_batches=5,
+        )
         iterator = iter(loader)
         for count in range(3):
             assert loader.state_dict()["batches"] == count
@@ -245,7 +252,7 @@ def test_set_epoch_between_iter_and_the_first_batch(workers: int) -> None:
     """Trainers ask for an iterator, and then set the epoch of the sampler."""
     for persistent in (False, True)[: 1 + (workers > 0)]:
         loader = FastLoader(
-            Numbers(), 4, shuffle=True, seed=2, num_workers=workers, persistent_workers=persistent
+            Numbers(), 4, shuffle=True, seed=2, num_workers=workers, workers="processes", persistent_workers=persistent
         )  # fmt: skip
         epochs = [stream(loader) for _ in range(4)]
         for epoch in (3, 1, 1, 2):
@@ -325,7 +332,7 @@ class _Endless(IterableDataset[int]):
         (lambda: FastLoader(Numbers(), sampler=_Stateless()), "a _Stateless, which has no state_dict"),
         (lambda: FastLoader(Numbers(), batch_sampler=BatchSampler(_Stateless(), 2, False)), "a _Stateless"),
         (lambda: FastLoader(_Endless()), "IterableDataset"),
-        (lambda: FastLoader(Numbers(), in_order=False, num_workers=2), "in_order=False"),
+        (lambda: FastLoader(Numbers(), in_order=False, num_workers=2, workers="processes"), "in_order=False"),
     ],
 )
 def test_loaders_that_cannot_save_say_so(loader: Any, message: str) -> None:
@@ -389,7 +396,13 @@ def test_one_stream_for_any_threads_workers_and_ranks(tree: Path, seed: int) -> 
             found: dict[int, Any] = {}
             for rank in range(world):
                 loader = FastLoader(
-                    dataset, 2, shuffle=True, seed=seed, num_workers=workers, shard=Shard(rank, world)
+                    dataset,
+                    2,
+                    shuffle=True,
+                    seed=seed,
+                    num_workers=workers,
+                    workers="processes",
+                    shard=Shard(rank, world),
                 )
                 rows = [
                     (image.numpy().tobytes(), int(label))
@@ -418,7 +431,13 @@ def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
             dataset = Subset(dataset, range(12))
         for rank in range(world):
             loader = FastLoader(
-                dataset, 2, shuffle=True, seed=9, num_workers=workers, shard=Shard(rank, world)
+                dataset,
+                2,
+                shuffle=True,
+                seed=9,
+                num_workers=workers,
+                workers="processes",
+                shard=Shard(rank, world),
             )
             rows = [tuple(row) for batch in loader for row in zip(*plain(batch), strict=True)]
             found.update({rank + world * at: row for at, row in enumerate(rows)})

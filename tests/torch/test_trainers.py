@@ -116,6 +116,7 @@ class TestLightning:
                 shuffle=True,
                 seed=seed,
                 num_workers=workers,
+                workers="processes",
                 persistent_workers=workers > 0,
             )
 

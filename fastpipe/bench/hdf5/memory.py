@@ -84,7 +84,7 @@ def _child() -> None:
         cache: Any = fastpipe.Cache("ram", max_bytes=job["budget"]) if job["budget"] else "off"
         dataset = fastpipe.FastHDF5Dataset(str(table.path), table.dataset, cache=cache, seed=0)
         window = fastpipe.Shuffle(WINDOW, "group")
-        loader = fastpipe.FastLoader(dataset, job["batch"], window, **workers)
+        loader = fastpipe.FastLoader(dataset, job["batch"], window, workers="processes", **workers)
     print(most_bytes(loader))
 
 

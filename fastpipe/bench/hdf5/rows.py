@@ -157,7 +157,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
         batches = dataset.batch_sampler(spec.batch_size, shuffle=window)
         return data.DataLoader(dataset, batch_sampler=batches, **workers)
     shuffle = window if spec.kind == "window" else True
-    return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, **workers)
+    return fastpipe.FastLoader(dataset, spec.batch_size, shuffle, workers="processes", **workers)
 
 
 class TableRow:

@@ -92,7 +92,7 @@ def _child() -> None:
     if job["kind"] == "fast":
         dataset = patch_dataset(scroll, job["budget"], threads=job["threads"])
         order = fastpipe.Shuffle(unit="group")
-        loader: Any = fastpipe.FastLoader(dataset, job["batch"], order, **workers)
+        loader: Any = fastpipe.FastLoader(dataset, job["batch"], order, workers="processes", **workers)
     else:
         kinds = (torch.uint16, torch.uint8)
         nothing = Nothing(scroll.epoch, tuple(torch.zeros(sizes.patch, dtype=kind) for kind in kinds))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import fastpipe
 from fastpipe._extras import require
 from fastpipe.options import Cache, Decode
-from fastpipe.profiling.watching import is_map_style
+from fastpipe.profiling.watching import is_map_style, processes_of
 
 __all__ = ["Base", "Settings", "folders_behind"]
 
@@ -44,7 +44,8 @@ class Settings:
         """Arguments of ``FastLoader`` and ``accelerate``."""
         name = "prefetch_factor" if self.workers else "prefetch_batches"
         more = {} if self.ahead == "auto" else {name: self.ahead}
-        return {"num_workers": self.workers, **more}
+        processes = {"workers": "processes"} if self.workers else {}
+        return {"num_workers": self.workers, **processes, **more}
 
     def of_dataset(self, before: Settings) -> dict[str, Any]:
         """Arguments of fastpipe's datasets that differ from those before."""
@@ -61,7 +62,7 @@ class Settings:
         """What is said of a loader, and what differs of its dataset.
 
         >>> Settings(workers=2, ahead=4, threads=3).told(Settings(workers=0, threads="auto"))
-        'num_workers=2, prefetch_factor=4, threads=3'
+        "num_workers=2, workers='processes', prefetch_factor=4, threads=3"
         """
         values = self.of_loader | self.of_dataset(before)
         return ", ".join(f"{name}={value!r}" for name, value in values.items())
@@ -95,7 +96,7 @@ class Base:
     def settings(self) -> Settings:
         """As they are."""
         loader = self.loader
-        workers = loader.num_workers
+        workers = processes_of(loader)
         ahead: Any = loader.prefetch_factor if workers else getattr(loader, "prefetch_batches", "auto")
         first = self.folders[0] if self.folders else None
         decode = getattr(first, "decode", None)

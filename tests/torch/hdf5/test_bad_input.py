@@ -242,7 +242,7 @@ def test_a_damaged_chunk_names_everything(tmp_path: Path, kind: str) -> None:
         lambda: dataset.__getitems__([3, 8, 9]),
         lambda: list(DataLoader(dataset, 4)),
         lambda: list(FastLoader(dataset, 4)),
-        lambda: list(FastLoader(dataset, 4, num_workers=1)),
+        lambda: list(FastLoader(dataset, 4, num_workers=1, workers="processes")),
         lambda: list(FastLoader(Subset(dataset, [0, 8]), 2)),
         lambda: list(FastLoader(ConcatDataset([dataset, dataset]), 2, sampler=[1, 48])),
     ):
@@ -305,7 +305,7 @@ def test_replace_is_the_same_on_any_topology(bad: Path, form: Any, same: Any) ->
     streams = []
     for threads, workers in ((1, 0), (3, 0), (1, 2)):
         dataset = FastHDF5Dataset(bad, form, bad_samples="replace", threads=threads, seed=3)
-        loader = FastLoader(dataset, 6, shuffle=True, num_workers=workers)
+        loader = FastLoader(dataset, 6, shuffle=True, num_workers=workers, workers="processes")
         streams.append([batch for _ in range(2) for batch in loader])
     assert all(same(stream, streams[0]) for stream in streams)
     batches = streams[0] if form == "x" else [batch[0] for batch in streams[0]]
@@ -335,7 +335,11 @@ def test_nothing_is_left_to_replace_with(tmp_path: Path) -> None:
     assert "sample 4" in str(error)
     assert "nor could any of 39 tried in its place" in str(error)
     skipping = FastHDF5Dataset(path, "x", bad_samples="skip")
-    for loader in (FastLoader(skipping, 4), FastLoader(skipping, 4, num_workers=1), DataLoader(skipping, 4)):
+    for loader in (
+        FastLoader(skipping, 4),
+        FastLoader(skipping, 4, num_workers=1, workers="processes"),
+        DataLoader(skipping, 4),
+    ):
         assert "sample" in str(failure(lambda loader=loader: list(loader)))  # type: ignore[misc]
     assert failure(lambda: skipping[3]).index == 3
 
@@ -347,7 +351,7 @@ def test_log_and_budget(bad: Path, tmp_path: Path, policy: Any, workers: int) ->
     dataset = FastHDF5Dataset(bad, ["x", "n"], bad_samples=BadSamples(policy, log=log))
     for _ in range(2):
         # A worker cannot fill a batch up, and one without any sample would be an error.
-        assert len(batches_of(FastLoader(dataset, 10, num_workers=workers))) == 4
+        assert len(batches_of(FastLoader(dataset, 10, num_workers=workers, workers="processes"))) == 4
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["index"] for line in lines} == set(BAD)
     assert {(line["path"], line["action"]) for line in lines} == {(str(bad), policy)}
@@ -356,7 +360,7 @@ def test_log_and_budget(bad: Path, tmp_path: Path, policy: Any, workers: int) ->
         assert len(lines) == len(BAD)
     for limit in (7, 8):
         dataset = FastHDF5Dataset(bad, ["x", "n"], bad_samples=BadSamples(policy, max_errors=limit))
-        loader = FastLoader(dataset, 40, num_workers=min(workers, 1))
+        loader = FastLoader(dataset, 40, num_workers=min(workers, 1), workers="processes")
         if limit == 8:
             assert len(batches_of(loader)) == 1
         else:

@@ -73,7 +73,7 @@ def test_forked_after_use(file: Path, same: Any, in_child: Callable[[Callable[[]
 def test_batches_outlive_the_dataset(file: Path, naive: Any, same: Any) -> None:
     wanted = list(DataLoader(naive(file, KEYS), 8))
     for workers in (0, 1):
-        loader = FastLoader(FastHDF5Dataset(file, KEYS), 8, num_workers=workers)
+        loader = FastLoader(FastHDF5Dataset(file, KEYS), 8, num_workers=workers, workers="processes")
         iterator = iter(loader)
         batches = [next(iterator), next(iterator)]
         del loader, iterator
@@ -125,7 +125,7 @@ def test_labels_that_are_kept_do_not_keep_the_rest(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_is_broken_off(file: Path, workers: int) -> None:
     dataset = FastHDF5Dataset(file, KEYS, threads=2)
-    loader = FastLoader(dataset, 2, num_workers=workers)
+    loader = FastLoader(dataset, 2, num_workers=workers, workers="processes")
     next(iter(loader))
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(3 if workers else 30):

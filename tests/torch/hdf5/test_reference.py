@@ -33,7 +33,9 @@ def paths(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize("keys", ["x", ["x", "y"], {"a": "y", "b": "x"}])
 def test_the_same_batches(paths: list[Path], keys: Any, shuffle: Any, workers: int) -> None:
     dataset = FastHDF5Dataset(paths, keys, sample_dims=2, seed=3, transform=_twice, cache="off")
-    loader: Any = FastLoader(Subset(dataset, range(1, 33)), 5, shuffle=shuffle, num_workers=workers)
+    loader: Any = FastLoader(
+        Subset(dataset, range(1, 33)), 5, shuffle=shuffle, num_workers=workers, workers="processes"
+    )
     reference = loader.reference()
     assert type(reference) is DataLoader
     assert isinstance(reference.dataset.dataset, H5pyDataset)

@@ -59,7 +59,12 @@ def equal(one: list[Any], other: list[Any]) -> bool:
 def test_the_same_batches(path: Path, method: str) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
     loader: Any = FastLoader(
-        dataset_of(path), 16, shuffle=ORDER, num_workers=2, multiprocessing_context=method
+        dataset_of(path),
+        16,
+        shuffle=ORDER,
+        num_workers=2,
+        workers="processes",
+        multiprocessing_context=method,
     )
     assert equal(batches(loader), wanted)
 
@@ -77,7 +82,12 @@ def test_the_same_batches_through_views(path: Path) -> None:
     both = ConcatDataset([Subset(dataset_of(path), range(5, 300)), dataset_of(path)])
     wanted = batches(FastLoader(both, 16, shuffle=ORDER, generator=torch.Generator().manual_seed(1)))
     loader: Any = FastLoader(
-        both, 16, shuffle=ORDER, num_workers=2, generator=torch.Generator().manual_seed(1)
+        both,
+        16,
+        shuffle=ORDER,
+        num_workers=2,
+        workers="processes",
+        generator=torch.Generator().manual_seed(1),
     )
     assert equal(batches(loader), wanted)
 
@@ -104,7 +114,7 @@ def test_each_chunk_is_decoded_by_one_of_them(
         monkeypatch.setattr(sharing, "SharedWindow", _fail)
     dataset = dataset_of(path, "x")
     order = Shuffle(20, "group")  # ten batches: four workers are seldom farther apart
-    for _ in FastLoader(dataset, 16, shuffle=order, num_workers=4):
+    for _ in FastLoader(dataset, 16, shuffle=order, num_workers=4, workers="processes"):
         pass
     chunks = ROWS // CHUNK
     if is_shared:
@@ -124,7 +134,7 @@ def test_without_such_memory_each_decodes_for_itself(
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
     monkeypatch.setattr(sharing, "SharedWindow", _fail)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
-        loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2)
+        loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2, workers="processes")
         assert equal(batches(loader), wanted)
     assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
 
@@ -132,7 +142,7 @@ def test_without_such_memory_each_decodes_for_itself(
 def test_a_killed_worker_spoils_nothing(path: Path) -> None:
     dataset = dataset_of(path)
     wanted = batches(FastLoader(dataset, 16, shuffle=ORDER))
-    loader: Any = FastLoader(dataset, 16, shuffle=ORDER, num_workers=3)
+    loader: Any = FastLoader(dataset, 16, shuffle=ORDER, num_workers=3, workers="processes")
     loader.set_epoch(0)
     found = iter(loader)
     next(found)

@@ -170,7 +170,7 @@ def test_each_sample_once_and_each_chunk_decoded_once(
 ) -> None:
     monkeypatch.setattr(runtime, "_RECENT_NBYTES", 0)  # no more room than the window needs
     dataset = dataset_of(path)
-    loader = FastLoader(dataset, 10, shuffle=GROUPS, seed=seed, num_workers=workers)
+    loader = FastLoader(dataset, 10, shuffle=GROUPS, seed=seed, num_workers=workers, workers="processes")
     orders = []
     for epoch in range(1, 4):
         orders.append(order_of(loader))
@@ -292,7 +292,9 @@ def test_an_epoch_goes_on_at_every_batch(path: Path, seed: int | None, how: str)
         if how == "Subset":
             return FastLoader(Subset(dataset, range(5, 100)), 16, shuffle=shuffle)
         size = None if how == "no batches" else 16
-        return FastLoader(dataset, size, shuffle=shuffle, num_workers=1 if how == "workers" else 0)
+        return FastLoader(
+            dataset, size, shuffle=shuffle, num_workers=1 if how == "workers" else 0, workers="processes"
+        )
 
     torch.manual_seed(7)
     first = make()

@@ -60,7 +60,7 @@ def test_a_seed_fixes_the_values_on_any_topology(file: Path, same: Any, use: str
     for threads, workers in ((1, 0), (3, 0), (1, 2)):
         dataset = FastHDF5Dataset(file, keys, seed=5, threads=threads, **code)
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()[2]
-        streams.append(epochs(FastLoader(dataset, 8, shuffle=True, num_workers=workers)))
+        streams.append(epochs(FastLoader(dataset, 8, shuffle=True, num_workers=workers, workers="processes")))
         if not workers:
             assert torch.equal(torch.get_rng_state(), before[0])
             assert (random.getstate(), np.random.get_state()[2]) == before[1:]
@@ -209,7 +209,7 @@ def test_an_error_keeps_its_type_and_names_the_sample(
         {"keys": ["mels", "label"], "target_transform": fail},
     ):
         dataset = FastHDF5Dataset(file, bad_samples=policy, threads=2, **options)  # type: ignore[arg-type]
-        iterator = iter(FastLoader(VIEWS[view](dataset), 4, num_workers=workers))
+        iterator = iter(FastLoader(VIEWS[view](dataset), 4, num_workers=workers, workers="processes"))
         error = ("", [])
         while not error[0]:
             try:

@@ -177,7 +177,7 @@ def test_a_corrupt_chunk_is_an_error_that_names_file_chunk_and_patch(
         lambda: dataset[5],
         lambda: dataset.__getitems__(range(6)),
         lambda: list(FastLoader(dataset, 3)),
-        lambda: list(FastLoader(dataset, 3, num_workers=1)),
+        lambda: list(FastLoader(dataset, 3, num_workers=1, workers="processes")),
         lambda: list(DataLoader(dataset, 3, num_workers=1)),
     ):
         error = failure(ask)

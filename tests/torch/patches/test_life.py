@@ -132,7 +132,9 @@ def test_a_dataset_that_is_deleted_frees_its_memory_threads_and_files(paths: Any
 def test_batches_outlive_the_dataset(paths: Any) -> None:
     wanted = batches_of(FastLoader(dataset_of(paths["zarr3 zstd"], sampling=Grid()), 5))
     for workers in (0, 1):
-        loader = FastLoader(dataset_of(paths["zarr3 zstd"], sampling=Grid()), 5, num_workers=workers)
+        loader = FastLoader(
+            dataset_of(paths["zarr3 zstd"], sampling=Grid()), 5, num_workers=workers, workers="processes"
+        )
         iterator = iter(loader)
         batches = [next(iterator), next(iterator)]
         del loader, iterator
@@ -164,7 +166,7 @@ def test_batches_that_are_kept_are_never_overwritten(kind: Any, workers: int) ->
 def test_an_epoch_that_is_broken_off(paths: Any, workers: int) -> None:
     dataset = dataset_of(paths["zarr3 zstd"], sampling=Grid(stride=3))
     for shuffle in (False, True, GROUPS):
-        loader = FastLoader(dataset, 2, shuffle=shuffle, num_workers=workers)
+        loader = FastLoader(dataset, 2, shuffle=shuffle, num_workers=workers, workers="processes")
         next(iter(loader))
         descriptors = len(os.listdir("/proc/self/fd"))
         for _ in range(2 if workers else 20):

@@ -82,9 +82,9 @@ def test_every_topology_has_the_same_patches_under_a_seed(path: Any, order: str)
 
     topologies = {
         "other batches": FastLoader(dataset_of(path), 7, shuffle=shuffle),
-        "workers": FastLoader(dataset_of(path), 4, shuffle=shuffle, num_workers=2),
+        "workers": FastLoader(dataset_of(path), 4, shuffle=shuffle, num_workers=2, workers="processes"),
         "persistent": FastLoader(
-            dataset_of(path), 4, shuffle=shuffle, num_workers=2, persistent_workers=True
+            dataset_of(path), 4, shuffle=shuffle, num_workers=2, workers="processes", persistent_workers=True
         ),
         "no cache": FastLoader(dataset_of(path, cache="off"), 4, shuffle=shuffle),
         "one thread": FastLoader(dataset_of(path, threads=1), 4, shuffle=shuffle),
@@ -134,13 +134,19 @@ def test_volumes_of_tensorstore_are_for_workers_that_are_not_forked(
     dataset = dataset_of(path)
     wanted = expected(dataset, 3, 0)
     assert corners(FastLoader(dataset, 4)) == wanted
-    for loader in (FastLoader(dataset, 4, num_workers=1), DataLoader(dataset, 4, num_workers=1)):
+    for loader in (
+        FastLoader(dataset, 4, num_workers=1, workers="processes"),
+        DataLoader(dataset, 4, num_workers=1),
+    ):
         error = failure(loader)
         assert isinstance(error, VolumeError)
         assert "multiprocessing_context='spawn'" in str(error)
         assert "x." in str(error)
     assert corners(FastLoader(dataset, 4)) == wanted
-    assert corners(FastLoader(dataset, 4, num_workers=2, multiprocessing_context=start)) == wanted
+    assert (
+        corners(FastLoader(dataset, 4, num_workers=2, workers="processes", multiprocessing_context=start))
+        == wanted
+    )
 
 
 def failure(loader: Any) -> Exception:
@@ -195,7 +201,12 @@ def test_without_a_seed_the_patches_are_those_that_the_tour_was_made_for(
 ) -> None:
     dataset = dataset_of(path, None)
     loader = FastLoader(
-        dataset, 4, shuffle=ORDERS[order], num_workers=workers, persistent_workers=workers > 0
+        dataset,
+        4,
+        shuffle=ORDERS[order],
+        num_workers=workers,
+        workers="processes",
+        persistent_workers=workers > 0,
     )
     seeds = set()
     for _ in range(3):
@@ -211,7 +222,7 @@ def test_without_a_seed_the_patches_are_those_that_the_tour_was_made_for(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_a_seed_epochs_at_the_same_time_have_each_its_own_patches(path: Any, workers: int) -> None:
     dataset = dataset_of(path, None)
-    loader = FastLoader(dataset, 4, shuffle=ORDERS["groups"], num_workers=workers)
+    loader = FastLoader(dataset, 4, shuffle=ORDERS["groups"], num_workers=workers, workers="processes")
     one = iter(loader)
     found, seeds = corners([next(one)]), [loader.sampler.drawn]
     other = iter(loader)
@@ -278,7 +289,7 @@ def test_a_fixed_grid_is_the_same_without_a_seed(path: Any) -> None:
 def test_through_subset(path: Any, workers: int) -> None:
     chosen = [3, 17, 4, 4, 29, 0, 11]
     dataset = dataset_of(path)
-    loader = FastLoader(Subset(dataset, chosen), 3, seed=3, num_workers=workers)
+    loader = FastLoader(Subset(dataset, chosen), 3, seed=3, num_workers=workers, workers="processes")
     assert loader.plan.is_fast
     for epoch in range(2):
         assert corners(loader) == expected(dataset, 3, epoch, chosen)
@@ -290,7 +301,7 @@ def test_through_subset(path: Any, workers: int) -> None:
 def test_through_concat(path: Any, tmp_path: Path, write_volume: Any, coordinates: Any, workers: int) -> None:
     other = write_volume("npy", tmp_path / "y", coordinates(SHAPE), CHUNK)
     datasets = [dataset_of(path), dataset_of(other, sampling=Grid(stride=(5, 6, 7)))]
-    loader = FastLoader(ConcatDataset(datasets), 7, seed=5, num_workers=workers)
+    loader = FastLoader(ConcatDataset(datasets), 7, seed=5, num_workers=workers, workers="processes")
     assert loader.plan.is_fast
     assert corners(loader) == [*expected(datasets[0], 5, 0), *expected(datasets[1], 5, 0)]
     shuffled = FastLoader(ConcatDataset(datasets), 7, shuffle=GROUPS, seed=5)

@@ -76,7 +76,9 @@ def test_every_way_gives_the_same(cache: Cache, volumes: Any) -> None:
                 np.testing.assert_array_equal(found[row].numpy(), value)
     for one, other in zip(wanted, reference, strict=True):
         assert all(map(torch.equal, one, other))
-    tour = FastLoader(dataset, batch_size=23, shuffle=Shuffle(unit="group"), num_workers=1)
+    tour = FastLoader(
+        dataset, batch_size=23, shuffle=Shuffle(unit="group"), num_workers=1, workers="processes"
+    )
     [whole] = tour
     rows = sorted(row.numpy().tobytes() for row in whole[0])
     assert rows == sorted(row.numpy().tobytes() for batch in wanted for row in batch[0])

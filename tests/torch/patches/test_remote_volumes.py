@@ -192,7 +192,14 @@ def test_in_a_loader(
 def test_with_a_seed(shuffle: Any, workers: int, volume: str, upload: Any, make: Any, near: Any) -> None:
     def run(what: str, **options: Any) -> list[Any]:
         dataset = make(what, sampling=Uniform(23), seed=5, **options)
-        made = FastLoader(dataset, 4, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0)
+        made = FastLoader(
+            dataset,
+            4,
+            shuffle=shuffle,
+            num_workers=workers,
+            workers="processes",
+            persistent_workers=workers > 0,
+        )
         return [batch for _ in range(3) for batch in _batches(made)]
 
     theirs = run(volume)
@@ -266,7 +273,7 @@ def test_each_chunk_is_fetched_once(
     stage = Stage(tmp_path / "stage")
     ours = make(upload(volume), sampling=SAMPLINGS[sampling], seed=seed, stage=stage)
     asked()
-    loader = FastLoader(ours, 4, shuffle=True, num_workers=workers)
+    loader = FastLoader(ours, 4, shuffle=True, num_workers=workers, workers="processes")
     _batches(loader), _batches(loader), _batches(DataLoader(ours, 3))
     assert set(asked().values()) == {1}
     ours.close()
@@ -315,7 +322,10 @@ def test_a_stage_that_is_too_small(volume: str, upload: Any, make: Any, tmp_path
     theirs = make(volume, sampling=Uniform(60), seed=3)
     for workers in (0, 2):
         for _ in range(2):
-            loaders = [FastLoader(one, 4, shuffle=True, num_workers=workers) for one in (ours, theirs)]
+            loaders = [
+                FastLoader(one, 4, shuffle=True, num_workers=workers, workers="processes")
+                for one in (ours, theirs)
+            ]
             assert _same(*map(_batches, loaders))
     held = sum(path.stat().st_size for path in (tmp_path / "stage").rglob("objects/*/*"))
     assert 0 < held <= 40_000
@@ -503,7 +513,9 @@ def test_in_a_bucket(
     near = {"stage": tmp_path / "stage"} if stages else {}
 
     def run(what: str, **options: Any) -> list[Any]:
-        made = FastLoader(make(what, sampling=Uniform(30), seed=3, **options), 4, num_workers=workers)
+        made = FastLoader(
+            make(what, sampling=Uniform(30), seed=3, **options), 4, num_workers=workers, workers="processes"
+        )
         return _batches(made) + _batches(made)
 
     assert _same(run(in_bucket, storage_options=s3.options, **near), run(volume))

@@ -79,7 +79,7 @@ def test_a_stock_loader_has_the_same_patches(kind: str, workers: int) -> None:
         options = {"batch_sampler": BatchSampler([5, 1, 1, 7], 3, False)}
     else:
         options["shuffle"] = Shuffle(unit="group") if kind == "tour" else True
-    loader = FastLoader(source, num_workers=workers, **options)
+    loader = FastLoader(source, num_workers=workers, workers="processes", **options)
     reference = loader.reference()
     for _ in range(2):
         assert_same(list(loader), list(reference))

@@ -51,6 +51,7 @@ def test_the_rest_of_an_epoch(path: Any, order: str, seed: int | None, workers: 
             4,
             shuffle=ORDERS[order],
             num_workers=workers,
+            workers="processes",
         )
 
     torch.manual_seed(7)
@@ -89,7 +90,7 @@ def test_a_state_goes_on_with_other_workers_and_ranks(path: Any) -> None:
         return [
             FastLoader(
                 dataset_of(path, 3), 12 // world, shuffle=Shuffle(3, "group"), shard=Shard(rank, world, "eval"),
-                num_workers=workers,
+                num_workers=workers, workers="processes",
             )
             for rank in range(world)
         ]  # fmt: skip

@@ -106,7 +106,7 @@ def test_worker_processes_share_what_is_remembered(paths: Any, workers: int) -> 
         paths["parts"], PATCH, sampling=Uniform(120), seed=2, cache=Cache("ram", 60_000), threads=2
     )
     for shuffle in (GROUPS, True):
-        loader = FastLoader(dataset, 8, shuffle=shuffle, num_workers=workers)
+        loader = FastLoader(dataset, 8, shuffle=shuffle, num_workers=workers, workers="processes")
         assert run(loader) == 120
 
 

@@ -1,0 +1,299 @@
+"""What a script's own objects see is a function of the batches handed out, and never of timing.
+
+A ``DataLoader`` with as many workers is the reference: at every batch, and after a broken-off epoch, all
+generators have the states that it leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Resize, ToTensor
+
+import fastpipe.torch.sources as sources
+from fastpipe import FastImageFolder, FastLoader, accelerate
+
+STEADY = Compose([Resize((8, 8)), ToTensor()])
+COUNT = 15  # images of `tree`
+
+
+class _Drawing(Sampler[int]):
+    """Draws each index when it is asked for it, as samplers of balanced classes do."""
+
+    def __init__(self, draw: Callable[[int], int], count: int = 20) -> None:
+        self._draw, self._count = draw, count
+
+    def __iter__(self) -> Iterator[int]:
+        return (self._draw(COUNT) for _ in range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class _Buckets(Sampler[list[int]]):
+    """A batch sampler that draws the size of each batch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([random.randrange(COUNT) for _ in range(random.randint(1, 4))] for _ in range(6))
+
+
+# Of a sampler's name: its arguments of a loader, given a generator of the script's.
+AT_ONCE: dict[str, Callable[[torch.Generator], dict[str, Any]]] = {
+    "shuffle": lambda generator: {"shuffle": True},
+    "shuffle, generator": lambda generator: {"shuffle": True, "generator": generator},
+    "shuffle, generator, drop_last": lambda generator: {
+        "shuffle": True, "generator": generator, "drop_last": True,
+    },
+    "RandomSampler, generator": lambda generator: {"sampler": RandomSampler(range(COUNT), generator=generator)},
+    "BatchSampler": lambda generator: {
+        "batch_sampler": BatchSampler(RandomSampler(range(COUNT), generator=generator), 5, False)
+    },
+    "one by one": lambda generator: {"shuffle": True, "generator": generator, "batch_size": None},
+    "SubsetRandomSampler": lambda generator: {"sampler": SubsetRandomSampler(range(9), generator)},
+    "WeightedRandomSampler": lambda generator: {
+        "sampler": WeightedRandomSampler([1.0] * COUNT, COUNT, generator=generator)
+    },
+    "in order": lambda generator: {},
+}  # fmt: skip
+LAZY: dict[str, Callable[[torch.Generator], dict[str, Any]]] = {
+    "random": lambda generator: {"sampler": _Drawing(random.randrange)},
+    "numpy": lambda generator: {"sampler": _Drawing(lambda n: int(np.random.randint(n)))},
+    "torch": lambda generator: {"sampler": _Drawing(lambda n: int(torch.randint(n, ())))},
+    "batches": lambda generator: {"batch_sampler": _Buckets()},
+    "replacement": lambda generator: {"sampler": RandomSampler(range(COUNT), True, 70)},
+    "replacement, generator": lambda generator: {
+        "sampler": RandomSampler(range(COUNT), True, 70, generator=generator)
+    },
+    "more than all": lambda generator: {"sampler": RandomSampler(range(COUNT), num_samples=2 * COUNT)},
+}
+
+
+def arguments(
+    sampler: Callable[[torch.Generator], dict[str, Any]], generator: torch.Generator
+) -> dict[str, Any]:
+    options = {"batch_size": 4, **sampler(generator)}
+    if "batch_sampler" in options:
+        del options["batch_size"]
+    return options
+
+
+def trace(make: Callable[[dict[str, Any]], Any], sampler: Any, stop: int, epochs: int = 3) -> list[Any]:
+    """Return what a script sees in some epochs, the first of which it leaves after some batches."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(5)
+    loader = make(arguments(sampler, generator))
+    seen: list[Any] = []
+    for epoch in range(epochs):
+        for number, (images, labels) in enumerate(loader):
+            seen.append((images.sum().item(), torch.as_tensor(labels).tolist(), _states(generator)))
+            seen.append((random.random(), np.random.rand(), torch.rand(()).item()))  # mixup, dropout …
+            if epoch == 0 and number == stop:
+                break
+        seen.append(_states(generator))
+    return seen
+
+
+def _states(generator: torch.Generator) -> str:
+    states = (
+        torch.get_rng_state().numpy().tobytes(), generator.get_state().numpy().tobytes(),
+        repr(random.getstate()).encode(), repr(np.random.get_state()).encode(),
+    )  # fmt: skip
+    return hashlib.sha256(b"".join(states)).hexdigest()
+
+
+def ways(tree: Path, workers: int) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    return {
+        "FastLoader": lambda options: FastLoader(
+            FastImageFolder(tree, STEADY), num_workers=workers, **options
+        ),
+        "accelerate": lambda options: accelerate(
+            DataLoader(ImageFolder(tree, STEADY), num_workers=workers, **options)
+        ),
+        "stock loader": lambda options: DataLoader(
+            FastImageFolder(tree, STEADY), num_workers=workers, **options
+        ),
+    }
+
+
+@pytest.mark.few(12)
+@pytest.mark.parametrize(
+    ("workers", "name", "stop"),
+    [
+        *itertools.product((0,), AT_ONCE, (0, 1, 2, 99)),
+        *itertools.product((1, 2), AT_ONCE | LAZY, (0, 2, 99)),
+    ],
+)
+def test_generators_are_as_a_data_loader_leaves_them(tree: Path, workers: int, name: str, stop: int) -> None:
+    sampler = (AT_ONCE | LAZY)[name]
+    expected = trace(
+        lambda options: DataLoader(ImageFolder(tree, STEADY), num_workers=workers, **options), sampler, stop
+    )
+    for way, make in ways(tree, workers).items():
+        assert trace(make, sampler, stop) == expected, way
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_without_reading_ahead_lazy_samplers_draw_as_without_workers(tree: Path, name: str) -> None:
+    expected = trace(lambda options: DataLoader(ImageFolder(tree, STEADY), **options), LAZY[name], 99)
+    dataset = FastImageFolder(tree, STEADY)
+    fast = trace(lambda options: FastLoader(dataset, prefetch_batches=0, **options), LAZY[name], 99)
+    assert fast == expected
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["random", "shuffle, generator", "batches"])
+def test_batches_on_their_way_to_a_device_ask_for_nothing_early(tree: Path, name: str, workers: int) -> None:
+    dataset, sampler = FastImageFolder(tree, STEADY), (AT_ONCE | LAZY)[name]
+    noise: dict[str, Any] = {"augment": lambda images, labels: (images + torch.rand(()), labels)}
+    for more in ({}, noise, {"collate_fn": _drawing_collate}):
+        for processes in ("auto", "processes"):
+            here, there = (
+                trace(lambda options: FastLoader(dataset, **options, **place), sampler, 2)
+                for place in (
+                    {"num_workers": workers, "workers": processes, "device": device, **more}
+                    for device in (None, "cpu")
+                )
+            )
+            assert here == there
+
+
+def _drawing_collate(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    return images + random.random(), labels
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Another thread wants Python's lock all the time."""
+    is_over = threading.Event()
+
+    def turn() -> None:
+        while not is_over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", [*LAZY, "shuffle, generator"])
+def test_equal_seeds_give_equal_runs_under_load(
+    tree: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, turns = sources.FolderSource.start, itertools.count()
+
+    def slowed(*arguments: Any) -> Any:
+        sum(range(20_000 * (next(turns) % 3)))  # so that threads get ahead, or do not
+        return start(*arguments)
+
+    monkeypatch.setattr(sources.FolderSource, "start", slowed)
+    dataset, sampler = FastImageFolder(tree, STEADY), (AT_ONCE | LAZY)[name]
+    outcomes: set[str] = set()
+    for run in range(30):
+        with busy() if run % 3 == 0 else nullcontext():
+            outcomes.add(repr(trace(lambda options: FastLoader(dataset, **options), sampler, 1, epochs=2)))
+    assert len(outcomes) == 1
+
+
+# ---- what is changed while batches are being made -----------------------------------------------------
+
+
+def test_a_batch_belongs_to_the_transform_and_the_default_dtype_with_which_it_is_taken(tree: Path) -> None:
+    def batches(loader: Any) -> list[Any]:
+        found, iterator = [], iter(loader)
+        for dtype, size in ((torch.float32, 8), (torch.float64, 8), (torch.float32, 8), (torch.float32, 6)):
+            torch.set_default_dtype(dtype)
+            loader.dataset.transform = Compose([Resize((size, size)), ToTensor()])
+            found.append(next(iterator)[0])
+        return found
+
+    try:
+        expected = batches(DataLoader(ImageFolder(tree), 3))
+        got = batches(FastLoader(FastImageFolder(tree), 3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_that_begin_in_inference_mode_can_be_trained_on(tree: Path, workers: int) -> None:
+    for make in ways(tree, workers).values():
+        iterator = iter(make({"batch_size": 4}))
+        with torch.inference_mode():
+            next(iterator)
+        for images, _ in iterator:
+            (torch.nn.Conv2d(3, 1, 3)(images).sum() + images.requires_grad_().sum()).backward()
+            assert images.grad is not None
+
+
+def test_modes_of_the_thread_are_those_in_which_a_batch_is_taken(tree: Path) -> None:
+    def batches(loader: Any) -> list[Any]:
+        found, iterator = [next(iter(loader))], iter(loader)
+        next(iterator)
+        with torch.device("meta"), torch.no_grad(), torch.autocast("cpu"):
+            found.append(next(iterator))
+        return [*found, *iterator]
+
+    expected = batches(DataLoader(ImageFolder(tree, STEADY), 4))
+    for make in list(ways(tree, 0).values()):
+        for (ours, labels), (theirs, numbers) in zip(batches(make({"batch_size": 4})), expected, strict=True):
+            assert labels.device == numbers.device
+            assert not ours.requires_grad
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_warnings_come_where_the_batch_is_taken(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(tree, folder)
+    Image.new("RGB", (100, 100)).save(folder / sorted(os.listdir(folder))[0] / "zz.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9000)
+
+    def heard(loader: Any) -> list[int]:
+        found, iterator = [], iter(loader)
+        for _ in range(len(loader)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                next(iterator)
+            found.append(len(caught))
+        return found
+
+    expected = heard(DataLoader(ImageFolder(folder, STEADY), 2))
+    assert sum(expected) == 1
+    for make in ways(folder, 0).values():
+        for _ in range(3):
+            assert heard(make({"batch_size": 2})) == expected
