@@ -285,6 +285,16 @@ class AskedSampler:
             return self._asked, None if generator is None else generator.get_state()
 
 
+@dataclass(frozen=True)
+class _Copied:
+    """How often an iterator was asked that is elsewhere."""
+
+    asked: int
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        return self.asked, None if generator is None else generator.get_state()
+
+
 class Progress:
     """How far the user has come in an epoch.
 
@@ -313,6 +323,11 @@ class Progress:
         self.is_stale = False
         self.held: tuple[int, int | None, int] | None = None
         self.base_seed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy does not go on with the iterator, but knows where it was.
+        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
+        return {**self.__dict__, "asked": asked}
 
     def hold(self) -> None:
         """What is received from now on is not the user's yet."""

@@ -271,6 +271,16 @@ def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) ->
         )
 
 
+@pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "shuffle"])
+def test_a_copy_within_an_epoch_has_its_state(name: str) -> None:
+    begin_process()
+    whole = LOADERS[name]()
+    for _ in zip(range(2), whole, strict=False):
+        state = whole.state_dict()
+        for each in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+            assert each.state_dict() == state
+
+
 def test_another_number_of_workers(photos: Path) -> None:
     def make(workers: int) -> Make:
         return lambda: PHOTO_LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
