@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -103,6 +104,7 @@ class RandomBatches:
         self._left = len(sampler)
         self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
         self._indices: Iterator[int] = iter(sampler)
+        self._reached = 0
         self._lock = threading.Lock()
 
     def __iter__(self) -> RandomBatches:
@@ -118,16 +120,22 @@ class RandomBatches:
 
     def reach(self, requests: int) -> None:
         """Exhaust the sampler if a ``DataLoader`` has done so after so many requests for indices."""
-        if requests >= self._last:
-            with self._lock:
+        with self._lock:
+            self._reached = requests
+            if requests >= self._last:
                 self._indices = iter(list(self._indices))
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return how many requests were reached, and the state that the generator has by that."""
+        with self._lock:
+            return self._reached, None if generator is None else generator.get_state()
 
 
 # They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
 # not before the loader asks them.
 _AT_ONCE = (
     SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
-    GroupSampler,
+    ShuffleSampler, GroupSampler,
 )  # fmt: skip
 
 
@@ -136,8 +144,8 @@ def draws_at_once(index_sampler: Any) -> bool:
 
     Of a ``RandomSampler`` that is so by ``RandomBatches``.
     """
-    sampler: Any = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
-    if type(sampler) in (RandomSampler, ShuffleSampler):
+    sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in _AT_ONCE
 

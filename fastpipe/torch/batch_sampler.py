@@ -13,6 +13,7 @@ from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import arrangement_of, draw_seed
 from fastpipe.torch.order import EpochBatches
+from fastpipe.torch.state import tensor_of, text_of
 
 __all__ = ["DatasetBatches"]
 
@@ -61,13 +62,18 @@ class DatasetBatches(Sampler[list[int]]):
         """Set the number of the next epoch; without this call epochs are counted."""
         self.epoch = operator.index(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        """The number of the next epoch."""
-        return {"epoch": self.epoch}
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the next epoch and, where its seed is drawn, the generator's state."""
+        if self.generator is None:
+            return {"epoch": self.epoch}
+        return {"epoch": self.epoch, "generator": text_of(self.generator.get_state())}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on with that epoch."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that epoch, and put the generator (torch's global one) where it was."""
         self.epoch = state["epoch"]
+        drawn = tensor_of(state.get("generator"))
+        if self.generator is not None and drawn is not None:
+            self.generator.set_state(drawn)
 
     def __iter__(self) -> Iterator[list[int]]:
         # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,

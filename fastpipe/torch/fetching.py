@@ -111,16 +111,11 @@ class _Epoch:
         self._state = sampler_state(order.sampler, order.index_sampler)
         self._ours = order.ours()
         self._random: RandomBatches | None = None
+        self._asked_sampler = None if self._ours is not None else self._iterator()
+        self._sampler: Iterator[Any] = iter(()) if self._asked_sampler is None else self._asked_sampler
         self.is_free = self._ours is not None or draws_at_once(order.index_sampler)
         self._replays = 0  # requests that were made before the epoch was resumed
         self._requests: int | None = 0
-        asked = None
-        if self._ours is None:
-            draws = None if self.is_free else order.generator
-            is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
-            asked = AskedSampler(self._iterator(), draws if is_own else None)
-        self._asked_sampler = asked
-        self._sampler: Iterator[Any] = iter(()) if asked is None else asked
         self._rank, self._step = order.shard()
         self._key_epoch = 0
         self._position = 0
@@ -133,13 +128,15 @@ class _Epoch:
     def __iter__(self) -> _Epoch:
         return self
 
-    def _iterator(self) -> Iterator[Any]:
+    def _iterator(self) -> AskedSampler | RandomBatches:
         index_sampler = self._order.index_sampler
         sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
         if type(sampler) is RandomSampler and draws_at_once(index_sampler):
             self._random = RandomBatches(index_sampler)
             return self._random
-        return iter(index_sampler)
+        draws = None if draws_at_once(index_sampler) else self._order.generator
+        is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
+        return AskedSampler(iter(index_sampler), draws if is_own else None)
 
     def reach(self, requests: int) -> None:
         """Do to the sampler what so many requests of a ``DataLoader`` would have done by now.
@@ -147,11 +144,9 @@ class _Epoch:
         For an iterator that asks for indices early: those requests are not counted then.
         """
         self._requests = None
-        self._count(requests)
+        self._reach(requests)
 
-    def _count(self, requests: int) -> None:
-        if self.is_free and self._asked_sampler is not None:
-            self._asked_sampler.count(self._replays + requests)
+    def _reach(self, requests: int) -> None:
         if self._random is not None:
             self._random.reach(self._replays + requests)
 
@@ -163,7 +158,7 @@ class _Epoch:
         finally:
             if self._requests is not None:
                 self._requests += 1
-                self._count(self._requests)
+                self._reach(self._requests)
         if self._ahead is not None and self._batches.lookout is not None:
             indices = asked.indices if isinstance(asked, KeyedIndices) else asked
             self._batches.lookout.asked(indices if hasattr(indices, "__len__") else [indices])
@@ -246,9 +241,9 @@ class _Epoch:
         with preserved_generators() if generator is torch.default_generator else nullcontext():
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
-            self._replays = point.taken
             # At least the next one: samplers draw when the first is asked for.
-            asked = point.taken + 1 if point.asked is None else point.asked
+            asked = point.taken + 1 if self._random is not None or point.asked is None else point.asked
+            self._replays = point.taken
             ahead = []
             for number in range(asked):
                 given = self._asked(None)
@@ -256,10 +251,8 @@ class _Epoch:
                     self._position += len(given) if self._order.is_batched else 1
                 elif given is not None:
                     ahead.append(given)
-            if self._random is not None and point.asked is not None:
-                self._random.reach(
-                    point.asked
-                )  # its last draw was made before the state was taken, or was not
+            if point.asked is not None:
+                self._reach(point.asked - point.taken)
             if generator is not None and point.now is not None:
                 generator.set_state(point.now)
         if ahead and point.offset:

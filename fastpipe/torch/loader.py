@@ -285,12 +285,14 @@ class FastLoader(DataLoader[_T_co]):
         """Where the loader is, counted at the batches that have been received: a dict for JSON.
 
         With a seed (or without shuffling) the rest of the epoch is found at once, by any number
-        of workers and ranks.  Else the state holds that of the sampler's generator when the epoch
-        began, and the indices up to here are drawn again; no data are.
+        of workers and ranks.  Else the state holds the sampler's generator as it was when the epoch
+        began, by which the indices up to here are drawn again, and as it is now, for the epochs that
+        follow; no data are read.
 
         Raises:
             OptionError: the order comes from a sampler without ``state_dict``, from an
-                ``IterableDataset``, or batches come out of order (``in_order=False``).  Where
+                ``IterableDataset``, batches come out of order (``in_order=False``), or a sampler that
+                draws more and more of an epoch shares its generator with others.  Where
                 Lightning or Accelerate asks, it is a warning.
 
         >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
@@ -313,7 +315,8 @@ class FastLoader(DataLoader[_T_co]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader was: the next iteration gives the rest of its epoch.
 
-        ``set_epoch`` with another number starts that epoch instead.
+        ``set_epoch`` with another number starts that epoch instead.  The generator from which orders
+        are drawn is set to where it was; with ``shuffle=True`` alone, that is torch's global one.
 
         Args:
             state: what ``state_dict`` gave.

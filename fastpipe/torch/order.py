@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -231,10 +231,15 @@ class ResumePoint:
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
+class Asked(Protocol):
+    """An iterator over a sampler that knows how often it was asked."""
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        """Return that, and the state that its generator has by that."""
+
+
 class AskedSampler:
     """An iterator over a sampler that counts how often it was asked.  From any threads.
-
-    Where indices are taken early, the requests that a ``DataLoader`` would have made count; see ``count``.
 
     Args:
         sampler: the iterator.
@@ -243,7 +248,7 @@ class AskedSampler:
 
     def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
         self._sampler, self._generator = sampler, generator
-        self._asked, self._counts = 0, True
+        self._asked = 0
         self._left: torch.Tensor | None = None  # the generator's state behind the last draw
         self._is_shared = False
         self._lock = threading.Lock()
@@ -253,7 +258,7 @@ class AskedSampler:
 
     def __next__(self) -> Any:
         with self._lock:
-            self._asked += self._counts
+            self._asked += 1
             if self._generator is None:
                 return next(self._sampler)
             found = self._generator.get_state()
@@ -263,10 +268,6 @@ class AskedSampler:
                 left, self._left = self._left, self._generator.get_state()
                 if left is not None and not torch.equal(found, self._left):  # it has drawn again
                     self._is_shared = self._is_shared or not torch.equal(left, found)
-
-    def count(self, requests: int) -> None:
-        """Set how often it was asked; from now on this alone counts."""
-        self._asked, self._counts = requests, False
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
         """How often it was asked, and the state that its generator has by that.
@@ -282,6 +283,16 @@ class AskedSampler:
                     "generator of its own"
                 )
             return self._asked, None if generator is None else generator.get_state()
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """How often an iterator was asked that is elsewhere."""
+
+    asked: int
+
+    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
+        return self.asked, None if generator is None else generator.get_state()
 
 
 class Progress:
@@ -302,7 +313,7 @@ class Progress:
     """
 
     def __init__(
-        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: AskedSampler | None
+        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: Asked | None
     ) -> None:
         self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
         self.received = 0
@@ -312,6 +323,11 @@ class Progress:
         self.is_stale = False
         self.held: tuple[int, int | None, int] | None = None
         self.base_seed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy does not go on with the iterator, but knows where it was.
+        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
+        return {**self.__dict__, "asked": asked}
 
     def hold(self) -> None:
         """What is received from now on is not the user's yet."""
@@ -522,7 +538,7 @@ class EpochOrder:
         now = None if generator is None else generator.get_state()
         return ResumePoint(self.next_epoch, begun, base_seed=base_seed, now=now)
 
-    def begin(self, begun: int, sampler_state: Any, asked: AskedSampler | None) -> Progress:
+    def begin(self, begun: int, sampler_state: Any, asked: Asked | None) -> Progress:
         """An epoch begins: with the first index that is asked for."""
         point, self.waiting = self.pending, None
         told = self._told_epoch()

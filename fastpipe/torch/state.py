@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_stateful", "is_unsaved", "point_of", "sampler_state", "set_sampler_state", "state_of",
-    "unsaved_state",
+    "tensor_of", "text_of", "unsaved_state",
 ]  # fmt: skip
 
 VERSION = 1
@@ -72,12 +72,12 @@ def state_of(
         state["position"] = point.position
     else:
         state |= {"taken": point.taken, "offset": point.offset, "sampler": sampler}
-        state |= {"generator": _text_of(point.generator), "asked": point.asked}
-        state["global" if order.generator is torch.default_generator else "now"] = _text_of(point.now)
+        state |= {"generator": text_of(point.generator), "asked": point.asked}
+        state["global" if order.generator is torch.default_generator else "now"] = text_of(point.now)
     if seed is None:
         state |= {"base_seed": point.base_seed, "begun": point.begun}
     if (seeds := order.seeds) is not None:
-        state["seeds"] = _text_of(seeds.get_state() if point.seeds is None else point.seeds)
+        state["seeds"] = text_of(seeds.get_state() if point.seeds is None else point.seeds)
     if (groups := _groups_of(order)) is not None:
         state["groups"] = groups
     return state
@@ -99,9 +99,9 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
     return ResumePoint(
         epoch=state["epoch"], begun=state.get("begun", 0), batches=state["batches"],
         taken=state.get("taken", 0), offset=state.get("offset", 0), position=state.get("position", 0),
-        base_seed=state.get("base_seed"), generator=_tensor_of(state.get("generator")),
-        asked=state.get("asked"), now=_tensor_of(state.get("global", state.get("now"))),
-        seeds=_tensor_of(state.get("seeds")),
+        base_seed=state.get("base_seed"), generator=tensor_of(state.get("generator")),
+        asked=state.get("asked"), now=tensor_of(state.get("global", state.get("now"))),
+        seeds=tensor_of(state.get("seeds")),
     )  # fmt: skip
 
 
@@ -183,8 +183,12 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
             "a checkpoint of an epoch's end only",
             stacklevel=3,
         )
-    point = ResumePoint(order.next_epoch) if _is_received(order) else order.here()
-    return {"version": VERSION, "unsaved": str(why), "epoch": point.epoch, "batches": point.batches}
+    progress = order.progress
+    if progress is None or _is_received(order):
+        epoch, batches = order.next_epoch, 0
+    else:
+        epoch, batches = progress.point.epoch, progress.point.batches + progress.received
+    return {"version": VERSION, "unsaved": str(why), "epoch": epoch, "batches": batches}
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
@@ -260,7 +264,7 @@ def sampler_state(sampler: Any, index_sampler: Any) -> Any:
     inner = _innermost(index_sampler)
     if hasattr(inner, "state_dict"):
         return inner.state_dict()
-    return {"epoch": inner.epoch} if type(inner) is DistributedSampler else None
+    return {"epoch": inner.epoch} if type(inner) in (DistributedSampler, ShuffleSampler) else None
 
 
 def set_sampler_state(order: EpochOrder, state: Any) -> None:
@@ -268,7 +272,7 @@ def set_sampler_state(order: EpochOrder, state: Any) -> None:
     inner = _innermost(order.index_sampler)
     if state is None:
         return
-    if type(inner) is DistributedSampler:
+    if type(inner) in (DistributedSampler, ShuffleSampler):
         inner.set_epoch(state["epoch"])
     elif hasattr(inner, "load_state_dict"):
         inner.load_state_dict(state)
@@ -280,11 +284,13 @@ def _innermost(sampler: Any) -> Any:
     return sampler
 
 
-def _text_of(state: torch.Tensor | None) -> str | None:
+def text_of(state: torch.Tensor | None) -> str | None:
+    """A generator's state as text, for JSON."""
     return None if state is None else base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _tensor_of(text: str | None) -> torch.Tensor | None:
+def tensor_of(text: str | None) -> torch.Tensor | None:
+    """The state that ``text_of`` gave."""
     if text is None:
         return None
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())

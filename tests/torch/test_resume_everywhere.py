@@ -271,6 +271,16 @@ def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) ->
         )
 
 
+@pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "shuffle"])
+def test_a_copy_within_an_epoch_has_its_state(name: str) -> None:
+    begin_process()
+    whole = LOADERS[name]()
+    for _ in zip(range(2), whole, strict=False):
+        state = whole.state_dict()
+        for each in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+            assert each.state_dict() == state
+
+
 def test_another_number_of_workers(photos: Path) -> None:
     def make(workers: int) -> Make:
         return lambda: PHOTO_LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
@@ -343,3 +353,53 @@ def test_an_epoch_that_was_broken_off() -> None:
             third.load_state_dict(state)
             third.set_epoch(1)
             assert [seen_in(batch) for batch in third] == following, name
+
+
+# ---- states that do not fit ------------------------------------------------------------------------------
+
+
+def test_states_of_other_generators_are_refused() -> None:
+    for name in (names := ["shuffle", "shuffle, generator", "distributed"]):
+        for stop in ((0, 1), (0, "over")):
+            _, state = train(LOADERS[name], stop)
+            for other in names:
+                again = LOADERS[other]()
+                fitting = {**state, "samples": len(again.dataset)}  # type: ignore[arg-type]
+                if name == other:
+                    again.load_state_dict(fitting)
+                else:
+                    with pytest.raises(OptionError, match="this state is of a loader whose order was drawn"):
+                        again.load_state_dict(fitting)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "shared generator", "replacement, long", "own sampler", "seed"])
+def test_states_of_older_versions(name: str) -> None:
+    """They held the sampler's generator within an epoch only."""
+    whole, _ = train(LOADERS[name])
+    for stop in STOPS:
+        before, state = train(LOADERS[name], stop)
+        older = {key: value for key, value in state.items() if key not in ("asked", "now", "global", "seeds")}
+        if state.get("generator") is None and name not in ("seed", "own sampler"):
+            with pytest.raises(OptionError, match="between two epochs by an older fastpipe"):
+                LOADERS[name]().load_state_dict(older)
+            continue
+        begin_process()
+        again = LOADERS[name]()
+        again.load_state_dict(older)
+        left = -len(before) % BATCHES
+        rest = [seen_in(batch) for batch, _ in zip(again, range(left), strict=False)]
+        assert rest == whole[len(before) : len(before) + left]
+
+
+def test_a_run_that_begins_later_needs_a_seed() -> None:
+    def begun(name: str) -> list[Any]:
+        begin_process()
+        late = LOADERS[name]()
+        late.set_epoch(2)
+        return [seen_in(batch) for batch in late]
+
+    for name in ("seed", "in order", "distributed"):
+        assert begun(name) == train(LOADERS[name], sets_epoch=True)[0][-BATCHES:]
+    for name in ("shuffle", "shuffle, generator"):
+        with pytest.warns(UserWarning, match="begins with epoch 2, but the loader has no seed"):
+            begun(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,31 @@ def test_its_state_is_the_epoch(path: Path) -> None:
     copy = pickle.loads(pickle.dumps(batches))
     copy.set_epoch(1)
     assert list(copy) == epochs[1]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "groups"])
+def test_its_state_between_epochs_holds_what_the_next_one_is_drawn_from(path: Path, order: str) -> None:
+    dataset, found, state = dataset_of(path, None), [], None
+    for stop in (None, 1, 2):
+        torch.manual_seed(1)
+        batches = dataset.batch_sampler(8, shuffle=ORDERS[order])
+        if state is not None and stop == 2:
+            batches.load_state_dict(json.loads(json.dumps(state)))
+        epochs = [numbers(DataLoader(dataset, batch_sampler=batches)) for _ in range(stop or 3)]
+        found, state = [*found, epochs], batches.state_dict()
+    whole, before, after = found
+    assert before + after == whole
+    fast = [FastLoader(dataset, batch_sampler=dataset.batch_sampler(8, shuffle=ORDERS[order])) for _ in "12"]
+    epochs = []
+    for loader in fast:
+        torch.manual_seed(1)
+        if loader is fast[1]:
+            loader.load_state_dict(state)
+        for batch in loader:
+            epochs.append(batch.tolist())
+            state = loader.state_dict() if len(epochs) == 2 else state
+    assert epochs[7:] == epochs[2:7]
+    assert numbers(fast[0]) != epochs[:7]
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
