@@ -248,9 +248,10 @@ class PendingSamples:
         raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
+        other = "other" if item.target is None else f"other of class {item.target}"
         return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and there is no other of class "
-            f"{item.target} to replace it: {tried} tried in its place could not be read either. The "
+            f"sample {item.index} ({item.path!r}) could not be read, and there is no {other} to replace it: "
+            f"{tried} tried in its place could not be read either. The "
             "warnings logged for each say why; repair the files, or leave the class out.",
             path=item.path,
             index=item.index,

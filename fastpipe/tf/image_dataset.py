@@ -71,7 +71,9 @@ def image_dataset(
     Args:
         source: a folder with a folder for each class; a list of files; or a table: a pandas or Polars data
             frame, or a dict of columns.
-        labels: as in Keras; of a table a column's name, or the labels themselves, names or whole numbers.
+        labels: as in Keras.  For a table: the name of a column, the names of several, or the labels
+            themselves, an array or a list.  Names become the numbers of their classes; numbers, one or
+            several in each row, stay what ``tf.data.Dataset.from_tensor_slices`` makes of them.
         label_mode, class_names, color_mode, batch_size, image_size, validation_split, subset, follow_links,
             crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, verbose: as in Keras.
         interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
@@ -88,7 +90,8 @@ def image_dataset(
             unless ``outside`` is ``"clip"``, or ``"pad"`` for black there.
         modalities: several images of each row: their names to :class:`fastpipe.tf.Modality` or a dict of its
             arguments.  The inputs are then a dict of them.
-        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k).
+        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k); a whole number
+            that float32 cannot hold exactly is an error.
         preprocess: a function of the script's, called with the part of the image that is used (a PIL image)
             before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
             (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
@@ -125,12 +128,13 @@ def image_dataset(
 
     Returns:
         :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
-        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255; labels int32 (n,),
-        float32 (n, 1) for "binary", or float32 (n, classes) for "categorical".
+        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255.  Labels of classes are
+        int32 (n,), given numbers (n,) or (n, …) in the type that TensorFlow gives them; "binary" makes them
+        float32 (n, 1), "categorical" float32 (n, classes).
 
     Raises:
-        OptionError: arguments that do not go together, a label that is no class, an empty box, a row without
-            a file name.
+        OptionError: arguments that do not go together, a label that is missing or no class, a number that its
+            type cannot hold, an empty box, a row without a file name.
         ValueError: Keras's own, for its arguments.
 
     While it is iterated over, an error names row, modality and file.
