@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 
 __all__ = ["Table", "held", "values_of"]
@@ -170,18 +171,11 @@ def held(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArr
     Raises:
         OptionError: the type cannot hold one of them.
     """
-    with np.errstate(over="ignore"):
-        made: npt.NDArray[Any] = values.astype(dtype)
-    if values.dtype.kind == "f":
-        lost = list(np.argwhere(np.isinf(made) & np.isfinite(values)))
-    else:
-        limit = 2 ** (np.finfo(made.dtype).nmant + 1)
-        large = np.argwhere((values > limit) | (values < -limit)) if values.dtype.kind in "iu" else ()
-        lost = [place for place in large if int(made[tuple(place)]) != int(values[tuple(place)])]
-    if lost:
+    lost = np.argwhere(unheld(values, np.dtype(dtype)))
+    if len(lost):
         value = values[tuple(lost[0])].item()
         raise OptionError(
-            f"row {lost[0][0]} of {what} has {value!r}, which {made.dtype} cannot hold: make it smaller, or, "
-            "where it is an identifier, number the rows"
+            f"row {lost[0][0]} of {what} has {value!r}, which {np.dtype(dtype)} cannot hold: make it smaller, "
+            "or, where it is an identifier, number the rows"
         )
-    return made
+    return values.astype(dtype)

@@ -7,10 +7,13 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import PatchSpace
 
-__all__ = ["checked_nan", "checked_size", "filling"]
+__all__ = ["check_held", "checked_nan", "checked_size", "filling"]
 
 
 def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
@@ -27,6 +30,21 @@ def checked_nan(nan: Any) -> Any:
     if nan in ("keep", "error") or (isinstance(nan, (int, float)) and not isinstance(nan, bool)):
         return nan
     raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+
+
+def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse a number that elements of a type would hold as another; floats round.
+
+    Raises:
+        OptionError: they would.
+    """
+    if dtype.kind in "fc":
+        is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
+    else:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        is_lost = bool(unheld(np.asarray(whole), dtype).any())
+    if is_lost:
+        raise OptionError(f"{what} is {value}, which elements of {dtype} cannot hold: give one that they can")
 
 
 def filling(space: PatchSpace) -> int:

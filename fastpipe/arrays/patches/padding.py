@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.patches.checks import check_held
 from fastpipe.errors import OptionError
 from fastpipe.read.volumes.patches import PatchReader, padded_indices
 
@@ -41,7 +43,7 @@ class Padding(NamedTuple):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
             try:
-                return cls("constant", *(float(value) for value in option[1:]))
+                return cls("constant", *map(_number, option[1:]))
             except (TypeError, ValueError):
                 pass
         raise OptionError(
@@ -55,12 +57,8 @@ class Padding(NamedTuple):
         Raises:
             OptionError: they cannot.
         """
-        value = self.constant(role)
-        if self.mode != "constant" or dtype.kind not in "biu":
-            return
-        limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if not (limits[0] <= value <= limits[1] and value == int(value)):
-            raise OptionError(f"padding= has the constant {value} for {role}, whose elements are {dtype}")
+        if self.mode == "constant":
+            check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
     def constant(self, role: str) -> float:
         """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
@@ -70,6 +68,20 @@ class Padding(NamedTuple):
     def pads(self) -> bool:
         """Whether patches may reach beyond a volume."""
         return self.mode != "error"
+
+
+def _number(value: Any) -> float:
+    """A number as it is: integers stay exact.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, (str, bytes)):
+        raise TypeError(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 def read_patch(
