@@ -160,6 +160,8 @@ class Positions:
             raise OptionError(
                 f"Positions(array) must be integers (N, D), got {found.dtype} of shape {found.shape}"
             )
+        if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
+            raise OptionError(f"Positions(array) has {found.max()}, beyond the ends of any volume")
         object.__setattr__(self, "array", found.astype(np.int64))
 
     def __repr__(self) -> str:

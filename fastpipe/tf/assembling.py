@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fastpipe._casting import unheld
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
@@ -20,7 +21,7 @@ from fastpipe.tf.form import form_of
 from fastpipe.tf.graph import graph_dataset, why_not_graph
 from fastpipe.tf.malloc import reuse_freed_memory
 from fastpipe.tf.reference import reference_dataset
-from fastpipe.tf.rows import Rows
+from fastpipe.tf.rows import Column, Rows
 from fastpipe.tf.stream import Making, RowStream
 from fastpipe.tf.streaming import Batching, Stream
 
@@ -54,6 +55,8 @@ def dataset_of_rows(
     Raises:
         OptionError: the engine cannot make them.
     """
+    for column in rows.columns:
+        _check_scale(column, making.output)
     form = form_of(rows, data_format, making.output)
     why_not = why_not_graph(rows, batching, making)
     if engine == "graph" and why_not:
@@ -75,6 +78,20 @@ def dataset_of_rows(
         stream, None if names is None else list(names), paths.get("", paths),
     )  # fmt: skip
     return ImageDataset(made, about)
+
+
+def _check_scale(column: Column, output: str) -> None:
+    """Refuse a scale whose images are of another type, or beyond the largest number of it."""
+    of = f" of {column.name!r}" if column.name else ""
+    if column.rescale is not None and output == "uint8":
+        raise OptionError(f"rescale= makes floats: it cannot go with output='uint8'{of}")
+    scale, offset = column.rescale or (1.0, 0.0)
+    ends = np.array([offset, 255 * scale + offset])
+    if output != "uint8" and unheld(ends, np.dtype(output)).any():
+        raise OptionError(
+            f"rescale={column.rescale}{of} makes images from {ends.min()} to {ends.max()}, which "
+            f"output={output!r} cannot hold: take a smaller factor, or output='float32'"
+        )
 
 
 def streamed(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:

@@ -148,8 +148,6 @@ def image_dataset(
     check_choice("output", output, (None, "float32", "uint8", "float16"))
     check_choice("parity", parity, ("auto", "pil", "tf"))
     check_choice("engine", engine, ("auto", "threads", "graph"))
-    if output == "uint8" and rescale is not None:
-        raise OptionError("rescale= makes floats: it cannot go with output='uint8'")
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise OptionError("only one of crop_to_aspect_ratio and pad_to_aspect_ratio can be True")
     batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples)

@@ -120,9 +120,8 @@ class _Runtime:
         dct = next((one.dct for one in pixels if one.dct is not None), None)
         self.decoder = None if dct is None else make_batch_decoder(making.decode.backend, self.threads, dct)
         kept = open_kept(making.cache, rows.columns, pixels)
-        word = np.uint8 if making.output == "uint8" else np.float32
         self.makers = [
-            ColumnMaker(column, one, kept[n] if kept else None, word, clock)
+            ColumnMaker(column, one, kept[n] if kept else None, making.output, clock)
             for n, (column, one) in enumerate(zip(rows.columns, pixels, strict=True))
         ]
         self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]

@@ -175,7 +175,7 @@ def held(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArr
     if len(lost):
         value = values[tuple(lost[0])].item()
         raise OptionError(
-            f"row {lost[0][0]} of {what} has {value!r}, which {np.dtype(dtype)} cannot hold: make it smaller, "
-            "or, where it is an identifier, number the rows"
+            f"row {lost[0][0]} of {what} has {value!r}, which {np.dtype(dtype)} cannot hold: make it "
+            "smaller, or, where it is an identifier, number the rows"
         )
     return values.astype(dtype)

@@ -206,7 +206,7 @@ class _Rows:
 def _weights(weights: str | npt.NDArray[np.floating[Any]], patch: Sequence[int]) -> npt.NDArray[np.float32]:
     if isinstance(weights, np.ndarray):
         with np.errstate(over="ignore"):
-            made = weights.astype(np.float32) if weights.dtype.kind in "biuf" else np.zeros(())
+            made = weights.astype(np.float32) if weights.dtype.kind in "biuf" else np.zeros((), np.float32)
         if made.shape != tuple(patch) or not ((made > 0) & np.isfinite(made)).all():
             raise OptionError(
                 f"weights= must be positive numbers of shape {tuple(patch)}, got {weights.shape} of "
@@ -290,8 +290,8 @@ class _File:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
             raise OptionError(
-                f"apply= has made elements of {self._dtype} first, which cannot hold those of {part.dtype} that "
-                "it made later: have it make one type"
+                f"apply= has made elements of {self._dtype} first, which cannot hold those of {part.dtype} "
+                "that it made later: have it make one type"
             )
         box = tuple(slice(at, at + size) for at, size in zip(start, part.shape[len(lead) :], strict=True))
         box = (*[slice(None)] * len(lead), *box)

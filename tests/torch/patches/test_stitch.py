@@ -379,13 +379,15 @@ def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
         (1.0, "f4", lambda part: part[0] * 1j),
     ],
 )
-def test_nothing_is_cast_to_what_is_another_number(values: float, out: str, apply: Any, tmp_path: Path) -> None:
+def test_nothing_is_cast_to_what_is_another_number(
+    values: float, out: str, apply: Any, tmp_path: Path
+) -> None:
     dataset = dataset_of()
     rows = np.full((len(dataset), 1, 4, 5), values, "f4")
     lead = () if apply else (1,)
     with pytest.raises(OptionError, match="which cannot hold those of"):
         stitch([rows], dataset, np.empty((*lead, 9, 10), out), apply=apply)
-    with pytest.raises(OptionError, match="has made elements of .* first, which cannot hold"):
+    with pytest.raises(OptionError, match=r"has made elements of .* first, which cannot hold"):
         made = iter([np.zeros(2, out).dtype, None])
 
         def changing(part: Any) -> Any:
