@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 from fastpipe._extras import require
+from fastpipe.read.decoders import load_nvimagecodec
 from fastpipe.read.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
@@ -34,10 +34,7 @@ class NvJpegDecoder:
     """
 
     def __init__(self, device: Any, threads: int) -> None:
-        os.environ.setdefault(
-            "PYNVIMGCODEC_VERBOSITY", "0"
-        )  # what cannot be decoded comes back as None anyway
-        self._codec = require("nvidia.nvimgcodec", extra="image")
+        self._codec = load_nvimagecodec()
         self._torch = require("torch", extra="torch")
         self.device = device
         self._params = self._codec.DecodeParams(

@@ -24,7 +24,10 @@ from fastpipe.read._libjpeg_warnings import silence_codecs
 from fastpipe.read.jpeg_header import JpegHeader
 from fastpipe.types import Box, UInt8Array
 
-__all__ = ["Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "make_decoder", "make_whole_decoder"]
+__all__ = [
+    "Decoder", "NvImageCodecDecoder", "SimpleJpegDecoder", "load_nvimagecodec", "make_decoder",
+    "make_whole_decoder",
+]  # fmt: skip
 
 _log = logging.getLogger("fastpipe.read")
 
@@ -62,16 +65,30 @@ def _alone() -> int:
 _ALONE = _alone()
 
 
+def load_nvimagecodec() -> Any:
+    """Import nvImageCodec with its messages off: what it cannot decode comes back as None anyway.
+
+    It reads the environment when it is imported, and the script's is the same afterwards.
+    """
+    name = "PYNVIMGCODEC_VERBOSITY"
+    is_mine = name not in os.environ and "nvidia.nvimgcodec" not in sys.modules
+    if is_mine:
+        os.environ[name] = "0"
+    try:
+        return require("nvidia.nvimgcodec", extra="image")
+    finally:
+        if is_mine:
+            os.environ.pop(name, None)
+
+
 class NvImageCodecDecoder:
     """nvImageCodec on the CPU: decodes only the part of the image that is asked for."""
 
     def __init__(self) -> None:
-        # Read by the library when it is imported: errors come back as None anyway.
-        os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
         # Descriptor 2 is everybody's, so it is turned for the one moment when something is said.
         is_there = "nvidia.nvimgcodec" in sys.modules
         with nullcontext() if is_there else _quiet_stderr(_is_extension_noise):
-            self._codec = require("nvidia.nvimgcodec", extra="image")
+            self._codec = load_nvimagecodec()
         if not hasattr(self._codec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
             raise MissingDependencyError(
                 f"nvImageCodec {self._codec.__version__} cannot decode on the CPU alone. "

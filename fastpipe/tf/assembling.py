@@ -109,7 +109,8 @@ def streamed(stream: Stream, is_single: bool, augment: Callable[..., Any] | None
         made = made.unbatch()
         if stream.batching.bad_samples.policy != "skip":
             made = made.apply(_DATA.assert_cardinality(stream.samples))
-    made = made.prefetch(2)
+    if not stream.has_code:
+        made = made.prefetch(2)
     if augment is not None and keyed is None:
         made = _mapped(made, augment)
     return made.with_options(_settings(stream.batching, is_streamed=True))
@@ -125,8 +126,29 @@ def _settings(batching: Batching, *, is_streamed: bool) -> Any:
     return settings
 
 
+# Stateful operations that only read, and those whose numbers begin anew with each iterator.
+_READING = {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather"}
+_ANEW = {
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2", "TruncatedNormal",
+}  # fmt: skip
+
+
 def _mapped(made: Any, function: Callable[..., Any]) -> Any:
-    return made.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    """Elements as a function of the script's changes them.
+
+    What it draws and does depends on the batches that were handed out, not on threads: a function with a state
+    is called for one element after the other, and where the state outlives the iterator, as variables and
+    Python do, only when the element is asked for.
+    """
+    traced = tf.function(lambda *parts: function(*parts))
+    spec = made.element_spec
+    graph = traced.get_concrete_function(*(spec if isinstance(spec, tuple) else (spec,))).graph
+    state = {one.type for one in graph.get_operations() if one.op_def and one.op_def.is_stateful} - _READING
+    if not state:
+        return made.map(traced, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    return made.map(traced).prefetch(2) if state <= _ANEW else made.map(traced)
 
 
 def _batches(stream: Stream, augment: Augment | None) -> Any:
@@ -157,10 +179,11 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
         signature = (signature, place)
     made = tf.data.Dataset.from_generator(elements, output_signature=signature)
     if augment is not None:
-        made = made.prefetch(2).map(
-            partial(_augmented, augment, batching.seed), num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        )  # fmt: skip
+        changed = partial(_augmented, augment, batching.seed)
+        if stream.has_code:
+            made = made.map(changed)
+        else:
+            made = made.prefetch(2).map(changed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if batching.bad_samples.policy == "skip":
         return made
     return made.apply(_DATA.assert_cardinality(len(stream)))
@@ -180,6 +203,8 @@ def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
     else:
         lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
         lines += stream.describe()
+        if stream.has_code:
+            lines.append("preprocess  →  when a batch is asked for; ahead, in threads, by thread_safe=True")
     for column in rows.columns:
         spec = column.spec
         whose = "Pillow" if spec.parity == "pil" else "TensorFlow"

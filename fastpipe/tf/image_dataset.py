@@ -13,6 +13,7 @@ import tensorflow as tf
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
 from fastpipe.tf.assembling import dataset_of_rows
+from fastpipe.tf.augment import Augment
 from fastpipe.tf.batching import batching_of
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
 from fastpipe.tf.options import Modality, check_choice
@@ -80,7 +81,7 @@ def image_dataset(
             box), "hamming" or "lanczos".
         shuffle: each epoch has an order of its own, of all rows (Keras mixes eight batches at a time).
         seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, a number of NumPy's global
-            generator is taken, as Keras does.
+            generator is taken, as Keras does; for a table only where something is random.
         files: the column of the file names.  Default: "files", "file", "filename" or "path".
         folder: in which the files of a table are.
         boxes, box_format, outside: the part of each image that is used: an array (N, 4), a column of four
@@ -96,14 +97,17 @@ def image_dataset(
             before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
             (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
             on (seed, epoch, row).
-        thread_safe: promise that it may be called from several threads at once; else it is called in one.
+        thread_safe: promise that it may be called from several threads at once, in any order.  Else it is
+            called in one, when a batch is asked for, and batches wait for it.
         antialias: whether filters widen where images are made smaller.  Default: as ``parity`` does.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
         output: type of the images; default "float32", but "uint8" where the loader that is replaced gives
             that: of a folder with ``interpolation="nearest"``.
         drop_remainder: leave out the last batch if it is smaller.
         augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
-            or a function of (inputs, labels), or of inputs, for each batch.
+            or a function of (inputs, labels), or of inputs, for each batch.  One that draws random numbers
+            is called for one batch after the other; one that changes variables, or calls Python, only when
+            a batch is asked for.
         parity: whose pixels: ``"pil"`` gives, bit for bit, those of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"``: those of the loader that is
@@ -150,10 +154,16 @@ def image_dataset(
     check_choice("engine", engine, ("auto", "threads", "graph"))
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise OptionError("only one of crop_to_aspect_ratio and pad_to_aspect_ratio can be True")
-    batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples)
     if threads != "auto" and operator.index(threads) < 1:
         raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
     is_folder = isinstance(source, (str, os.PathLike))
+    several = [Modality.of(str(name), one) for name, one in (modalities or {}).items()]
+    has_code = preprocess is not None or any(one.preprocess is not None for one in several)
+    # For a folder Keras takes a number whether or not something is random.
+    draws = is_folder or has_code or isinstance(augment, Augment)
+    batching = batching_of(
+        batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws
+    )  # fmt: skip
     if output is None:
         is_exact = is_folder and parity != "pil" and interpolation == "nearest" and rescale is None
         output = "uint8" if is_exact else "float32"

@@ -81,6 +81,11 @@ class RowStream(Stream):
                 self._runtime = _Runtime(self.rows, self.batching, self._making, self._clock)
             return self._runtime
 
+    @property
+    def has_code(self) -> bool:
+        """Whether a function of the script's may be called in one thread only."""
+        return any(one.preprocess is not None and not one.thread_safe for one in self.rows.columns)
+
     def element(self, made: Made) -> Any:
         """A batch in the form that the dataset's elements have."""
         rows, form = self.rows, self._form
