@@ -138,7 +138,7 @@ _ANEW = {
 def _mapped(made: Any, function: Callable[..., Any]) -> Any:
     """Elements as a function of the script's changes them.
 
-    What it draws and does depends on the batches that were handed out, not on threads: a function with a state
+            lines.append("preprocess  →  when a batch is asked for; with thread_safe=True ahead, in threads")
     is called for one element after the other, and where the state outlives the iterator, as variables and
     Python do, only when the element is asked for.
     """
@@ -204,7 +204,7 @@ def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
         lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
         lines += stream.describe()
         if stream.has_code:
-            lines.append("preprocess  →  when a batch is asked for; ahead, in threads, by thread_safe=True")
+            lines.append("preprocess  →  when a batch is asked for; thread_safe=True: ahead, in threads")
     for column in rows.columns:
         spec = column.spec
         whose = "Pillow" if spec.parity == "pil" else "TensorFlow"
