@@ -21,6 +21,7 @@ import tensorflow as tf
 from PIL import Image
 
 import fastpipe.tf.making
+from fastpipe.options import BadSamples
 from fastpipe.sampling import Grid
 from fastpipe.tf import Augment, hdf5_dataset, image_dataset, patch_dataset
 
@@ -151,6 +152,35 @@ def test_equal_seeds_give_equal_runs(
 ) -> None:
     outcomes = {_outcome(lambda seen: make(files, seen)) for _ in range(runs)}
     assert len(outcomes) == 1
+
+
+def test_the_batch_that_spends_the_budget_of_bad_samples_is_the_same(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late, log = tmp_path / "early.png", tmp_path / "late.png", tmp_path / "log"
+    for path in (early, late):
+        path.write_bytes(b"no image")
+    is_late_read, read = threading.Event(), fastpipe.tf.making.read_file
+
+    def late_first(path: str) -> Any:
+        if path == str(early):
+            assert is_late_read.wait(60)
+        found = read(path)
+        if path == str(late):
+            is_late_read.set()
+        return found
+
+    monkeypatch.setattr(fastpipe.tf.making, "read_file", late_first)
+    paths = [str(early), *files[:4], str(late)]
+    made = image_dataset(
+        paths, None, image_size=4, batch_size=2, shuffle=False, threads=2, cache="off",
+        bad_samples=BadSamples("replace", max_errors=1, log=log),
+    )  # fmt: skip
+    batches = iter(made)
+    assert [len(next(batches)), len(next(batches))] == [2, 2]
+    with pytest.raises(tf.errors.OpError, match="2 samples were bad"):
+        next(batches)
+    assert [json.loads(line)["index"] for line in log.read_text().splitlines()] == [0, 5]
 
 
 # ---- what belongs to the script -----------------------------------------------------------------
