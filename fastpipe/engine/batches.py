@@ -160,7 +160,7 @@ class PendingSamples:
             job.wait()
         first = min(self._errors, default=len(self.items))
         passed, self._passed = self._passed, {}
-        # Here, as batches are waited for in their order: which of them spends the budget is no matter of time.
+        # Here, as batches are waited for in their order: timing does not say which of them spends the budget.
         for number in sorted(number for number in passed if number <= first):
             for item, error in passed[number]:
                 self._bad.record(item, error)
