@@ -165,12 +165,12 @@ class Positions:
 
     def __init__(self, array: Any) -> None:
         found = np.asarray(array)
-        if found.size and found.dtype.kind == "u" and found.max() > np.iinfo(np.int64).max:
-            raise OptionError(f"Positions(array) must be places in volumes, got {found.max()}")
         if found.ndim != 2 or (found.size and found.dtype.kind not in "iu"):
             raise OptionError(
                 f"Positions(array) must be integers (N, D), got {found.dtype} of shape {found.shape}"
             )
+        if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
+            raise OptionError(f"Positions(array) has {found.max()}, beyond the ends of any volume")
         object.__setattr__(self, "array", found.astype(np.int64))
 
     def __repr__(self) -> str:

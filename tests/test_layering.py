@@ -29,6 +29,7 @@ _BASE = {
     "_epochs",
     "_nvtx",
     "_parents",
+    "_casting",
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
@@ -49,6 +50,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_epochs": {"errors"},
     "_nvtx": set(),
     "_parents": set(),
+    "_casting": set(),
     "_jit": {"_extras"},
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},

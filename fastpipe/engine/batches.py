@@ -122,6 +122,9 @@ class PendingSamples:
         self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
+        self._passed: dict[
+            int, list[tuple[Item, BadSampleError]]
+        ] = {}  # bad ones, until ``wait`` records them
         self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
@@ -155,8 +158,13 @@ class PendingSamples:
         """
         for job in self.jobs:
             job.wait()
+        first = min(self._errors, default=len(self.items))
+        passed, self._passed = self._passed, {}
+        # Here, as batches are waited for in their order: timing does not say which of them spends the budget.
+        for number in sorted(number for number in passed if number <= first):
+            for item, error in passed[number]:
+                self._bad.record(item, error)
         if self._errors:
-            first = min(self._errors)
             self._errors = {first: self._errors[first]}
             # An error's traceback refers to this batch and its memory: keep none of them here, or
             # the memory would wait for the garbage collector.
@@ -184,7 +192,7 @@ class PendingSamples:
                     self._make_from(number, item)
                     return
                 except UnreadableError as unreadable:
-                    text = self._pass_over(item, unreadable)
+                    text = self._pass_over(number, item, unreadable)
                 if self._policy == "skip":
                     self._left_out[number] = BadSampleError(text, path=item.path, index=item.index)
                     return
@@ -194,15 +202,17 @@ class PendingSamples:
             say_where(error, item or self.items[number])
             self._errors[number] = error
 
-    def _pass_over(self, item: Item, unreadable: UnreadableError) -> str:
-        """Raise the error of a bad sample, or record it if the policy lets it pass; its text."""
+    def _pass_over(self, number: int, item: Item, unreadable: UnreadableError) -> str:
+        """Raise the error of a bad sample, or keep it for ``wait`` if the policy lets it pass; its text."""
         assert unreadable.__cause__ is not None
         item = unreadable.item or item
         error = bad_sample_error(item, unreadable.__cause__)
         try:
             if self._policy == "raise":
                 raise error from unreadable.__cause__
-            self._bad.record(item, error)
+            # Tracebacks refer to this batch, whose memory would wait for the garbage collector.
+            unreadable.__cause__.__traceback__ = unreadable.__cause__.__context__ = None
+            self._passed.setdefault(number, []).append((item, error))
             return str(error)
         finally:
             del error  # its traceback refers to this frame
@@ -248,9 +258,10 @@ class PendingSamples:
         raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
+        other = "other" if item.target is None else f"other of class {item.target}"
         return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and there is no other of class "
-            f"{item.target} to replace it: {tried} tried in its place could not be read either. The "
+            f"sample {item.index} ({item.path!r}) could not be read, and there is no {other} to replace it: "
+            f"{tried} tried in its place could not be read either. The "
             "warnings logged for each say why; repair the files, or leave the class out.",
             path=item.path,
             index=item.index,

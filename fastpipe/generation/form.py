@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._casting import unheld
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
 
@@ -88,6 +89,11 @@ class Column:
                 raise SampleError(
                     f"{self.name!r} is of {array.dtype}, and of {self.element} in other samples. Convert it, "
                     f"or name a type that takes both: columns={{{self.name!r}: (…, {self.shape})}}"
+                )
+            if (lost := unheld(array, self.element)).any():
+                raise SampleError(
+                    f"{self.name!r} has {array[lost].flat[0]!r}, which the declared {self.element} cannot "
+                    f"hold: declare a larger type in columns={{{self.name!r}: …}}"
                 )
             array = array.astype(self.element)
         fits = len(array.shape) == len(self.shape) and all(

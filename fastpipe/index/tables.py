@@ -88,6 +88,11 @@ class SampleTable(Table[Sample]):
         _check_utf8(arena, starts)
         return cls._holding(FrozenSamples(arena, starts, classes))
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
+        return isinstance(self._data, FrozenSamples)
+
     def has_items_of(self, other: SampleTable) -> bool:
         """Whether both still hold what one of them was copied from; a look, not a comparison."""
         return self._data is other._data

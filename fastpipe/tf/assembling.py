@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fastpipe._casting import unheld
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
@@ -20,7 +21,7 @@ from fastpipe.tf.form import form_of
 from fastpipe.tf.graph import graph_dataset, why_not_graph
 from fastpipe.tf.malloc import reuse_freed_memory
 from fastpipe.tf.reference import reference_dataset
-from fastpipe.tf.rows import Rows
+from fastpipe.tf.rows import Column, Rows
 from fastpipe.tf.stream import Making, RowStream
 from fastpipe.tf.streaming import Batching, Stream
 
@@ -54,6 +55,8 @@ def dataset_of_rows(
     Raises:
         OptionError: the engine cannot make them.
     """
+    for column in rows.columns:
+        _check_scale(column, making.output)
     form = form_of(rows, data_format, making.output)
     why_not = why_not_graph(rows, batching, making)
     if engine == "graph" and why_not:
@@ -77,6 +80,20 @@ def dataset_of_rows(
     return ImageDataset(made, about)
 
 
+def _check_scale(column: Column, output: str) -> None:
+    """Refuse a scale whose images are of another type, or beyond the largest number of it."""
+    of = f" of {column.name!r}" if column.name else ""
+    if column.rescale is not None and output == "uint8":
+        raise OptionError(f"rescale= makes floats: it cannot go with output='uint8'{of}")
+    scale, offset = column.rescale or (1.0, 0.0)
+    ends = np.array([offset, 255 * scale + offset])
+    if output != "uint8" and unheld(ends, np.dtype(output)).any():
+        raise OptionError(
+            f"rescale={column.rescale}{of} makes images from {ends.min()} to {ends.max()}, which "
+            f"output={output!r} cannot hold: take a smaller factor, or output='float32'"
+        )
+
+
 def streamed(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
     """A stream as a plain ``tf.data.Dataset``.
 
@@ -92,7 +109,8 @@ def streamed(stream: Stream, is_single: bool, augment: Callable[..., Any] | None
         made = made.unbatch()
         if stream.batching.bad_samples.policy != "skip":
             made = made.apply(_DATA.assert_cardinality(stream.samples))
-    made = made.prefetch(2)
+    if not stream.has_code:
+        made = made.prefetch(2)
     if augment is not None and keyed is None:
         made = _mapped(made, augment)
     return made.with_options(_settings(stream.batching, is_streamed=True))
@@ -108,8 +126,29 @@ def _settings(batching: Batching, *, is_streamed: bool) -> Any:
     return settings
 
 
+# Stateful operations that only read, and those whose numbers begin anew with each iterator.
+_READING = {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather"}
+_ANEW = {
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2", "TruncatedNormal",
+}  # fmt: skip
+
+
 def _mapped(made: Any, function: Callable[..., Any]) -> Any:
-    return made.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    """Elements as a function of the script's changes them.
+
+            lines.append("preprocess  →  when a batch is asked for; with thread_safe=True ahead, in threads")
+    is called for one element after the other, and where the state outlives the iterator, as variables and
+    Python do, only when the element is asked for.
+    """
+    traced = tf.function(lambda *parts: function(*parts))
+    spec = made.element_spec
+    graph = traced.get_concrete_function(*(spec if isinstance(spec, tuple) else (spec,))).graph
+    state = {one.type for one in graph.get_operations() if one.op_def and one.op_def.is_stateful} - _READING
+    if not state:
+        return made.map(traced, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+    return made.map(traced).prefetch(2) if state <= _ANEW else made.map(traced)
 
 
 def _batches(stream: Stream, augment: Augment | None) -> Any:
@@ -140,10 +179,11 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
         signature = (signature, place)
     made = tf.data.Dataset.from_generator(elements, output_signature=signature)
     if augment is not None:
-        made = made.prefetch(2).map(
-            partial(_augmented, augment, batching.seed), num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        )  # fmt: skip
+        changed = partial(_augmented, augment, batching.seed)
+        if stream.has_code:
+            made = made.map(changed)
+        else:
+            made = made.prefetch(2).map(changed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if batching.bad_samples.policy == "skip":
         return made
     return made.apply(_DATA.assert_cardinality(len(stream)))
@@ -163,6 +203,8 @@ def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
     else:
         lines = ["engine  →  threads of this process" + (f"; not graph: {why_not}" if why_not else "")]
         lines += stream.describe()
+        if stream.has_code:
+            lines.append("preprocess  →  when a batch is asked for; thread_safe=True: ahead, in threads")
     for column in rows.columns:
         spec = column.spec
         whose = "Pillow" if spec.parity == "pil" else "TensorFlow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -111,7 +112,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             "value_range": _values(value_range),
             "modalities": None if modalities is None else tuple(modalities),
             "colours": None if colours is None else tuple(colours),
-            "seed": int(np.random.randint(2**31) if seed is None else seed),
+            "seed": int(np.random.randint(2**31)) if seed is None else operator.index(seed),
             "jit_compile": bool(jit_compile),
         }
         check_choice("interpolation", interpolation, ("bilinear", "nearest"))
@@ -152,6 +153,9 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         images = {name: tf.convert_to_tensor(named[name]) for name in self._images(named)}
         for name, image in images.items():
             _check(name, image)
+            fill = self._arguments["fill"]
+            if image.dtype == tf.uint8 and not (fill.is_integer() and 0 <= fill <= 255):
+                raise AugmentError(f"fill={fill} is for floats: images of uint8 need a whole number to 255")
         first = next(iter(images.values()))
         seed, epoch, draws = self._key(tf.shape(first)[0]) if key is None else key
         changed = self._apply(images, *(_word(one) for one in (seed, epoch, draws)))

@@ -21,9 +21,9 @@ _SINGLES = 32  # samples made together, where the script wants single ones
 def batching_of(
     batch_size: int | None, drop_remainder: bool, shuffle: bool | Shuffle, seed: int | None,
     shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
-    bad_samples: BadSamples | Literal["raise", "replace", "skip"],
+    bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
 ) -> Batching:  # fmt: skip
-    """These arguments of a script.
+    """These arguments of a script; ``draws`` says whether something is random besides the order.
 
     Raises:
         OptionError: one cannot work.
@@ -32,9 +32,11 @@ def batching_of(
         raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
     if not isinstance(shuffle, (bool, Shuffle)):
         raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
-    drawn = int(np.random.randint(1_000_000)) if seed is None else operator.index(seed)
+    # NumPy's generator is the script's: where nothing is random, no number of it is taken.
+    is_random = bool(shuffle) or draws
+    drawn = operator.index(seed) if seed is not None else np.random.randint(1_000_000) if is_random else 0
     part = shard_of(shard, is_shuffled=bool(shuffle), seed=seed)
     return Batching(
-        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, drawn, part,
+        batch_size or _SINGLES, drop_remainder and batch_size is not None, shuffle, int(drawn), part,
         BadSamples.of(bad_samples),
     )  # fmt: skip

@@ -102,11 +102,12 @@ def boxes_of(values: Any, box_format: str, name: str) -> Boxes:
 
 
 def _check(edges: Any, numbers: Any, box_format: str, name: str, is_relative: bool) -> None:
-    is_bad = ~np.isfinite(edges).all(axis=1) | (edges[:, 2] <= edges[:, 0]) | (edges[:, 3] <= edges[:, 1])
+    # Beyond int32, which TensorFlow's operations count pixels in, no image reaches.
+    is_bad = ~(np.abs(edges) < 2**31).all(axis=1) | (edges[:, 2:] <= edges[:, :2]).any(axis=1)
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
         raise OptionError(
-            f"row {row}: the box {numbers[row].tolist()} of {name!r} is empty or no numbers, as "
+            f"row {row}: the box {numbers[row].tolist()} of {name!r} is empty, endless or no numbers, as "
             f"box_format={box_format!r} reads it: correct it, leave the row out, or name another box_format"
         )
     if is_relative and edges.size and np.abs(edges).max() > 2:

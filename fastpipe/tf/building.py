@@ -13,10 +13,10 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.tf.boxes import boxes_of
 from fastpipe.tf.directory import list_directory
-from fastpipe.tf.labels import formed, labels_of
+from fastpipe.tf.labels import as_tensor_slices, classes_of, formed, labels_of
 from fastpipe.tf.options import Modality, check_choice, spec_of
 from fastpipe.tf.rows import Column, Rows
-from fastpipe.tf.table import Table
+from fastpipe.tf.table import Table, values_of
 
 __all__ = ["Arguments", "data_format_of", "rows_of_directory", "rows_of_table"]
 
@@ -68,7 +68,7 @@ def rows_of_directory(directory: Any, arguments: Arguments, more: Mapping[str, A
         )
         rows = Rows([column], None, None, {}, listing.class_names, np.arange(len(listing.paths)))
         if listing.labels is not None:
-            rows = _with_labels(rows, np.array(listing.labels, np.int64), str(arguments.label_mode))
+            rows = _with_labels(rows, as_tensor_slices(listing.labels), str(arguments.label_mode))
         subsets.append(rows)
     return subsets
 
@@ -82,7 +82,7 @@ def rows_of_table(source: Any, arguments: Arguments) -> list[Rows]:
         for name, modality in _modalities(arguments).items()
     ]  # fmt: skip
     tabular = {
-        name: table.numbers(what, f"tabular={{{name!r}: …}}").astype(np.float32)
+        name: table.numbers(what, np.float32, f"tabular={{{name!r}: …}}")
         for name, what in (arguments.tabular or {}).items()
     }
     both = set(tabular) & {column.name for column in columns}
@@ -91,7 +91,7 @@ def rows_of_table(source: Any, arguments: Arguments) -> list[Rows]:
     rows = Rows(columns, None, None, tabular, None, np.arange(len(table)))
     labels = _label_column(table, arguments)
     if labels is not None:
-        known = labels_of(labels, arguments.class_names)
+        known = labels_of(labels, arguments.class_names, str(arguments.label_mode))
         rows = _with_labels(
             replace(rows, class_names=known.class_names), known.values, str(arguments.label_mode)
         )
@@ -125,7 +125,7 @@ def _column(table: Table, name: str, modality: Modality, arguments: Arguments) -
     boxes = modality.boxes
     if boxes is not None:
         box_format = modality.box_format or "xyxy"
-        boxes = boxes_of(table.numbers(boxes, what), box_format, name or "boxes")
+        boxes = boxes_of(table.numbers(boxes, np.float64, what), box_format, name or "boxes")
     try:
         spec = spec_of(modality, arguments.parity, arguments.aspect)
     except OptionError as error:
@@ -136,7 +136,7 @@ def _column(table: Table, name: str, modality: Modality, arguments: Arguments) -
     )  # fmt: skip
 
 
-def _label_column(table: Table, arguments: Arguments) -> npt.NDArray[Any] | None:
+def _label_column(table: Table, arguments: Arguments) -> npt.NDArray[Any] | list[Any] | None:
     labels = arguments.labels
     if labels is None or arguments.label_mode is None:
         return None
@@ -148,17 +148,26 @@ def _label_column(table: Table, arguments: Arguments) -> npt.NDArray[Any] | None
                     f"labels= must name a column, be a list of labels, or None; there are {table.names}"
                 )
         return table.column(labels, "labels=")
-    values = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
-    if values.shape != (len(table),):
-        raise OptionError(f"labels has shape {values.shape}, the source has {len(table)} rows")
+    are_names = isinstance(labels, (list, tuple)) and all(isinstance(one, str) for one in labels)
+    if are_names and len(labels) and all(one in table for one in labels):
+        if len(labels) == len(table):
+            raise OptionError(
+                f"labels={labels!r} are names of columns, and as many as there are rows: give an array "
+                "of labels, or table[names] for columns"
+            )
+        return table.beside(labels, "labels=")
+    values = values_of(labels)
+    if len(values) != len(table):
+        shape = getattr(values, "shape", (len(values),))
+        raise OptionError(f"labels has shape {shape}, the source has {len(table)} rows")
     return values
 
 
-def _with_labels(rows: Rows, labels: npt.NDArray[np.int64], label_mode: str) -> Rows:
+def _with_labels(rows: Rows, labels: npt.NDArray[Any], label_mode: str) -> Rows:
     names = rows.class_names or []
     if label_mode == "binary" and len(names) != 2:
         raise OptionError(f"label_mode='binary' is for two classes, but there are {names}")
-    return replace(rows, labels=formed(labels, label_mode, len(names)), classes=labels)
+    return replace(rows, labels=formed(labels, label_mode, len(names)), classes=classes_of(labels))
 
 
 def _subsets(order: npt.NDArray[np.int64], arguments: Arguments) -> list[npt.NDArray[np.int64]]:

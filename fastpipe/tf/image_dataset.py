@@ -13,6 +13,7 @@ import tensorflow as tf
 from fastpipe.errors import OptionError
 from fastpipe.options import BadSamples, Cache, Decode, Shard
 from fastpipe.tf.assembling import dataset_of_rows
+from fastpipe.tf.augment import Augment
 from fastpipe.tf.batching import batching_of
 from fastpipe.tf.building import Arguments, data_format_of, rows_of_directory, rows_of_table
 from fastpipe.tf.options import Modality, check_choice
@@ -71,14 +72,16 @@ def image_dataset(
     Args:
         source: a folder with a folder for each class; a list of files; or a table: a pandas or Polars data
             frame, or a dict of columns.
-        labels: as in Keras; of a table a column's name, or the labels themselves, names or whole numbers.
+        labels: as in Keras.  For a table: the name of a column, the names of several, or the labels
+            themselves, an array or a list.  Names become the numbers of their classes; numbers, one or
+            several in each row, stay what ``tf.data.Dataset.from_tensor_slices`` makes of them.
         label_mode, class_names, color_mode, batch_size, image_size, validation_split, subset, follow_links,
             crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, verbose: as in Keras.
         interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
             box), "hamming" or "lanczos".
         shuffle: each epoch has an order of its own, of all rows (Keras mixes eight batches at a time).
         seed: makes orders and ``rng`` a function of (seed, epoch).  Without one, a number of NumPy's global
-            generator is taken, as Keras does.
+            generator is taken, as Keras does; for a table only where something is random.
         files: the column of the file names.  Default: "files", "file", "filename" or "path".
         folder: in which the files of a table are.
         boxes, box_format, outside: the part of each image that is used: an array (N, 4), a column of four
@@ -88,19 +91,23 @@ def image_dataset(
             unless ``outside`` is ``"clip"``, or ``"pad"`` for black there.
         modalities: several images of each row: their names to :class:`fastpipe.tf.Modality` or a dict of its
             arguments.  The inputs are then a dict of them.
-        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k).
+        tabular: further inputs: their names to a column, or several.  float32 (n,) or (n, k); a whole number
+            that float32 cannot hold exactly is an error.
         preprocess: a function of the script's, called with the part of the image that is used (a PIL image)
             before it is resized.  It returns an image, or uint8 (h, w, C), which is resized then; or floats
             (H, W, C), which are taken as they are.  An argument ``rng`` gets a NumPy generator that depends
             on (seed, epoch, row).
-        thread_safe: promise that it may be called from several threads at once; else it is called in one.
+        thread_safe: promise that it may be called from several threads at once, in any order.  Else it is
+            called in one, when a batch is asked for, and batches wait for it.
         antialias: whether filters widen where images are made smaller.  Default: as ``parity`` does.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
         output: type of the images; default "float32", but "uint8" where the loader that is replaced gives
             that: of a folder with ``interpolation="nearest"``.
         drop_remainder: leave out the last batch if it is smaller.
         augment: a :class:`fastpipe.tf.Augment`, whose numbers are then a function of (seed, epoch, position);
-            or a function of (inputs, labels), or of inputs, for each batch.
+            or a function of (inputs, labels), or of inputs, for each batch.  One that draws random numbers
+            is called for one batch after the other; one that changes variables, or calls Python, only when
+            a batch is asked for.
         parity: whose pixels: ``"pil"`` gives, bit for bit, those of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"``: those of the loader that is
@@ -125,12 +132,13 @@ def image_dataset(
 
     Returns:
         :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
-        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255; labels int32 (n,),
-        float32 (n, 1) for "binary", or float32 (n, classes) for "categorical".
+        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255.  Labels of classes are
+        int32 (n,), given numbers (n,) or (n, …) in the type that TensorFlow gives them; "binary" makes them
+        float32 (n, 1), "categorical" float32 (n, classes).
 
     Raises:
-        OptionError: arguments that do not go together, a label that is no class, an empty box, a row without
-            a file name.
+        OptionError: arguments that do not go together, a label that is missing or no class, a number that its
+            type cannot hold, an empty box, a row without a file name.
         ValueError: Keras's own, for its arguments.
 
     While it is iterated over, an error names row, modality and file.
@@ -144,14 +152,18 @@ def image_dataset(
     check_choice("output", output, (None, "float32", "uint8", "float16"))
     check_choice("parity", parity, ("auto", "pil", "tf"))
     check_choice("engine", engine, ("auto", "threads", "graph"))
-    if output == "uint8" and rescale is not None:
-        raise OptionError("rescale= makes floats: it cannot go with output='uint8'")
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise OptionError("only one of crop_to_aspect_ratio and pad_to_aspect_ratio can be True")
-    batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples)
     if threads != "auto" and operator.index(threads) < 1:
         raise OptionError(f"threads must be 'auto' or a number from 1, got {threads!r}")
     is_folder = isinstance(source, (str, os.PathLike))
+    several = [Modality.of(str(name), one) for name, one in (modalities or {}).items()]
+    has_code = preprocess is not None or any(one.preprocess is not None for one in several)
+    # For a folder Keras takes a number whether or not something is random.
+    draws = is_folder or has_code or isinstance(augment, Augment)
+    batching = batching_of(
+        batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws
+    )  # fmt: skip
     if output is None:
         is_exact = is_folder and parity != "pil" and interpolation == "nearest" and rescale is None
         output = "uint8" if is_exact else "float32"

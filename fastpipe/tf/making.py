@@ -81,20 +81,24 @@ class ColumnMaker:
         column: of the table.
         pixels: makes its pixels.
         kept: keeps them, or None.
-        word: NumPy type of what is made here: uint8 or float32.
+        output: the type of the dataset's images.
         clock: to which times are added.
+
+    Attributes:
+        word: NumPy type of what is made here: uint8 or float32.
     """
 
     def __init__(
-        self, column: Column, pixels: SampleMaker, kept: KeptColumn | None, word: Any, clock: StageClock
+        self, column: Column, pixels: SampleMaker, kept: KeptColumn | None, output: str, clock: StageClock
     ) -> None:
-        self.column, self.kept, self.word, self.clock = column, kept, word, clock
+        self.word = word = np.uint8 if output == "uint8" else np.float32
+        self.column, self.kept, self.clock = column, kept, clock
         self._pixels = pixels
         scale, offset = column.rescale or (1.0, 0.0)
         self.scale, self.offset = np.float32(scale), np.float32(offset)
         self._preprocessing: Preprocessing | None = None
         if column.preprocess is not None:
-            self._preprocessing = Preprocessing(column.preprocess, column.name, column.spec)
+            self._preprocessing = Preprocessing(column.preprocess, column.name, column.spec, np.dtype(output))
         # Whether the samples of a whole batch may be taken from where they are kept at once.
         self.gathers = column.preprocess is None and pixels.word == np.uint8 and word == np.float32
 

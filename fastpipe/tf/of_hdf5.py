@@ -19,6 +19,7 @@ from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.tf.array_form import ArrayForm, Value
 from fastpipe.tf.array_stream import ArrayStream, this_process
 from fastpipe.tf.arrays import dataset_of_arrays
+from fastpipe.tf.augment import Augment
 from fastpipe.tf.batching import batching_of
 from fastpipe.tf.dataset import Dataset
 
@@ -108,7 +109,9 @@ def hdf5_dataset(
         threads=threads, stage=stage, storage_options=storage_options,
     )  # fmt: skip
     chosen = _chosen(rows, len(samples))
-    batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples)
+    batching = batching_of(
+        batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=isinstance(augment, Augment)
+    )  # fmt: skip
     arrangement = None
     if isinstance(shuffle, Shuffle) and shuffle.unit == "group":
         window = shuffle.window or default_window([samples])

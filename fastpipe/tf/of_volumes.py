@@ -17,6 +17,7 @@ from fastpipe.sampling import Sampling
 from fastpipe.tf.array_form import ArrayForm, Value
 from fastpipe.tf.array_stream import ArrayStream, this_process
 from fastpipe.tf.arrays import dataset_of_arrays
+from fastpipe.tf.augment import Augment
 from fastpipe.tf.batching import batching_of
 from fastpipe.tf.dataset import Dataset
 from fastpipe.tf.options import check_choice
@@ -93,7 +94,8 @@ def patch_dataset(
         margin=0, cache=cache, stage=stage, storage_options=storage_options, nan=nan, bad_samples=bad_samples,
         threads=threads,
     )  # fmt: skip
-    batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples)
+    draws = samples._places.is_random or isinstance(augment, Augment)
+    batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)
     samples.seed = batching.seed
     values = [Value(name, *kind) for name, kind in zip(samples._form.names, samples.kinds, strict=True)]
     form = ArrayForm(samples._form, values, len(samples.patch_size) if channels == "last" else None)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.tf.options import ImageSpec
 from fastpipe.types import UInt8Array
@@ -33,10 +34,13 @@ class Preprocessing:
             seed, epoch and row, where it has such an argument.
         name: of the modality, for errors.
         spec: what becomes of the image afterwards.
+        output: the type of the dataset's images.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, spec: ImageSpec) -> None:
-        self._function, self._name, self._spec = function, name, spec
+    def __init__(
+        self, function: Callable[..., Any], name: str, spec: ImageSpec, output: np.dtype[Any]
+    ) -> None:
+        self._function, self._name, self._spec, self._output = function, name, spec, output
         try:
             self._takes_rng = "rng" in inspect.signature(function).parameters
         except (TypeError, ValueError):  # built-in functions have none
@@ -53,7 +57,7 @@ class Preprocessing:
             uint8 (h, w, C), which is still to be resampled; or float32 (H, W, C).
 
         Raises:
-            OptionError: it returned something else.
+            OptionError: it returned something else, or floats that the dataset's type cannot hold.
         """
         image = PIL.Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         more = {"rng": np.random.default_rng(row.seed)} if self._takes_rng else {}
@@ -63,9 +67,14 @@ class Preprocessing:
         size, channels = self._spec.size, self._spec.channels
         if made.dtype == np.uint8 and made.ndim == 3 and made.shape[2] == channels and made.size:
             return np.ascontiguousarray(made)
-        if made.dtype.kind == "f" and made.shape == (*size, channels):
-            return made.astype(np.float32)
         of = f" of {self._name!r}" if self._name else ""
+        if made.dtype.kind == "f" and made.shape == (*size, channels):
+            if self._output.kind == "u" or unheld(made, self._output).any():
+                raise OptionError(
+                    f"row {row.index}: preprocess{of} returned {made.dtype} of {made.min()} to {made.max()}, "
+                    f"which output={self._output.name!r} cannot hold: return uint8, or take output='float32'"
+                )
+            return made.astype(np.float32)
         raise OptionError(
             f"row {row.index}: preprocess{of} returned {made.dtype} of shape {made.shape}: it must return an "
             f"image with {channels} channels, or uint8 (h, w, {channels}), which are resized afterwards, or "

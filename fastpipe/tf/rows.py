@@ -44,7 +44,7 @@ class Rows:
     Attributes:
         columns: their images.
         labels: (N, …) as a batch has them; None without.
-        classes: int64 (N,): samples that are alike; None without labels.
+        classes: int64 (N,): samples that are alike; None without labels, and where these are measurements.
         tabular: further inputs by name, float32 (N,) or (N, K).
         class_names: of the labels, or None.
         numbers: int64 (N,): which rows of the script's table these are, for messages.

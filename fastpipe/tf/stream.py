@@ -81,6 +81,11 @@ class RowStream(Stream):
                 self._runtime = _Runtime(self.rows, self.batching, self._making, self._clock)
             return self._runtime
 
+    @property
+    def has_code(self) -> bool:
+        """Whether a function of the script's may be called in one thread only."""
+        return any(one.preprocess is not None and not one.thread_safe for one in self.rows.columns)
+
     def element(self, made: Made) -> Any:
         """A batch in the form that the dataset's elements have."""
         rows, form = self.rows, self._form
@@ -120,9 +125,8 @@ class _Runtime:
         dct = next((one.dct for one in pixels if one.dct is not None), None)
         self.decoder = None if dct is None else make_batch_decoder(making.decode.backend, self.threads, dct)
         kept = open_kept(making.cache, rows.columns, pixels)
-        word = np.uint8 if making.output == "uint8" else np.float32
         self.makers = [
-            ColumnMaker(column, one, kept[n] if kept else None, word, clock)
+            ColumnMaker(column, one, kept[n] if kept else None, making.output, clock)
             for n, (column, one) in enumerate(zip(rows.columns, pixels, strict=True))
         ]
         self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]

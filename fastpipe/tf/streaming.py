@@ -99,6 +99,12 @@ class Stream(ABC):
     def clock(self) -> StageClock:
         """Time spent in this process, by stage, summed over the threads."""
 
+    @property
+    def has_code(self) -> bool:
+        """Whether functions of the script's are called in the thread that takes a batch.  What they see must
+        depend on the batches that were handed out alone, so none is taken ahead."""
+        return False
+
     @abstractmethod
     def element(self, made: Made) -> Any:
         """A batch in the form that the dataset's elements have: arrays, tuples and dicts of them."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 
-__all__ = ["Table"]
+__all__ = ["Table", "held", "values_of"]
 
 
 class Table:
@@ -28,9 +29,9 @@ class Table:
         self._columns: dict[str, Any] = {}
         if isinstance(source, Mapping) or hasattr(source, "columns"):
             names = list(source.keys() if isinstance(source, Mapping) else source.columns)
-            self._columns = {str(name): _array(source[name]) for name in names}
+            self._columns = {str(name): values_of(source[name]) for name in names}
         elif isinstance(source, (Sequence, np.ndarray)) and not isinstance(source, (str, bytes)):
-            self._columns = {"files": _array(source)}
+            self._columns = {"files": values_of(source)}
         else:
             raise OptionError(
                 "the source must be a folder, a list of files, a data frame or a dict of columns, got "
@@ -54,8 +55,8 @@ class Table:
         """Of the columns."""
         return list(self._columns)
 
-    def column(self, name: str, what: str) -> npt.NDArray[Any]:
-        """A column: (N,) of whatever it holds.
+    def column(self, name: str, what: str) -> npt.NDArray[Any] | list[Any]:
+        """A column: N of whatever it holds, as the source has them.
 
         Args:
             name: of the column.
@@ -66,8 +67,27 @@ class Table:
         """
         if name not in self._columns:
             raise OptionError(f"{what} names the column {name!r}, but there are only {self.names}")
-        column: npt.NDArray[Any] = self._columns[name]
+        column: npt.NDArray[Any] | list[Any] = self._columns[name]
         return column
+
+    def beside(self, names: Sequence[str], what: str) -> npt.NDArray[Any] | list[Any]:
+        """Several columns, as one column of as many values in each row.
+
+        Raises:
+            OptionError: they have no common type that holds all of their values.
+        """
+        columns = [self.column(name, what) for name in names]
+        if all(isinstance(column, list) for column in columns):
+            return [list(row) for row in zip(*columns, strict=True)]
+        arrays = [np.asarray(column) for column in columns]
+        kinds = {array.dtype.kind for array in arrays}
+        if "U" in kinds and len(kinds) > 1:
+            raise OptionError(f"{what}{list(names)!r} are texts and numbers: give columns of one kind")
+        dtype = np.result_type(*arrays)
+        if dtype.kind == "f":
+            both = zip(arrays, names, strict=True)
+            arrays = [held(array, dtype, f"{what}{name!r}") for array, name in both]
+        return np.stack(arrays, axis=1)
 
     def paths(self, name: str, folder: str | os.PathLike[str] | None, what: str) -> list[str]:
         """The paths of a column of file names.
@@ -77,7 +97,8 @@ class Table:
         """
         folder = "" if folder is None else os.fspath(folder)
         paths = []
-        for row, value in enumerate(self.column(name, what).tolist()):
+        column = self.column(name, what)
+        for row, value in enumerate(column.tolist() if isinstance(column, np.ndarray) else column):
             if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
                 raise OptionError(
                     f"row {row} has no file name in column {name!r}, but {value!r}: leave the row out or "
@@ -86,26 +107,24 @@ class Table:
             paths.append(os.path.join(folder, os.fspath(value)))
         return paths
 
-    def numbers(self, name: Any, what: str) -> npt.NDArray[np.float64]:
+    def numbers(self, name: Any, dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
         """Numbers of one column, (N,) or (N, K), or of several, (N, K).
 
         Args:
             name: of the column; or names; or the numbers themselves.
+            dtype: a type of floats that holds them.
             what: it is for, as an argument.
 
         Raises:
-            OptionError: they are no numbers, or not one for each row.
+            OptionError: they are no numbers, not one for each row, or one that the type cannot hold.
         """
         if isinstance(name, str):
             values = [self.column(name, what)]
         elif isinstance(name, (list, tuple)) and name and all(isinstance(one, str) for one in name):
             values = [self.column(one, what) for one in name]
         else:
-            values = [_array(name)]
-        try:
-            parts = [_plain(value) for value in values]
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"{what}={name!r} must be numbers: {error}") from None
+            values = [values_of(name)]
+        parts = [_real(value, dtype, what) for value in values]
         made = parts[0] if len(parts) == 1 and not isinstance(name, (list, tuple)) else None
         if made is None:
             made = np.stack(parts, axis=1) if len(parts) > 1 else parts[0].reshape(len(parts[0]), -1)
@@ -114,26 +133,49 @@ class Table:
         return made
 
 
-def _array(column: Any) -> npt.NDArray[Any]:
-    """A column as an array (N,): of objects, where its elements are sequences."""
-    if isinstance(column, np.ndarray):
-        return column
+def values_of(column: Any) -> npt.NDArray[Any] | list[Any]:
+    """Return a column as it is: an array where it has a type of its own, else a list.
+
+    Raises:
+        OptionError: it is no sequence.
+    """
     if hasattr(column, "to_numpy"):
-        array: npt.NDArray[Any] = column.to_numpy()
-        return array
-    values = list(column)
-    if values and isinstance(values[0], (str, os.PathLike, list, tuple)):
-        made: npt.NDArray[Any] = np.empty(len(values), object)
-        made[:] = values if isinstance(values[0], (str, os.PathLike)) else None
-        if made[0] is None:
-            for n, value in enumerate(values):
-                made[n] = value
-        return made
-    return np.asarray(values)
+        column = column.to_numpy()
+    if isinstance(column, np.ndarray) and column.ndim:
+        return column
+    if isinstance(column, (str, bytes, np.ndarray)) or not isinstance(column, Iterable):
+        raise OptionError(f"a column must have a value for each row, got {column!r}")
+    return list(column)
 
 
-def _plain(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Numbers as float64; of a column whose elements are sequences too."""
-    if values.dtype == object:
-        return np.asarray(values.tolist(), np.float64)
-    return values.astype(np.float64)
+def _real(values: npt.NDArray[Any] | list[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
+    """Real numbers, (N,), or (N, K) of a column whose elements are sequences.
+
+    Raises:
+        OptionError: they are none, or the type cannot hold one of them.
+    """
+    plain = values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
+    try:
+        array = np.asarray(plain)
+    except ValueError as error:
+        raise OptionError(f"{what} must be numbers, as many in each row: {error}") from None
+    if array.dtype.kind not in "biuf":
+        other = next((one for one in plain if not isinstance(one, (int, float))), plain[0])
+        raise OptionError(f"{what} must be numbers, as many in each row, got {other!r}")
+    return held(array, dtype, what)
+
+
+def held(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
+    """Return real numbers, (N, …), in a type of floats: whole numbers exactly, others rounded.
+
+    Raises:
+        OptionError: the type cannot hold one of them.
+    """
+    lost = np.argwhere(unheld(values, np.dtype(dtype)))
+    if len(lost):
+        value = values[tuple(lost[0])].item()
+        raise OptionError(
+            f"row {lost[0][0]} of {what} has {value!r}, which {np.dtype(dtype)} cannot hold: make it "
+            "smaller, or, where it is an identifier, number the rows"
+        )
+    return values.astype(dtype)

@@ -43,5 +43,5 @@ def samples_found(
 def targets_of(samples: Any) -> Any:
     """The ``targets`` of ``samples``."""
     if isinstance(samples, SampleTable):
-        return TargetTable(samples.targets_array())
+        return TargetTable(samples.targets_array() if samples.is_flat else (item[1] for item in samples))
     return [sample[1] for sample in samples]

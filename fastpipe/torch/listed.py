@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fastpipe.errors import OptionError
 from fastpipe.index.tables import SampleTable
 
@@ -74,6 +72,4 @@ def _item(number: int, sample: Any, root: str | os.PathLike[str]) -> tuple[str, 
             f"from_samples(samples=…)[{number}] must be a file of this machine, got {text!r} in {root!r}. "
             'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'
         )
-    if type(target) is np.int64:  # as NumPy's arrays give them; of both torch makes the same batches
-        target = int(target)
     return os.path.join(root, text), target

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.rows.dataset import RowsDataset
@@ -18,6 +19,7 @@ from fastpipe.torch.views import numbers_of
 __all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
 
 _HOW = ("mean", "max", "vote")
+_INT64 = np.dtype(np.int64)
 
 
 def group_batches(
@@ -67,10 +69,10 @@ class GroupBatches:
         if self.k < 1:
             raise OptionError(f"group_batches(k=…) must be a number from 1, got {k}")
         ids = numbers_of(dataset, _own_ids) if groups is None else np.asarray(groups)
-        if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu":
+        if ids.shape != (len(dataset),) or ids.dtype.kind not in "iu" or unheld(ids, _INT64).any():
             raise OptionError(
-                f"groups must be one integer for each of the {len(dataset)} samples, got {ids.dtype} of "
-                f"shape {ids.shape}"
+                f"groups must be one integer for each of the {len(dataset)} samples, within int64, got "
+                f"{ids.dtype} of shape {ids.shape}"
             )
         order = np.argsort(ids, kind="stable")
         sorted_ids = ids[order].astype(np.int64)
@@ -139,6 +141,8 @@ def segment_reduce(
         )
     if groups.is_floating_point() or groups.is_complex() or groups.dtype == torch.bool:
         raise OptionError(f"segment_reduce() takes groups of integers, got {groups.dtype}")
+    if groups.dtype == torch.uint64 and (groups.view(torch.int64) < 0).any():
+        raise OptionError("segment_reduce() takes groups within int64: number them anew")
     groups = groups.to(torch.int64)
     found, places, counts = torch.unique(groups.to(values.device), return_inverse=True, return_counts=True)
     if how == "vote":

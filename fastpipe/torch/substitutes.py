@@ -45,9 +45,10 @@ def substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, at
 
 def _classes_of(samples: Any) -> npt.NDArray[Any]:
     """The class of each sample: its target; one for all where targets are neither integers nor texts."""
-    if isinstance(samples, SampleTable):
+    if isinstance(samples, SampleTable) and samples.is_flat:
         return samples.targets_array()
     targets = [sample[1] for sample in samples]
     if not all(isinstance(target, (int, np.integer, str)) for target in targets):
         return np.zeros(len(targets), np.int64)
-    return np.array(targets)
+    # Objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same.
+    return np.array(targets, object)

@@ -36,6 +36,8 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
     asked = np.asarray(indices)
     if asked.size and asked.dtype.kind not in "iu":
         asked = np.array([operator.index(index) for index in indices], object)
+    if asked.size != len(indices):
+        raise TypeError(f"samples have one index each, got {indices!r}")
     if asked.dtype.kind in "uO" and asked.size and not -_LARGEST <= asked.min() <= asked.max() <= _LARGEST:
         raise IndexError(f"samples {asked.min()} to {asked.max()}, beyond the ends of any dataset")
     return asked.astype(np.int64).reshape(-1)
@@ -94,7 +96,7 @@ def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
         int64 (N,), in which the numbers of one dataset of a ``ConcatDataset`` follow those of another.
     """
     if type(dataset) is Subset:
-        return numbers_of(dataset.dataset, of)[np.asarray(dataset.indices, np.int64)]
+        return numbers_of(dataset.dataset, of)[integers(dataset.indices)]
     if type(dataset) is ConcatDataset:
         first, found = 0, []
         for one in dataset.datasets:

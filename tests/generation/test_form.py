@@ -49,6 +49,20 @@ def test_declared_columns_cast_within_a_kind_and_are_ragged_where_none_is() -> N
 
 
 @pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [("int8", 300, "'x' has np.int64.300., which the declared int8 cannot hold"),
+     ("float32", 2**24 + 1, "has np.int64.16777217., which the declared float32"),
+     ("float16", 1e5, "has np.float64.100000.0., which the declared float16"),
+     ("complex64", 1e300, "which the declared complex64 cannot hold"),
+     ("S3", np.bytes_(b"four"), r"has np.bytes_.b'four'., which the declared \|S3"),
+     ("int64", np.uint64(2**63), "which the declared int64|is of uint64")],
+)  # fmt: skip
+def test_a_value_that_its_declared_type_cannot_hold_is_an_error(kind: str, value: Any, words: str) -> None:
+    with pytest.raises(SampleError, match=words):
+        Form.learned({"x": np.asarray(value)}, {"x": kind})
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [(None, "'x' is None: return arrays"), ({"a": 1}, "'x' is a dict"), (object(), "'x' is a object"),
      ([[1, 2], [3]], "no array can be made"), (np.array(["a", None]), "no array of numbers"),

@@ -406,3 +406,16 @@ def test_inputs_that_are_refused(inputs: Any, message: str) -> None:
         Augment(horizontal_flip=0.5)(inputs)
     with pytest.raises(AugmentError, match="modalities= names 'b'"):
         Augment(horizontal_flip=0.5, modalities=["b"])({"a": np.zeros((2, 8, 8, 3), np.float32)})
+
+
+@pytest.mark.parametrize("fill", [300, -1, 0.5])
+def test_a_fill_that_bytes_cannot_hold_is_refused(fill: float) -> None:
+    layer = Augment(cutout=1.0, fill=fill)
+    with pytest.raises(AugmentError, match=r"images of uint8 need a whole number"):
+        layer(np.zeros((2, 8, 8, 3), np.uint8))
+    assert layer(np.zeros((2, 8, 8, 3), np.float32)).dtype == "float32"
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    with pytest.raises(TypeError):
+        Augment(horizontal_flip=0.5, seed=1.75)  # type: ignore[arg-type]

@@ -236,6 +236,38 @@ def test_what_the_scripts_code_must_return_is_said(photo_table: Any) -> None:
         list(made)
 
 
+@pytest.mark.parametrize(
+    ("output", "value"), [("uint8", 1.75), ("float16", 1e5), ("float32", 1e300), ("float32", None)]
+)
+def test_floats_of_the_scripts_code_that_do_not_fit_are_an_error(
+    photo_table: Any, output: Any, value: float | None
+) -> None:
+    made = image_dataset(
+        photo_table.paths[:3], None, image_size=8, shuffle=False, output=output,
+        preprocess=lambda image: np.full((8, 8, 3), 0.1 if value is None else value),
+    )  # fmt: skip
+    if value is None:
+        assert all((batch.numpy() == np.float32(0.1)).all() for batch in made)
+        return
+    with pytest.raises(tf.errors.OpError, match=rf"row 0: preprocess returned float64.*output='{output}'"):
+        list(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "float16", "rescale": 1000.0}, r"images from 0.0 to 255000.0, which output='float16'"),
+        ({"output": "float16", "rescale": (1.0, 1e5)}, "output='float16' cannot hold"),
+        ({"rescale": 1e37}, "output='float32' cannot hold"),
+        ({"output": "uint8", "modalities": {"a": {"rescale": 0.5}}}, "rescale= makes floats.* of 'a'"),
+    ],
+    ids=str,
+)
+def test_a_scale_that_the_type_cannot_hold_is_an_error_at_once(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        image_dataset({"file": ["a.png"]}, None, **options)
+
+
 # ---- bad rows -------------------------------------------------------------------------------
 
 

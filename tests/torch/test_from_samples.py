@@ -43,8 +43,11 @@ TARGETS: dict[str, Any] = {
     "int64 of NumPy": lambda number: np.int64(number % 3),
     "int16 of NumPy": lambda number: np.int16(number),
     "number": lambda number: number / 7,
+    "number of NumPy": lambda number: np.float32(number / 7),
+    "complex": lambda number: number * 1j,
     "text": str,
     "flag": lambda number: number % 2 == 0,
+    "pair": lambda number: (number, number / 3),
     "array": lambda number: np.arange(4, dtype=np.float32) + number,
     "tensor": lambda number: torch.arange(3) + number,
     "dict": lambda number: {"id": number, "box": np.full(4, number), "name": f"photo {number}"},
@@ -52,7 +55,8 @@ TARGETS: dict[str, Any] = {
 
 
 def _table(folder: Path, kind: str = "class") -> list[tuple[Any, Any]]:
-    return [(path, TARGETS[kind](number)) for number, path in enumerate(sorted(folder.rglob("*.jpg")))]
+    made = TARGETS.get(kind, lambda number: 2**70 + number)  # "beyond int64", which torch cannot collate
+    return [(path, made(number)) for number, path in enumerate(sorted(folder.rglob("*.jpg")))]
 
 
 def _same(one: Any, other: Any) -> None:
@@ -86,13 +90,36 @@ def test_batches_are_those_of_the_dataset_it_replaces(photo_tree: Path, kind: st
 
 
 def test_targets_are_those_given(photo_tree: Path) -> None:
-    assert isinstance(FastImageFolder.from_samples(_table(photo_tree, "int64 of NumPy")).samples, SampleTable)
-    for kind in ("class", "number", "flag", "text"):
+    assert isinstance(FastImageFolder.from_samples(_table(photo_tree)).samples, SampleTable)
+    for kind in ("class", "int64 of NumPy", "int16 of NumPy", "beyond int64", "number", "flag", "text"):
         table = _table(photo_tree, kind)
         ours = FastImageFolder.from_samples(iter(table))
         assert list(ours.targets) == [target for _, target in table]
         assert list(ours.samples) == list(ours.imgs) == [(str(path), target) for path, target in table]
+        assert all(type(mine) is type(target) for mine, (_, target) in zip(ours.targets, table, strict=True))
         assert type(ours[1][1]) is type(table[1][1])
+
+
+def test_target_transform_gets_what_was_given(photo_tree: Path) -> None:
+    for kind in ("int64 of NumPy", "beyond int64", "flag", "array"):
+        table = _table(photo_tree, kind)
+        ours = FastImageFolder.from_samples(table, STEADY, lambda target: type(target).__name__)
+        assert ours[2][1] == type(table[2][1]).__name__
+    table = _table(photo_tree, "beyond int64")
+    big = FastImageFolder.from_samples(table, STEADY, lambda target: target % 5)
+    found = torch.cat([targets for _, targets in FastLoader(big, 4)])
+    assert found.tolist() == [target % 5 for _, target in table]
+
+
+@pytest.mark.parametrize("kind", ["mixed", "beyond int64"])
+def test_only_equal_targets_replace_each_other(photo_tree: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    good = sorted(photo_tree.rglob("*.jpg"))[:4]
+    targets: list[Any] = [1, "1", "1", 1, 1] if kind == "mixed" else [2**63, 2**63 + 1, -1, 2**63, 2**63 + 1]
+    ours = FastImageFolder.from_samples(
+        list(zip([tmp_path / "bad.jpg", *good], targets, strict=True)), bad_samples="replace", seed=0
+    )
+    assert ours[0][1] == targets[0] and type(ours[0][1]) is int
 
 
 def test_random_transforms_draw_as_those_of_a_folder(photo_tree: Path) -> None:

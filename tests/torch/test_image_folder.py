@@ -281,6 +281,28 @@ def test_find_classes_of_a_subclass_wins(tree: Path) -> None:
     assert ours.targets == theirs.targets
 
 
+@pytest.mark.parametrize("value", [0.5, "x", True, np.int32(3), 2**70, None, (1, 2)], ids=repr)
+def test_classes_may_be_any_values(tree: Path, value: Any) -> None:
+    def find(self: Any, directory: Any) -> Any:
+        return ["class_000"], {"class_000": value}
+
+    ours = type("Ours", (FastImageFolder,), {"find_classes": find})(tree)
+    theirs = type("Theirs", (ImageFolder,), {"find_classes": find})(tree)
+    assert ours.samples == theirs.samples
+    assert list(map(repr, ours.targets)) == list(map(repr, theirs.targets))
+    assert repr(ours[1][1]) == repr(theirs[1][1])
+
+
+@pytest.mark.parametrize("value", [0.5, 2**70, None], ids=repr)
+def test_an_edited_sample_is_replaced_like_the_others(tree: Path, tmp_path: Path, value: Any) -> None:
+    ours = FastImageFolder(tree, bad_samples="replace")
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    ours.samples[1] = (ours.samples[1][0], value)
+    ours.samples[2] = (str(tmp_path / "bad.jpg"), value)
+    found = ours[2][1]
+    assert found in list(ours.targets) or found == value
+
+
 def test_make_dataset_of_a_subclass_wins(tree: Path) -> None:
     def make(
         directory: Any,

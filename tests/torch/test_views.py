@@ -29,6 +29,12 @@ def test_one_that_would_become_another_is_refused(index: int) -> None:
             integers(indices)
 
 
+def test_several_for_one_sample_are_refused() -> None:
+    assert integers([np.array([3]), np.array([4])]).tolist() == [3, 4]  # as ``list`` takes them
+    with pytest.raises(TypeError, match="one index each"):
+        integers([[0, 1], [2, 3]])
+
+
 @pytest.mark.parametrize("index", [1.5, "a", None])
 def test_what_is_no_integer_is_refused(index: Any) -> None:
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):

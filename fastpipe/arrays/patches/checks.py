@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import PatchSpace
 
-__all__ = ["checked_nan", "checked_size", "filling", "fits"]
+__all__ = ["check_held", "checked_nan", "checked_size", "filling"]
 
 
 def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
@@ -30,18 +31,24 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
         return nan
     if not isinstance(nan, (int, float)) or isinstance(nan, bool):
         raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
-    if dtype.kind in "fc" and not fits(nan, dtype):
-        raise OptionError(f"nan must be a number that volume= can hold, got {nan} for elements of {dtype}")
+    if dtype.kind in "fc":
+        check_held(nan, dtype, "nan=")
     return nan
 
 
-def fits(value: float, dtype: np.dtype[Any]) -> bool:
-    """Return whether an element of real or complex numbers can be a value, but for its last digits."""
+def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse a number that elements of a type would hold as another; floats round.
+
+    Raises:
+        OptionError: they would.
+    """
     if dtype.kind in "fc":
-        is_number = abs(value) < math.inf
-        return not is_number or abs(value) <= float(np.finfo(dtype).max)
-    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return limits[0] <= value <= limits[1] and value == int(value)
+        is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
+    else:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        is_lost = bool(unheld(np.asarray(whole), dtype).any())
+    if is_lost:
+        raise OptionError(f"{what} is {value}, which elements of {dtype} cannot hold: give one that they can")
 
 
 def filling(space: PatchSpace) -> int:

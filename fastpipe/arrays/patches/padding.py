@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.patches.checks import fits
+from fastpipe.arrays.patches.checks import check_held
 from fastpipe.errors import OptionError
 from fastpipe.read.volumes.patches import PatchReader, padded_indices
 
@@ -42,14 +43,7 @@ class Padding(NamedTuple):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
             try:
-                # Integers stay what they are: a float cannot be each of 64 bits.
-                return cls(
-                    "constant",
-                    *(
-                        int(value) if isinstance(value, (int, np.integer)) else float(value)
-                        for value in option[1:]
-                    ),
-                )
+                return cls("constant", *map(_number, option[1:]))
             except (TypeError, ValueError):
                 pass
         raise OptionError(
@@ -63,9 +57,8 @@ class Padding(NamedTuple):
         Raises:
             OptionError: they cannot.
         """
-        value = self.constant(role)
-        if self.mode == "constant" and not fits(value, dtype):
-            raise OptionError(f"padding= has the constant {value} for {role}, whose elements are {dtype}")
+        if self.mode == "constant":
+            check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
     def constant(self, role: str) -> float:
         """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
@@ -75,6 +68,20 @@ class Padding(NamedTuple):
     def pads(self) -> bool:
         """Whether patches may reach beyond a volume."""
         return self.mode != "error"
+
+
+def _number(value: Any) -> float:
+    """A number as it is: integers stay exact.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, (str, bytes)):
+        raise TypeError(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 def read_patch(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastpipe.arrays.form import Form
 from fastpipe.arrays.locality import TouredSamples
-from fastpipe.arrays.patches.checks import checked_nan, checked_size, filling
+from fastpipe.arrays.patches.checks import check_held, checked_nan, checked_size, filling
 from fastpipe.arrays.patches.chunks import PatchChunks
 from fastpipe.arrays.patches.indices import keys_of
 from fastpipe.arrays.patches.margins import WithMargin, checked_margin
@@ -94,6 +94,8 @@ class PatchSamples(TouredSamples):
         for role in self._roles:
             self._padding.check(role.name, role.dtype)
         first = self._roles[0]
+        if self.nan not in ("keep", "error") and first.dtype.kind in "fc":
+            check_held(self.nan, first.dtype, "nan=")
         count = len(first.volumes)
         shapes, titles = [first.spatial(n) for n in range(count)], [one.name for one in first.volumes]
         self._space = PatchSpace(shapes, self.patch_size, titles, self._padding.pads)

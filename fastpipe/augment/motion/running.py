@@ -73,5 +73,13 @@ def on_motion(
             op.onto(sequences, applied[:, begin:end])
             begin = end
         sequences.end()
-    now = sequences.lengths
-    return sequences.values.to(motion.dtype), now if now is None or lengths is None else now.to(lengths.dtype)
+    found, now = sequences.values.to(motion.dtype), sequences.lengths
+    if now is None or lengths is None:
+        return found, now
+    most = torch.iinfo(lengths.dtype).max
+    if most < motion.shape[1] and len(now) and int(now.max()) > most:
+        raise AugmentError(
+            f"sequence {int(now.argmax())} of the batch is {int(now.max())} frames long afterwards, which "
+            f"lengths of {lengths.dtype} cannot hold: give them as lengths.long()"
+        )
+    return found, now.to(lengths.dtype)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastpipe._casting import unheld
 from fastpipe._extras import require
 from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError
@@ -179,8 +180,17 @@ class _Rows:
                     f"there were predictions for {self._taken:,} of {self._count:,} patches: go through the "
                     "dataset in its own order, without shuffle= and drop_last="
                 )
-            array = batch.detach().cpu().float().numpy() if isinstance(batch, torch.Tensor) else batch
-            array = np.asarray(array, np.float32)
+            if isinstance(batch, torch.Tensor):
+                batch = batch.detach().cpu()
+                # NumPy has no bfloat16.
+                batch = batch.float() if batch.is_floating_point() and batch.itemsize < 4 else batch.numpy()
+            array = np.asarray(batch)
+            if unheld(array, np.dtype(np.float32)).any():
+                raise OptionError(
+                    f"predictions are blended as float32, which cannot hold these elements of {array.dtype}: "
+                    "give scores, and make labels of them with apply="
+                )
+            array = array.astype(np.float32, copy=False)
             if array.ndim <= self._dims:
                 raise OptionError(
                     f"predictions must be batches (N, *channels, *patch_size), got one of {array.shape}"
@@ -195,11 +205,14 @@ class _Rows:
 
 def _weights(weights: str | npt.NDArray[np.floating[Any]], patch: Sequence[int]) -> npt.NDArray[np.float32]:
     if isinstance(weights, np.ndarray):
-        if weights.shape != tuple(patch) or not (weights > 0).all():
+        with np.errstate(over="ignore"):
+            made = weights.astype(np.float32) if weights.dtype.kind in "biuf" else np.zeros((), np.float32)
+        if made.shape != tuple(patch) or not ((made > 0) & np.isfinite(made)).all():
             raise OptionError(
-                f"weights= must be positive numbers of shape {tuple(patch)}, got {weights.shape}"
+                f"weights= must be positive numbers of shape {tuple(patch)}, got {weights.shape} of "
+                f"{weights.dtype}; as float32 none may be 0 or infinite"
             )
-        return weights.astype(np.float32)
+        return made
     if weights == "gaussian":
         return gaussian_weights(patch)
     if weights == "constant":
@@ -240,13 +253,11 @@ class _Array:
                 f"out= has {wanted} in front of the volume's dimensions, and the predictions, or what apply= "
                 f"makes of them, {lead}"
             )
-        if not np.can_cast(part.dtype, self._array.dtype, "same_kind"):
-            is_integer = part.dtype.kind in "biu"
-            if not (is_integer and np.array_equal(part.astype(self._array.dtype), part)):
-                raise OptionError(
-                    f"out= has elements of {self._array.dtype}, which cannot hold those of {part.dtype}: "
-                    "give another array, or apply= a function that makes such elements"
-                )
+        if unheld(part, self._array.dtype).any():
+            raise OptionError(
+                f"out= has elements of {self._array.dtype}, which cannot hold those of {part.dtype}: "
+                "give another array, or apply= a function that makes such elements"
+            )
         box: list[Any] = [slice(at, at + size) for at, size in zip(start, sizes, strict=True)]
         self._array[(..., *box)] = part
 
@@ -265,6 +276,7 @@ class _File:
         self.folder = os.path.dirname(os.path.abspath(path))
         self._partial = f"{path}.partial"
         self._store: Any = None
+        self._dtype = np.dtype(np.float32)
 
     def begin(self, part: Sequence[int]) -> None:
         """Remove what another run has left; parts of this shape are to come."""
@@ -275,13 +287,18 @@ class _File:
         """Write a part; the first says of which type and shape the volume is."""
         lead = part.shape[: part.ndim - len(start)]
         if self._store is None:
-            self._store = self._made(lead, part.dtype)
+            self._store, self._dtype = self._made(lead, part.dtype), part.dtype
+        if unheld(part, self._dtype).any():
+            raise OptionError(
+                f"apply= has made elements of {self._dtype} first, which cannot hold those of {part.dtype} "
+                "that it made later: have it make one type"
+            )
         box = tuple(slice(at, at + size) for at, size in zip(start, part.shape[len(lead) :], strict=True))
         box = (*[slice(None)] * len(lead), *box)
         if self._path.endswith(".npy"):
             self._store[box] = part
         else:
-            self._store[box].write(part).result()
+            self._store[box].write(part.astype(self._dtype, copy=False)).result()
 
     def _made(self, lead: Sequence[int], dtype: np.dtype[Any]) -> Any:
         shape = (*lead, *self._shape)

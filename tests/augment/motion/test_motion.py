@@ -129,6 +129,14 @@ def test_speed_keeps_the_path() -> None:
     assert (held[:, 15:] == held[:, 14:15]).all() and torch.allclose(held[:, 14], motion[:, 28])
 
 
+def test_lengths_that_their_type_cannot_hold_afterwards_are_an_error() -> None:
+    motion, chain = torch.zeros(2, 300, 1, 1), augment.Compose([augment.MotionSpeed((0.5, 0.5))], lengths=1)
+    with pytest.raises(AugmentError, match=r"sequence 1 .* is 300 frames long .* torch.uint8 cannot hold"):
+        chain(motion, torch.tensor([3, 200], dtype=torch.uint8))
+    found = chain(motion, torch.tensor([3, 100], dtype=torch.uint8))[1]
+    assert found.dtype == torch.uint8 and found.tolist() == [5, 199]
+
+
 def test_a_joint_that_is_missing_is_missing_where_it_is() -> None:
     motion = torch.arange(6.0).view(1, 6, 1, 1).clone()
     motion[0, 3] = torch.nan

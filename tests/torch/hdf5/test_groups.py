@@ -96,7 +96,13 @@ def test_groups_that_cannot_be(paths: list[Path]) -> None:
     for k in (0, -1):
         with pytest.raises(OptionError, match=f"a number from 1, got {k}"):
             group_batches(dataset, k, groups=[0, 0, 1, 1])
-    for groups in ([0, 1], [[0, 1, 2, 3]], [0.0, 1, 2, 3], list("abcd")):
+    for groups in (
+        [0, 1],
+        np.arange(4, dtype=np.uint64) + 2**63,
+        [[0, 1, 2, 3]],
+        [0.0, 1, 2, 3],
+        list("abcd"),
+    ):
         with pytest.raises(OptionError, match="one integer for each of the 4 samples"):
             group_batches(dataset, 1, groups=groups)
     for one in (dataset, Subset(dataset, [1])):

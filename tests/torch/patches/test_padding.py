@@ -124,7 +124,18 @@ def test_a_patch_without_a_voxel_of_the_volume_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "padding", ["zero", "mean", 0, None, ("constant",), ("edge", 1), ("constant", "a"), ("constant", 1, 2, 3)]
+    "padding",
+    [
+        "zero",
+        "mean",
+        0,
+        None,
+        ("constant",),
+        ("edge", 1),
+        ("constant", "a"),
+        ("constant", "1"),
+        ("constant", 1, 2, 3),
+    ],
 )
 def test_paddings_that_cannot_be(padding: Any) -> None:
     with pytest.raises(OptionError, match=r"padding must be 'error', one of 'constant'.*got "):
@@ -135,6 +146,39 @@ def test_paddings_that_cannot_be(padding: Any) -> None:
 def test_a_constant_that_the_volume_cannot_hold_is_refused(value: float) -> None:
     with pytest.raises(OptionError, match="constant"):
         FastPatchDataset(np.ones((4, 4), np.uint8), (6, 6), padding=("constant", value), sampling=Grid())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("i8", 2**60 + 1), ("u8", 2**64 - 1), ("u1", 255.0), ("f4", 0.1), ("f2", -np.inf), ("?", 1)],
+)
+def test_a_constant_is_what_numpy_pads_with(kind: str, value: Any) -> None:
+    volume = np.ones((2, 2), kind)
+    patch = FastPatchDataset(volume, (4, 4), padding=("constant", value), labels=volume, sampling=Grid())[0][
+        0
+    ]
+    np.testing.assert_array_equal(patch, np.pad(volume, 1, constant_values=value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("i8", 2**63),
+        ("u8", 2**64),
+        ("u8", 2.0**64),
+        ("i1", 0.5),
+        ("f4", 1e300),
+        ("f2", 70_000),
+        ("f8", 10**400),
+        ("?", 2),
+    ],
+)
+def test_a_number_that_elements_cannot_hold_is_refused(kind: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=r"the constant of padding= for volume is .* cannot hold"):
+        FastPatchDataset(np.ones((4, 4), kind), (6, 6), padding=("constant", value), sampling=Grid())
+    if np.dtype(kind).kind == "f":
+        with pytest.raises(OptionError, match=r"nan= is .* cannot hold"):
+            FastPatchDataset(np.ones((4, 4), kind), (2, 2), nan=value)
 
 
 def test_only_the_ends_that_wrap_are_read(tmp_path: Path, write_volume: Any, cut: Any, equal: Any) -> None:

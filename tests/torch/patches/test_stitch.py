@@ -367,6 +367,53 @@ def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
         stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0) + 256)
 
 
+@pytest.mark.parametrize(
+    ("values", "out", "apply"),
+    [
+        (300, "i1", lambda part: part[0].astype("i8")),  # would be 44
+        (300, "u1", lambda part: part[0].astype("u2")),
+        (-1, "u2", lambda part: part[0].astype("i4")),
+        (2.0**25, "f4", lambda part: part[0].astype("i4") + 1),
+        (1e5, "f2", None),  # would be infinite
+        (1e30, "f4", lambda part: part[0].astype("f8") ** 2),
+        (1.0, "f4", lambda part: part[0] * 1j),
+    ],
+)
+def test_nothing_is_cast_to_what_is_another_number(
+    values: float, out: str, apply: Any, tmp_path: Path
+) -> None:
+    dataset = dataset_of()
+    rows = np.full((len(dataset), 1, 4, 5), values, "f4")
+    lead = () if apply else (1,)
+    with pytest.raises(OptionError, match="which cannot hold those of"):
+        stitch([rows], dataset, np.empty((*lead, 9, 10), out), apply=apply)
+    with pytest.raises(OptionError, match=r"has made elements of .* first, which cannot hold"):
+        made = iter([np.zeros(2, out).dtype, None])
+
+        def changing(part: Any) -> Any:
+            first = next(made, None)
+            return np.zeros_like(part[0], first) if first else (apply(part) if apply else part[0])
+
+        tall = FastPatchDataset(np.zeros((300, 10), "f4"), (4, 5), sampling=Grid())
+        row = np.full((len(tall), 1, 4, 5), values, "f4")
+        stitch([row], tall, str(tmp_path / "out.npy"), apply=changing, max_bytes=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "rows", [np.array(2**24 + 1), np.array(1e300), np.array(1j), torch.tensor(2**24 + 1), torch.tensor(1j)]
+)
+def test_predictions_that_float32_cannot_hold_are_refused(rows: Any) -> None:
+    dataset = dataset_of()
+    shape = (len(dataset), 1, 4, 5)
+    batch = rows.expand(shape) if isinstance(rows, torch.Tensor) else np.broadcast_to(rows, shape)
+    with pytest.raises(OptionError, match="blended as float32, which cannot hold"):
+        stitch([batch], dataset, np.empty((1, 9, 10), "f8"))
+    for weight in (1e-60, 1e60, np.inf):
+        with pytest.raises(OptionError, match="weights= must be positive numbers"):
+            stitch([], dataset, np.empty((9, 10)), weights=np.full((4, 5), weight))
+
+
 def test_memory_is_bounded_however_many_channels_there_are() -> None:
     channels, limit = 20, 1 << 20
     dataset = FastPatchDataset(np.zeros((96, 96, 96), "u1"), (16, 16, 16), sampling=Grid())
