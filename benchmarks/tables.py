@@ -1,19 +1,43 @@
 """Write the tables of the documents anew, from the committed results.
 
 In README.md, benchmarks/README.md and docs/ a table stands between ``<!-- table:begin RESULT.json -->``, or
-``table:short`` for fastpipe's rows alone, and ``<!-- table:end -->``.
+``table:short`` for fastpipe's rows alone, or ``table:trains`` for a result of ``trains_as_well.py``, and
+``<!-- table:end -->``.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
+from typing import Any
 
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 
 ROOT = Path(__file__).resolve().parents[1]
-_MARKED = re.compile(r"(<!-- table:(begin|short) (\S+) -->\n).*?(<!-- table:end -->\n)", re.S)
+_MARKED = re.compile(r"(<!-- table:(begin|short|trains) (\S+) -->\n).*?(<!-- table:end -->\n)", re.S)
+
+
+def trained_row(case: dict[str, Any]) -> str:
+    """A line of the table of ``trains_as_well.py``: a swap, accuracies, and by how much they differ."""
+    before, after = (f"{statistics.mean(case[side]):.1f} %" for side in ("before", "after"))
+    apart = f"{case['difference']:+.2f} ({case['low']:+.2f} to {case['high']:+.2f})"
+    columns = [
+        f"{case['group']}: {case['name']}", case["before_is"], case["after_is"], str(len(case["before"])),
+        before, after, apart,
+    ]  # fmt: skip
+    return f"| {' | '.join(columns)} |"
+
+
+def trained(result: dict[str, Any]) -> str:
+    """All lines of that table, and where it was measured."""
+    machine = result["machine"]
+    head = ["swap", "before", "after", "pairs", "right before", "right after", "points, 95 % interval"]
+    lines = [f"| {' | '.join(head)} |", "|---|---|---|--:|--:|--:|--:|", *map(trained_row, result["cases"])]
+    place = f"{machine['cpu']}, {machine['cores']} cores, {machine['os']}, {machine['python']}."
+    return "\n".join([*lines, "", place, ""])
 
 
 def pages() -> list[Path]:
@@ -25,6 +49,8 @@ def written(text: str) -> str:
     """A page with the tables of its results."""
 
     def table(found: re.Match[str]) -> str:
+        if found[2] == "trains":
+            return found[1] + trained(json.loads((ROOT / found[3]).read_text())) + found[4]
         result = load(ROOT / found[3])
         return found[1] + (short_markdown if found[2] == "short" else markdown)(result) + found[4]
 

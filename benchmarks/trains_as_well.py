@@ -45,6 +45,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from tables import trained_row
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -766,14 +767,14 @@ def cases() -> list[Case]:
     auto, split = (functools.partial(_fast, augment=how) for how in ("auto", "split"))
     plain, more = "crop, flip, normalise", "crop, flip, colours, grey, normalise"
     made = [
-        Case("loader", plain, stock, fast, _of_loaders(_stock, _fast, _recipe), 2),
-        Case("loader", plain, stock, '… augment="auto"', _of_loaders(_stock, auto, _recipe), 2),
+        Case("loader", plain, stock, fast, _of_loaders(_stock, _fast, _recipe)),
+        Case("loader", plain, stock, '… augment="auto"', _of_loaders(_stock, auto, _recipe)),
         Case("loader", more, stock, fast, _of_loaders(_stock, _fast, _colours)),
         Case("loader", more, stock, '… augment="split"', _of_loaders(_stock, split, _colours)),
     ]
     for make, times in (
-        (_hdf5_mel, 1), (_imagefolder_resnet, 2), (_keras_multimodal, 1), (_motion_generation, 2),
-        (_s3_imagenet, 2), (_volume_patches, 2),
+        (_hdf5_mel, 1), (_imagefolder_resnet, 2), (_keras_multimodal, 1), (_motion_generation, 1),
+        (_s3_imagenet, 1), (_volume_patches, 1),
     ):  # fmt: skip
         made.append(Case("example", make.__name__[1:], "before.py", "after.py", make, times))
     ours, numpy = "fastpipe.augment", "NumPy, SciPy"
@@ -839,17 +840,6 @@ def measured(number: int, count: int, folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def row(case: dict[str, Any]) -> str:
-    """A line of the table."""
-    before, after = (f"{np.mean(case[side]):.1f} %" for side in ("before", "after"))
-    apart = f"{case['difference']:+.2f} ({case['low']:+.2f} to {case['high']:+.2f})"
-    columns = [
-        f"{case['group']}: {case['name']}", case["before_is"], case["after_is"], str(len(case["before"])),
-        before, after, apart,
-    ]  # fmt: skip
-    return f"| {' | '.join(columns)} |"
-
-
 def _key(case: dict[str, Any]) -> tuple[str, ...]:
     return case["group"], case["name"], case["after_is"]
 
@@ -881,7 +871,7 @@ def main() -> int:
         running = {pool.submit(measured, at, args.seeds, folder): at for at in chosen}
         for one in as_completed(running):
             case = found[running[one]] = one.result()
-            print(row(case), "" if holds(case) else "!", f"{case['seconds']:.0f} s", flush=True)
+            print(trained_row(case), "" if holds(case) else "!", f"{case['seconds']:.0f} s", flush=True)
     made = [found[at] for at in chosen]
     if args.json and args.json.exists():
         others = json.loads(args.json.read_text())["cases"]

@@ -26,7 +26,7 @@ import fastpipe
 from fastpipe import FastHDF5Dataset, FastLoader, augment
 
 TEST_SEED = 1000  # of the scenes that judge it; those of training have the seed that is given
-VIEWS = 5  # of each scene in an epoch: before.py stores as many
+VIEWS = 5  # of each scene in an epoch: before.py stores as many, the scene and each variation by itself
 AUGMENTATIONS = augment.Compose(
     [
         augment.MotionSpeed((0.8, 1.25)),

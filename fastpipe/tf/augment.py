@@ -63,6 +63,11 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing`` in a ``Compose`` of those
     that are used; formulas are torchvision's.
 
+    Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all,
+    with one number for both; ``RandomRotation`` counts angles the other way round; ``RandomZoom`` draws the
+    inverse of the factor; ``RandomTranslation`` shifts by parts of pixels; ``RandomBrightness`` adds; and
+    ``RandomContrast(0.2)`` means factors from 1.0 to 1.2, ``RandomContrast((0.2, 0.2))`` from 0.8 to 1.2.
+
     >>> augment = Augment(horizontal_flip=0.5, rotation=10, brightness=0.2, value_range=(0, 1), seed=1)
     >>> augment(tf.ones((2, 8, 8, 3))).shape
     TensorShape([2, 8, 8, 3])
