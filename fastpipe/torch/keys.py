@@ -46,8 +46,10 @@ def keyed(key: Key) -> Iterator[None]:
 class _DrawnKey(Key):
     """A key whose seed is drawn from torch's global generator when it is first asked for, in any thread."""
 
-    _lock = threading.Lock()
     _drawn: int | None = None
+
+    def __init__(self, *_: object) -> None:
+        self._lock = threading.Lock()  # of its own: a child that is forked meanwhile has other keys
 
     @property
     def seed(self) -> int:
