@@ -72,9 +72,8 @@ def _create(path: Path, case: dict[str, Any], properties_of: PropertiesOf) -> An
     creation, access = h5p.create(h5p.FILE_CREATE), _access(case)
     creation.set_userblock(case["userblock"])
     if case["libver"] == "earliest" and not case["unfiltered_edges"]:
-        creation.set_sizes(
-            *case["sizes"]
-        )  # the library loses unlimited dimensions in newer forms of shorter numbers
+        # In newer forms the library loses unlimited dimensions where numbers are shorter.
+        creation.set_sizes(*case["sizes"])
     if case["is_paged"]:
         creation.set_file_space_strategy(h5f.FSPACE_STRATEGY_PAGE, False, 1)
         creation.set_file_space_page_size(512)
