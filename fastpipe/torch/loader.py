@@ -222,10 +222,11 @@ class FastLoader(DataLoader[_T_co]):
         self._order.look_at(self)
         delivery = self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source, delivery)
-        return LoaderPlan(
-            self, source, order_note(self._order, self._effective_seed(), self.shard),
-            work_note(self, source, depth, self._why_processes(source)), *self._splitting.note(),
-        )  # fmt: skip
+        work = work_note(self, source, depth, self._why_processes(source))
+        if self._why_workers:
+            work += f" (num_workers='auto': {self._why_workers})"
+        order = order_note(self._order, self._effective_seed(), self.shard)
+        return LoaderPlan(self, source, order, work, *self._splitting.note())
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
@@ -243,7 +244,7 @@ class FastLoader(DataLoader[_T_co]):
         if not self.num_workers or self.workers == "threads":
             return ""
         if self.workers == "processes":
-            return self._why_workers or "workers='processes'"
+            return "num_workers='auto'" if self._why_workers else "workers='processes'"
         if self.worker_init_fn is not None:
             return "the script's worker_init_fn runs in each"
         if self.collate_fn is not default_collate:

@@ -256,7 +256,8 @@ def test_processes_and_threads_in_the_place_of_a_fast_loaders_are_measured(
     loader = FastLoader(dataset, 4, shuffle=True, seed=1, num_workers=workers, workers="processes")
     line = Line("train.py", 3, "main")
     found = candidates(Watched(loader, line, line, Loop(1.0, True)), LoaderCosts(), cores=2)
-    told = [f"num_workers={other} in the place of {workers} (train.py:3 main)" for other in wanted]
+    ways = {2: "num_workers=2 and workers='processes'", 0: "workers='threads'"}
+    told = [f"{ways[other]} (train.py:3 main)" for other in wanted]
     assert [one.what for one in found] == told
     expected = list(loader)
     for one in found:

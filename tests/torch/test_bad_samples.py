@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -20,6 +21,8 @@ from torchvision.datasets import ImageFolder
 from fastpipe import BadSamples, FastImageFolder, FastLoader
 from fastpipe.errors import BadSampleError, TooManyBadSamplesError
 from fastpipe.testing import photo_tree
+
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
 SIZE, PER_CLASS = 24, 6
 FUSED = v1.Compose([v1.CenterCrop(SIZE), v1.ToTensor()])
@@ -125,7 +128,7 @@ def test_raise_names_path_index_and_remedy(tree: Path, how: str, transform: Any)
         ImageFolder(tree, transform).loader(str(path))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_iteration_may_go_on_after_the_error(tree: Path, kind: Any, workers: int) -> None:
     iterator = iter(kind(_numbered(tree, [1, 7, 6]), 3, num_workers=workers))
@@ -140,7 +143,7 @@ def test_iteration_may_go_on_after_the_error(tree: Path, kind: Any, workers: int
     assert seen == [True, [3, 4, 5], True, [9, 10, 11]]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_an_error_of_a_worker_is_a_bad_sample_error(tree: Path, kind: Any) -> None:
     dataset = _broken(tree, [5])
     error = _failure(lambda: list(kind(dataset, 4, num_workers=2)))
@@ -262,7 +265,8 @@ def test_a_shuffled_epoch_has_each_good_sample_once(tree: Path, seed: int | None
 
 @pytest.mark.parametrize(("kind", "workers"), [(DataLoader, 0), (DataLoader, 1), (FastLoader, 2)])
 def test_batches_are_short_where_nobody_can_fill_them(tree: Path, kind: Any, workers: int) -> None:
-    batches = _seen(kind(_numbered(tree, [0, 5, 6], bad_samples="skip"), 4, num_workers=workers))
+    processes = {"workers": "processes"} if kind is FastLoader else {}
+    batches = _seen(kind(_numbered(tree, [0, 5, 6], bad_samples="skip"), 4, num_workers=workers, **processes))
     assert batches == [[1, 2, 3], [4, 7], [8, 9, 10, 11]]
 
 
@@ -274,7 +278,7 @@ def test_the_users_own_batches_are_short(tree: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_of_the_users_with_nothing_left_is_a_clear_error(tree: Path, workers: int) -> None:
     dataset = _numbered(tree, [0, 5], bad_samples="skip")
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         seen: list[Any] = []
         iterator = iter(kind(dataset, batch_sampler=[[1], [0, 5], [2]], num_workers=workers))
         while True:

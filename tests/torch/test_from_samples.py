@@ -133,7 +133,7 @@ def test_it_takes_the_place_in_loaders_and_around_them(photo_tree: Path) -> None
     ours = FastImageFolder.from_samples(table, STEADY)
     stock = list(DataLoader(Subset(Photos(table, STEADY), [9, 2, 2, 5]), batch_size=2))
     fast = accelerate(DataLoader(Subset(ours, [9, 2, 2, 5]), batch_size=2, num_workers=2))
-    assert fast.num_workers == 0  # threads do it
+    assert fast.num_processes == 0  # threads do it
     _same(list(fast), stock)
     copy = pickle.loads(pickle.dumps(ours))
     _same(default_collate([copy[3]]), default_collate([ours[3]]))

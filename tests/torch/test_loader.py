@@ -657,7 +657,8 @@ def test_dropping_loader_and_dataset_frees_the_threads(tree: Path) -> None:
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 def test_dropping_a_loader_with_persistent_workers_ends_them(tree: Path, kind: Any) -> None:
-    loader = kind(FastImageFolder(tree, RANDOM), 3, num_workers=2, persistent_workers=True)
+    processes = {"workers": "processes"} if kind is FastLoader else {}
+    loader = kind(FastImageFolder(tree, RANDOM), 3, num_workers=2, persistent_workers=True, **processes)
     list(loader)
     workers = list(loader._iterator._workers)
     assert all(worker.is_alive() for worker in workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import OptionError
+
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -78,8 +81,9 @@ def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"run it where processes can {method}")
     expected = list(DataLoader(ImageFolder(tree, STEADY), batch_size=4))
-    for kind in (DataLoader, FastLoader):
-        loader = kind(FastImageFolder(tree, STEADY), batch_size=4, **topology)
+    for kind in (DataLoader, BY_PROCESSES):
+        processes = {"workers": "processes"} if kind is FastLoader else {}
+        loader = kind(FastImageFolder(tree, STEADY), batch_size=4, **topology, **processes)
         for _ in range(2):
             batches = list(loader)
             assert [is_in_shared_memory(image) for image, _ in batches] == [bool(topology)] * 4
@@ -92,7 +96,7 @@ def test_batches_are_those_over_image_folder(tree: Path, topology: dict[str, Any
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_kind_of_tensor_collates_as_from_image_folder(tree: Path, transform: Any, workers: int) -> None:
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         ours = list(kind(FastImageFolder(tree, transform), batch_size=5, num_workers=workers))
         theirs = list(DataLoader(ImageFolder(tree, transform), batch_size=5, num_workers=workers))
         assert same(ours, theirs)
@@ -100,7 +104,7 @@ def test_every_kind_of_tensor_collates_as_from_image_folder(tree: Path, transfor
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_transform_and_a_collate_function_of_the_users(tree: Path, workers: int) -> None:
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         ours = kind(FastImageFolder(tree), batch_size=4, num_workers=workers, collate_fn=_sizes)
         theirs = DataLoader(ImageFolder(tree), batch_size=4, num_workers=workers, collate_fn=_sizes)
         assert list(ours) == list(theirs)
@@ -123,12 +127,12 @@ def _views(dataset: Any) -> list[Any]:
 @pytest.mark.parametrize("view", range(5))
 def test_views_of_the_dataset(tree: Path, view: int, workers: int) -> None:
     theirs = DataLoader(_views(ImageFolder(tree, STEADY))[view], batch_size=3, num_workers=workers)
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         ours = kind(_views(FastImageFolder(tree, STEADY))[view], batch_size=3, num_workers=workers)
         assert same(list(ours), list(theirs))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_augmentation_differs_by_epoch_by_sample_and_by_worker(
@@ -152,7 +156,7 @@ def test_manual_seed_makes_a_stock_loader_reproducible(tree: Path) -> None:
     assert not same(first, second)
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_that_are_kept_are_never_overwritten(tree: Path, kind: Any, workers: int) -> None:
     loader = kind(FastImageFolder(tree, RANDOM), batch_size=2, num_workers=workers)
@@ -182,7 +186,7 @@ def is_in_shared_memory(tensor: torch.Tensor) -> bool:
     raise AssertionError("no mapping")
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_a_worker_decodes_into_the_memory_that_is_sent(tree: Path, kind: Any) -> None:
     expected = [images for images, _ in DataLoader(ImageFolder(tree, STEADY), batch_size=4)]
     loader = kind(FastImageFolder(tree, STEADY), batch_size=4, num_workers=1, collate_fn=_look)
@@ -192,7 +196,7 @@ def test_a_worker_decodes_into_the_memory_that_is_sent(tree: Path, kind: Any) ->
         assert torch.equal(images, expected[number])
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_pin_memory_without_an_accelerator(tree: Path, kind: Any) -> None:
     if torch.accelerator.is_available():
         pytest.skip("run it on a machine without an accelerator")
@@ -215,6 +219,7 @@ def test_the_signature_begins_as_data_loaders() -> None:
         "device",
         "augment",
         "cache",
+        "workers",
         "prefetch_batches",
     ]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in extra)
@@ -286,7 +291,7 @@ def test_what_must_not_be_set_later(tree: Path, name: str) -> None:
 
 
 def test_a_timeout_needs_workers_as_in_data_loader(tree: Path) -> None:
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         with pytest.raises(AssertionError, match="timeout"):
             iter(kind(FastImageFolder(tree, STEADY), timeout=3))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import pickle
@@ -21,6 +22,8 @@ from torchvision.datasets import ImageFolder
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError
+
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
 
@@ -90,7 +93,7 @@ def test_single_samples(make: Any, near: Any, photo_tree: Path) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_in_a_loader(kind: Any, workers: int, make: Any, near: Any, photo_tree: Path) -> None:
     def run(dataset: Any) -> list[Any]:
         torch.manual_seed(1)

@@ -361,7 +361,7 @@ def test_with_workers_chosen_and_accelerated(tree: Path) -> None:
     assert stream(loader) == expected
     plain = DataLoader(ImageFolder(tree, SIMCLR), 4, shuffle=True, num_workers=2)
     fast = accelerate(plain, seed=3, augment="split")
-    assert (fast.num_workers, fast.augment) == (0, "split")
+    assert (fast.num_workers, fast.num_processes, fast.augment) == (2, 0, "split")
     assert stream(fast) == expected
     assert accelerate(fast).augment == "split"
 

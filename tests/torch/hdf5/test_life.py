@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
@@ -22,6 +23,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
+
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -84,7 +87,7 @@ def test_batches_outlive_the_dataset(file: Path, naive: Any, same: Any) -> None:
     assert [int(sample[2]) for sample in samples] == list(range(8))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_that_are_kept_are_never_overwritten(tmp_path: Path, kind: Any, workers: int) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:  # batches large enough to have slots
@@ -98,7 +101,7 @@ def test_batches_that_are_kept_are_never_overwritten(tmp_path: Path, kind: Any, 
     assert len({batch.data_ptr() for batch in kept}) == 18
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_labels_that_are_kept_do_not_keep_the_rest(
     tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

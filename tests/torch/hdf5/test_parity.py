@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import random
 from pathlib import Path
@@ -24,6 +25,8 @@ from torch.utils.data import (
 
 from fastpipe import FastHDF5Dataset, FastLoader
 from fastpipe.torch.loader import FastLoader as Loader
+
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -70,7 +73,7 @@ def test_every_topology(file: Path, naive: Any, same: Any, form: str, topology: 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_of_their_own(file: Path, naive: Any, same: Any, method: str) -> None:
     expected = list(DataLoader(naive(file, FORMS["tuple"]), 8))
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         loader = kind(FastHDF5Dataset(file, FORMS["tuple"]), 8, num_workers=2, multiprocessing_context=method)
         assert same(list(loader), expected)
 
@@ -93,7 +96,7 @@ def test_a_loop_over_the_dataset_ends(file: Path) -> None:
             list(FastLoader(FastHDF5Dataset(file, "label"), 2, sampler=[0, index]))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_an_index_that_is_no_integer(file: Path, kind: Any) -> None:
     with pytest.raises(TypeError, match="float"):
         list(kind(FastHDF5Dataset(file, "label"), 2, sampler=[1.5, 2.5]))
@@ -124,7 +127,7 @@ def test_views(file: Path, other: Path, naive: Any, same: Any, view: int, form: 
     expected = of(naive)
     shuffled = torch.randperm(len(expected)).tolist() * 2
     wanted = [list(DataLoader(expected, 7)), list(DataLoader(expected, 5, sampler=shuffled))]
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         dataset = of(FastHDF5Dataset)
         assert same([list(kind(dataset, 7)), list(kind(dataset, 5, sampler=shuffled))], wanted)
         if kind is FastLoader:
@@ -151,7 +154,7 @@ def test_several_files_are_one_dataset(file: Path, other: Path, naive: Any, same
     dataset = FastHDF5Dataset(paths, FORMS[form])
     assert len(dataset) == 127
     wanted = list(DataLoader(naive(paths, FORMS[form]), 6, sampler=order))
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         assert same(list(kind(dataset, 6, sampler=order)), wanted)
 
 
@@ -246,7 +249,7 @@ def test_collate_functions_of_the_users(
 ) -> None:
     options = {"batch_size": 6, "collate_fn": collate, "sampler": [7, 9, 8, 3, 52, 41, 2, 2, 0, 11]}
     wanted = list(DataLoader(naive(file, ["mels", "label"]), **options))
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         made = list(kind(FastHDF5Dataset(file, ["mels", "label"]), num_workers=workers, **options))
         assert same(made, wanted)
 
@@ -308,7 +311,7 @@ def error_of(make: Any) -> tuple[type[BaseException], str]:
 def test_torch_says_that_it_cannot_collate(odd: Path, naive: Any, name: str, form: str, workers: int) -> None:
     keys = name if form == "value" else [name, "bigs"]
     theirs = error_of(lambda: DataLoader(naive(odd, keys), 4))
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         ours = error_of(lambda kind=kind: kind(FastHDF5Dataset(odd, keys), 4, num_workers=workers))
         assert ours[0] is theirs[0]
         assert theirs[1].split("found")[0] in ours[1]
@@ -319,7 +322,7 @@ def test_the_samples_are_there_for_other_collate_functions(
     odd: Path, naive: Any, same: Any, name: str
 ) -> None:
     wanted = [sample for batch in DataLoader(naive(odd, [name]), 4, collate_fn=list) for sample in batch]
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         loader = kind(FastHDF5Dataset(odd, [name]), 4, collate_fn=list)
         made = [tuple(sample) for batch in loader for sample in batch]
         assert same(made, wanted)
@@ -342,5 +345,5 @@ def test_the_order_of_bytes_becomes_the_machines(odd: Path, workers: int) -> Non
 def test_elements_that_are_arrays_in_large_batches(odd: Path, naive: Any, same: Any, workers: int) -> None:
     wanted = list(DataLoader(naive(odd, ["arrays", "bigs"]), 10))
     assert wanted[0][0].nbytes > 1 << 18
-    for kind in (DataLoader, FastLoader):
+    for kind in (DataLoader, BY_PROCESSES):
         assert same(list(kind(FastHDF5Dataset(odd, ["arrays", "bigs"]), 10, num_workers=workers)), wanted)

@@ -376,16 +376,16 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "position of volume -1": (
         lambda: FastPatchDataset([VOLUME] * 2, (2, 2), sampling=Positions([[-1, 0, 0]])), "names volume -1 of 2",
     ),
-    "nan of a small float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=1e6), "can hold, got 1000000.0 for .* float16"),
+    "nan of a small float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=1e6), "nan= is 1000000.0, which elements of float16"),
     "padding of a small float": (
-        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", -1e6)), "has the constant -1000000.0 for volume, .*float16",
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", -1e6)), "for volume is -1000000.0, which elements of float16",
     ),
     "padding beyond any float": (
-        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", 10**400)), "has the constant 1000.* float16",
+        lambda: FastPatchDataset(SMALL, (9, 9), padding=("constant", 10**400)), "for volume is 1000.*, which elements of float16",
     ),
-    "nan beyond any float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=-(10**400)), "can hold, got -1000"),
+    "nan beyond any float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=-(10**400)), "nan= is -1000"),
     "padding of a large integer": (
-        lambda: FastPatchDataset(VOLUME.astype("i8"), (9, 9), padding=("constant", 2**63)), "has the constant 9223372036854775808",
+        lambda: FastPatchDataset(VOLUME.astype("i8"), (9, 9), padding=("constant", 2**63)), "for volume is 9223372036854775808, which elements of int64",
     ),
     "threads": (lambda: FastPatchDataset(VOLUME, (2, 2), threads=0), "threads must be .*got 0"),
     "cache": (lambda: FastPatchDataset(VOLUME, (2, 2), cache="all"), "'all'"),  # type: ignore[arg-type]
