@@ -111,20 +111,15 @@ class PendingSamples:
     """
 
     def __init__(
-        self,
-        items: Sequence[Item],
-        policy: str,
-        bad: BadSampleLog,
+        self, items: Sequence[Item], policy: str, bad: BadSampleLog,
         substitute: Callable[[int, int], Item | None] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.items = items
         self.jobs: list[Job] = []  # what threads have to do for it, in this order
         self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
-        self._passed: dict[
-            int, list[tuple[Item, BadSampleError]]
-        ] = {}  # bad ones, until ``wait`` records them
+        self._passed: dict[int, list[tuple[Item, BadSampleError]]] = {}  # until ``wait`` records them
         self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
@@ -160,14 +155,12 @@ class PendingSamples:
             job.wait()
         first = min(self._errors, default=len(self.items))
         passed, self._passed = self._passed, {}
-        # Here, as batches are waited for in their order: timing does not say which of them spends the budget.
-        for number in sorted(number for number in passed if number <= first):
-            for item, error in passed[number]:
+        for number in sorted(passed):  # in the order of batches, so that the budget ends at the same one
+            for item, error in passed[number] if number <= first else ():
                 self._bad.record(item, error)
         if self._errors:
             self._errors = {first: self._errors[first]}
-            # An error's traceback refers to this batch and its memory: keep none of them here, or
-            # the memory would wait for the garbage collector.
+            # A traceback refers to this batch, whose memory would wait for the garbage collector.
             raise self._errors.pop(first)
         return [n for n in range(len(self.items)) if n not in self._left_out]
 
@@ -210,8 +203,7 @@ class PendingSamples:
         try:
             if self._policy == "raise":
                 raise error from unreadable.__cause__
-            # Tracebacks refer to this batch, whose memory would wait for the garbage collector.
-            unreadable.__cause__.__traceback__ = unreadable.__cause__.__context__ = None
+            unreadable.__cause__.__traceback__ = unreadable.__cause__.__context__ = None  # as in ``wait``
             self._passed.setdefault(number, []).append((item, error))
             return str(error)
         finally:
@@ -258,14 +250,12 @@ class PendingSamples:
         raise NotImplementedError
 
     def _no_replacement(self, item: Item, tried: int) -> BadSampleError:
-        other = "other" if item.target is None else f"other of class {item.target}"
+        of = "" if item.target is None else f" of class {item.target}"
         return BadSampleError(
-            f"sample {item.index} ({item.path!r}) could not be read, and there is no {other} to replace it: "
-            f"{tried} tried in its place could not be read either. The "
-            "warnings logged for each say why; repair the files, or leave the class out.",
-            path=item.path,
-            index=item.index,
-        )
+            f"sample {item.index} ({item.path!r}) could not be read, and there is no other{of} to replace "
+            f"it: {tried} tried in its place could not be read either. The warnings logged for each say why; "
+            "repair the files, or leave the class out.", path=item.path, index=item.index,
+        )  # fmt: skip
 
 
 class PendingBatch(PendingSamples):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from fastpipe.errors import OptionError
+from fastpipe.tf.table import held
 
 __all__ = ["Labels", "as_tensor_slices", "classes_of", "formed", "labels_of"]
 
@@ -80,6 +81,8 @@ def labels_of(values: Any, class_names: Sequence[Any] | None, label_mode: str) -
     names = np.unique(made).tolist()
     if label_mode == "categorical":
         made = _indices(made, len(names))
+    else:
+        held(made, np.float32, "labels=")
     return Labels(made, [f"{one:g}" if isinstance(one, float) else str(one) for one in names])
 
 

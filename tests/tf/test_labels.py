@@ -202,6 +202,7 @@ def test_a_split_table_keeps_labels_with_their_images(folder: Path) -> None:
         ([0.5, 1.0, 2.0], "categorical", r"row 0 has the label 0.5"),
         ([[1, 0], [0, 1], [1, 0]], "categorical", r"row 0 has the label \[1, 0\].*one real number"),
         ([0.5, 0.75, 0.25], "binary", r"is for two classes"),
+        ([2**40 + 1, 0, 0], "binary", r"row 0 of labels= has 1099511627777, which float32 cannot hold"),
         (["a", 0.5, "b"], "int", r"row 1 has the label 0.5: labels of classes"),
         (["x", "y", "x"], "int", r"are names of columns, and as many as there are rows"),
         (["x", "name"], "int", r"texts and numbers"),
