@@ -358,7 +358,7 @@ class EpochOrder:
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._is_asked = False  # whether it was asked for an iterator there
-        self._is_new = True  # no epoch has begun yet
+        self._is_new = True  # no epoch has begun yet, nor was any begun elsewhere loaded
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
@@ -389,6 +389,9 @@ class EpochOrder:
             sampler.order = _OrderRef(self)
         elif is_default(sampler):
             sampler.set_epoch = _OrderRef(self).set_epoch
+        if hasattr(sampler, "set_epoch") and self.is_batched and self._is_default:
+            # Hugging Face's Trainer reaches what Accelerate skips batches of, and no further.
+            self.index_sampler.set_epoch = sampler.set_epoch
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay here, and what they have asked.
@@ -401,6 +404,9 @@ class EpochOrder:
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
         progress, point = self.progress, self.pending
+        if self._is_new and epoch and self.generator is not None and self.ours() is None:
+            self._is_new = False
+            _warn_of_the_first_order(epoch)
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -547,8 +553,6 @@ class EpochOrder:
         generator = self.generator
         if point is None:
             point = ResumePoint(self.next_epoch, begun)
-            if self._is_new and point.epoch and generator is not None and self.ours() is None:
-                _warn_of_the_first_order(point.epoch)
         self.next_epoch, self._is_new = point.epoch + 1, False
         state = point.generator
         if state is None and generator is not None:
