@@ -35,7 +35,7 @@ from fastpipe.torch.advice import Advice
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.due import DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
-from fastpipe.torch.order import Progress
+from fastpipe.torch.progress import Progress
 from fastpipe.torch.samples import collate_unfinished
 from fastpipe.torch.source import Source
 from fastpipe.torch.workers import WorkerInit

@@ -21,7 +21,8 @@ from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, d
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
-from fastpipe.torch.order import AskedSampler, EpochOrder, Progress, ResumePoint
+from fastpipe.torch.order import EpochOrder
+from fastpipe.torch.progress import AskedSampler, Progress, ResumePoint
 from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -22,316 +20,21 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fastpipe.arrays.arrangements import Arrangement, order_of
 from fastpipe.errors import OptionError
-from fastpipe.index.shards import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 from fastpipe.torch.grouping import GroupSampler
+from fastpipe.torch.order_samplers import EpochBatches, OrderRef, ShardSampler, ShuffleSampler
+from fastpipe.torch.progress import Asked, Progress, ResumePoint
 
 if TYPE_CHECKING:
     from fastpipe.torch.fetching import IndexBatches
 
 __all__ = [
-    "AskedSampler", "EpochBatches", "EpochOrder", "Progress", "ResumePoint", "ShardSampler", "ShuffleSampler",
-    "batching_of", "is_default", "mark_default",
+    "EpochBatches", "EpochOrder", "ShardSampler", "ShuffleSampler", "batching_of", "is_default",
+    "mark_default",
 ]  # fmt: skip
 
 _WHOLE = Shard(0, 1)
-
-
-class EpochBatches:
-    """Index batches as a function of the epoch alone; as a ``batch_sampler`` it counts epochs itself.
-
-    Args:
-        count: number of samples.
-        batch_size: samples in a batch.
-        drop_last: leave out an incomplete last batch.
-        seed: shuffles each epoch in another order; None goes through the samples in theirs.
-        shard: the rank's part.
-        arrangement: the samples' groups, where these are shuffled.
-    """
-
-    def __init__(
-        self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard,
-        arrangement: Arrangement | None = None,
-    ) -> None:  # fmt: skip
-        self.count, self.batch_size, self.drop_last = count, batch_size, drop_last
-        self.seed, self.shard, self.arrangement = seed, shard, arrangement
-        self.epoch = 0
-        # Of indices and an epoch, such that say of which epoch they are; where a dataset asks for these.
-        self.keyed: Callable[[list[int], int], Any] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch."""
-        self.epoch = epoch
-
-    def steps(self, start: int = 0) -> ShardedBatches:
-        """Where the batches from a position on are."""
-        return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
-
-    def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
-        """Each batch's indices, and where they are in the epoch's order."""
-        order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
-        for batch in self.steps(start):
-            positions = batch.positions
-            if batch.end <= self.count:
-                indices = order[positions.start : positions.stop : positions.step]
-            else:  # filled up from the epoch's start
-                indices = np.array([order[position % self.count] for position in positions])
-            # Python's integers, as samplers give them, and never all of an epoch's at once.
-            yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        for indices, _ in self.indices(epoch):
-            yield indices
-
-    def __len__(self) -> int:
-        return len(self.steps())
-
-
-class ShardSampler(DistributedSampler[int]):
-    """The ``sampler`` that a loader with ``shard=`` shows.
-
-    It is a ``DistributedSampler``, so that a trainer knows that the loader is sharded already,
-    and sets its epoch.
-
-    Args:
-        dataset: whose samples they are.
-        shard: the rank's part.
-        shuffle: whether each epoch has another order.
-        arrangement: the samples' groups, where these are shuffled.
-    """
-
-    def __init__(
-        self, dataset: Any, shard: Shard, shuffle: bool, arrangement: Arrangement | None = None
-    ) -> None:
-        super().__init__(dataset, num_replicas=shard.world, rank=shard.rank, shuffle=shuffle)
-        self.arrangement = arrangement
-        self.order = _OrderRef(None)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the loader's next epoch."""
-        super().set_epoch(epoch)
-        self.order.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        order = self.order.get()
-        epoch = self.epoch if order is None else order.next_epoch
-        return (index for indices, _ in self._batches().indices(epoch) for index in indices)
-
-    def __len__(self) -> int:
-        return sum(batch.size for batch in self._batches().steps())
-
-    @property
-    def num_valid_samples(self) -> int:
-        """Samples of this rank that are not there only to fill up the last step; timm asks."""
-        batches = self._batches()
-        return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
-
-    def _batches(self) -> EpochBatches:
-        order = self.order.get()
-        assert order is not None, "a loader sets it, and lives"
-        batches = order.ours()
-        assert batches is not None
-        return batches
-
-
-class ShuffleSampler(RandomSampler):
-    """The ``sampler`` that a loader with ``shuffle=True`` and a seed shows.
-
-    The loader does not iterate over it.  Others do, such as Accelerate to skip the first batches: they get
-    the order of the loader's next epoch, which then counts as begun.
-
-    Args:
-        data_source: the dataset.
-        generator: the loader's own, or None.
-        seed: gives the seed of the order, or None.
-    """
-
-    def __init__(
-        self, data_source: Any, generator: torch.Generator | None, seed: Callable[[], int | None]
-    ) -> None:
-        super().__init__(data_source, generator=generator)
-        self._seed = seed
-        self.epoch = 0
-        self.order = _OrderRef(None)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, the loader's too."""
-        self.epoch = epoch
-        self.order.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        seed, order = self._seed(), self.order.get()
-        if seed is None:
-            yield from super().__iter__()
-            return
-        epoch = self.epoch if order is None else order.pass_epoch()
-        self.epoch = epoch + 1
-        indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
-        keyed = getattr(self.data_source, "_keyed_indices", None)  # whose samples are others in each epoch
-        yield from indices if keyed is None else keyed(indices, seed, epoch)
-
-
-class _OrderRef:
-    """Refers to a loader's order without keeping it, or anything it refers to, alive."""
-
-    def __init__(self, order: EpochOrder | None) -> None:
-        self._ref = None if order is None else weakref.ref(order)
-
-    def get(self) -> EpochOrder | None:
-        return None if self._ref is None else self._ref()
-
-    def set_epoch(self, epoch: int) -> None:
-        order = self.get()
-        if order is not None:
-            order.set_epoch(epoch)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_OrderRef, (None,))  # the order sets it again where it arrives
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where the next epoch goes on.
-
-    Attributes:
-        epoch: its number.
-        begun: number of the epoch under the same base seed.
-        batches: batches that the user has received.
-        taken: index batches of the sampler that they took.
-        offset: samples of the index batch behind those that they took as well.
-        position: where the next batch begins, if the order is a function of the epoch.
-        base_seed: seed of the keys, if no other is given.
-        generator: state of the sampler's generator when the epoch began.
-        asked: how often the sampler was asked in the epoch, also ahead of the user and for its end; None
-            if that is not known.
-        now: state of the sampler's generator behind these draws, and those of others.
-        seeds: state of the generator from which base seeds alone are drawn.
-    """
-
-    epoch: int
-    begun: int = 0
-    batches: int = 0
-    taken: int = 0
-    offset: int = 0
-    position: int = 0
-    base_seed: int | None = None
-    generator: torch.Tensor | None = None
-    asked: int | None = None
-    now: torch.Tensor | None = None
-    seeds: torch.Tensor | None = None
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the epoch has begun there: nothing is drawn for it any more."""
-        is_begun = self.base_seed is not None or self.generator is not None
-        return is_begun or bool(self.batches or self.taken or self.offset or self.position)
-
-
-class Asked(Protocol):
-    """An iterator over a sampler that knows how often it was asked."""
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return that, and the state that its generator has by that."""
-
-
-class AskedSampler:
-    """An iterator over a sampler that counts how often it was asked.  From any threads.
-
-    Args:
-        sampler: the iterator.
-        generator: from which it draws more and more of an epoch; None if it does not.
-    """
-
-    def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
-        self._sampler, self._generator = sampler, generator
-        self._asked = 0
-        self._left: torch.Tensor | None = None  # the generator's state behind the last draw
-        self._is_shared = False
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> AskedSampler:
-        return self
-
-    def __next__(self) -> Any:
-        with self._lock:
-            self._asked += 1
-            if self._generator is None:
-                return next(self._sampler)
-            found = self._generator.get_state()
-            try:
-                return next(self._sampler)
-            finally:
-                left, self._left = self._left, self._generator.get_state()
-                if left is not None and not torch.equal(found, self._left):  # it has drawn again
-                    self._is_shared = self._is_shared or not torch.equal(left, found)
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """How often it was asked, and the state that its generator has by that.
-
-        Raises:
-            OptionError: others have drawn from the generator, so that the draws cannot be made again.
-        """
-        with self._lock:
-            if self._is_shared:
-                raise OptionError(
-                    "the sampler draws more and more of its epoch from a generator that something else has "
-                    "drawn from in this epoch, so that its draws cannot be made again: give the sampler a "
-                    "generator of its own"
-                )
-            return self._asked, None if generator is None else generator.get_state()
-
-
-@dataclass(frozen=True)
-class _Copied:
-    """How often an iterator was asked that is elsewhere."""
-
-    asked: int
-
-    def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        return self.asked, None if generator is None else generator.get_state()
-
-
-class Progress:
-    """How far the user has come in an epoch.
-
-    Attributes:
-        point: where the iterator began.
-        received: batches that it has given.
-        taken: index batches that these took, if not one each.
-        offset: samples of the next index batch that these took.
-        is_over: whether it has said that there are no more.
-        is_stale: whether another epoch is wanted instead, before the first batch of this one.
-        held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
-        base_seed: the iterator's.
-        generator: state of the sampler's generator when the epoch began.
-        sampler: state of the user's sampler when the epoch began.
-        asked: the sampler's iterator; None where no sampler decides.
-    """
-
-    def __init__(
-        self, point: ResumePoint, generator: torch.Tensor | None, sampler: Any, asked: Asked | None
-    ) -> None:
-        self.point, self.generator, self.sampler, self.asked = point, generator, sampler, asked
-        self.received = 0
-        self.taken: int | None = None
-        self.offset = 0
-        self.is_over = False
-        self.is_stale = False
-        self.held: tuple[int, int | None, int] | None = None
-        self.base_seed: int | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy does not go on with the iterator, but knows where it was.
-        asked = None if self.asked is None else _Copied(self.asked.look(None)[0])
-        return {**self.__dict__, "asked": asked}
-
-    def hold(self) -> None:
-        """What is received from now on is not the user's yet."""
-        self.held = (self.received, self.taken, self.offset)
 
 
 class EpochOrder:
@@ -358,7 +61,7 @@ class EpochOrder:
         self.look_at(loader)
         self._resume: ResumePoint | None = None
         self._is_asked = False  # whether it was asked for an iterator there
-        self._is_new = True  # no epoch has begun yet
+        self._is_new = True  # no epoch has begun yet, nor was any begun elsewhere loaded
         self._told = 0  # the epoch that a sampler had been told when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
@@ -384,11 +87,14 @@ class EpochOrder:
         sampler: Any = self.sampler
         if isinstance(sampler, ShardSampler):
             if self._is_default:  # else it is inside a trainer's own batch sampler
-                sampler.order = _OrderRef(self)
+                sampler.order = OrderRef(self)
         elif isinstance(sampler, ShuffleSampler):
-            sampler.order = _OrderRef(self)
+            sampler.order = OrderRef(self)
         elif is_default(sampler):
-            sampler.set_epoch = _OrderRef(self).set_epoch
+            sampler.set_epoch = OrderRef(self).set_epoch
+        if hasattr(sampler, "set_epoch") and self.is_batched and self._is_default:
+            # Hugging Face's Trainer reaches what Accelerate skips batches of, and no further.
+            self.index_sampler.set_epoch = sampler.set_epoch
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay here, and what they have asked.
@@ -401,6 +107,9 @@ class EpochOrder:
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
         progress, point = self.progress, self.pending
+        if self._is_new and epoch and self.generator is not None and self.ours() is None:
+            self._is_new = False
+            _warn_of_the_first_order(epoch)
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
                 return  # it has begun already, ahead of its first batch
@@ -547,8 +256,6 @@ class EpochOrder:
         generator = self.generator
         if point is None:
             point = ResumePoint(self.next_epoch, begun)
-            if self._is_new and point.epoch and generator is not None and self.ours() is None:
-                _warn_of_the_first_order(point.epoch)
         self.next_epoch, self._is_new = point.epoch + 1, False
         state = point.generator
         if state is None and generator is not None:

@@ -22,7 +22,8 @@ from torch.utils.data import (
 
 from fastpipe.errors import OptionError
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.order import EpochOrder, ResumePoint, ShardSampler, ShuffleSampler
+from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler
+from fastpipe.torch.progress import ResumePoint
 
 if TYPE_CHECKING:
     from fastpipe.torch.fetching import IndexBatches

@@ -116,7 +116,9 @@ class _ShownBatches(BatchSampler):
         raise OptionError(
             "only a prepared loader itself gives its batches, with its device, seed and augmentation, and "
             "accelerate.skip_first_batches() would make a plain DataLoader of its samplers: use "
-            "accelerator.skip_first_batches(loader, number), or iterate over the loader after load_state()"
+            "accelerator.skip_first_batches(loader, number), or iterate over the loader after "
+            "load_state(). For Hugging Face's Trainer, return the FastLoader itself from "
+            "get_train_dataloader()"
         )
 
     def __len__(self) -> int:

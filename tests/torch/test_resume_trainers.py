@@ -253,17 +253,19 @@ def test_accelerates_recipe_in_new_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, Shuffle(unit="sample")])
 def test_hugging_faces_trainer(shuffle: Any) -> None:
-    """Its loop sets each epoch's number, and skips by ``accelerate.skip_first_batches``, without a state; with
-    ``ignore_data_skip`` it begins the epoch anew."""
+    """Its loop skips by ``accelerate.skip_first_batches``, without a state, and then sets the epoch's number, of
+    what has such a method; with ``ignore_data_skip`` it begins the epoch anew."""
 
     def run(first: int, step: int) -> list[Any]:
         loader = FastLoader(DATA, SIZE, shuffle=shuffle, seed=2)
         seen = []
         for epoch in range(first, EPOCHS):
             batches: Any = loader
-            loader.set_epoch(epoch)
             if step and epoch == first:
                 batches = accelerate.skip_first_batches(loader, step)
+            for one in (batches, getattr(batches.batch_sampler, "batch_sampler", None)):
+                if hasattr(one, "set_epoch"):
+                    one.set_epoch(epoch)
             seen += [seen_in(batch) for batch in batches]
         return seen
 
