@@ -835,7 +835,7 @@ def pairs(run: Run, given: list[Seed]) -> dict[str, Any]:
 
 
 def measured(number: int, count: int, folder: str) -> dict[str, Any]:
-    """All runs of a case, in this process: once more with other seeds, three times as many, if 0 is missed."""
+    """Run a case in this process: once more with other seeds, three times as many, if 0 is missed."""
     torch.set_num_threads(1)
     case, begin = cases()[number], time.perf_counter()
     own, count = Path(tempfile.mkdtemp(dir=folder)), count * case.times
