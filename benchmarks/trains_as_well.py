@@ -47,6 +47,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from scipy.ndimage import affine_transform
 from tables import trained_row
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -351,11 +352,33 @@ def _elastic(folder: Path) -> Run:
     return of_task(volume_task(), bent, lambda samples, labels: (ours(samples), labels))
 
 
+class _Affine3D(volume_scripts.RandomAffine3D):
+    """As nnU-Net resamples: what is beyond the outermost voxels is between them and the fill."""
+
+    def __call__(self, volume: Tensor) -> Tensor:
+        matrix = self.matrix()
+        if matrix is None:
+            return volume
+        middle = (np.array(volume.shape[1:]) - 1) / 2
+        options = {"order": 1, "mode": "grid-constant"}
+        warp = functools.partial(affine_transform, matrix=matrix, offset=middle - matrix @ middle, **options)
+        return torch.from_numpy(np.stack([warp(one) for one in volume.numpy()]))
+
+
+def _affine(folder: Path) -> Run:
+    ours, theirs = augment.RandomAffine3D(30, (0.7, 1.4)), _Affine3D(30, (0.7, 1.4))
+
+    def before(samples: Tensor, labels: Tensor) -> Any:
+        return torch.stack([theirs(one) for one in samples]), labels
+
+    return of_task(volume_task(), before, lambda samples, labels: (ours(samples), labels))
+
+
 def _nnunet(folder: Path) -> Run:
     """nnU-Net's list, each operation by NumPy and SciPy."""
     kit = volume_scripts
     ops = [
-        kit.RandomAffine3D(30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2),
+        _Affine3D(30, (0.7, 1.4), p_rotation=0.2, p_scale=0.2),
         kit.RandomApply(kit.GaussianNoise3D((0.0, 0.1)), 0.1),
         kit.RandomApply(kit.GaussianBlur3D((0.5, 1.0), p_channel=0.5), 0.2),
         kit.RandomApply(kit.Brightness3D((0.75, 1.25)), 0.15),
@@ -404,7 +427,6 @@ _SPECTROGRAMS: dict[str, Make] = {
     "TimeShift": lambda kit: kit.TimeShift(8),
 }
 _VOLUMES: dict[str, Make] = {
-    "RandomAffine3D": lambda kit: kit.RandomAffine3D(30, (0.7, 1.4)),
     "RandomFlip3D": lambda kit: kit.RandomFlip3D(),
     "RandomRotate90": lambda kit: kit.RandomRotate90(),
     "GaussianNoise3D": lambda kit: kit.GaussianNoise3D((0.0, 0.8)),
@@ -790,6 +812,7 @@ def cases() -> list[Case]:
     for name, make_op in _VOLUMES.items():
         run = _of_scripts(volume_scripts, volume_task, make_op)
         made.append(Case("volumes", name, numpy, ours, run))
+    made.append(Case("volumes", "RandomAffine3D", numpy, ours, _affine))
     made.append(Case("volumes", "RandomElastic3D", numpy, ours, _elastic))
     made.append(Case("volumes", "nnunet_default", numpy, ours, _nnunet, 2))
     for name, make_op in _MOTION.items():
