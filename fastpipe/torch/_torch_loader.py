@@ -340,7 +340,7 @@ class ThreadedIterator(_Counting):
         if batch is _ERROR:
             raise self._errors.popleft().take()
         assert self._asked is not None
-        if self._state != self._source.transform_state():  # changed since: as if it were made now
+        if self._state != self._source.made_by():  # changed since: as if it were made now
             self._source.cancel(batch)
             _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
@@ -422,13 +422,13 @@ class ThreadedIterator(_Counting):
         return True
 
     def _begun(self, asked: KeyedIndices) -> _Begun:
-        state = self._source.transform_state()
+        state = self._source.made_by()
         with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
             return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
 
     def took_back(self) -> bool:
         """Take back the batch that was given last, if what it was made by has changed since."""
-        if self._asked is None or self._state == self._source.transform_state():
+        if self._asked is None or self._state == self._source.made_by():
             return False
         self._pending.appendleft(self._begun(self._asked))
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -106,6 +107,10 @@ class Source(ABC):
     def transform_state(self) -> object:
         """What differs when the transform, or what it would make, does."""
         return None
+
+    def made_by(self) -> object:
+        """Return what a batch is made by and the script may change before it takes the batch."""
+        return self.transform_state(), tuple(warnings.filters)
 
     def finish(self, batch: StartedBatch) -> Sequence[Any]:
         """Wait for a batch and return its samples."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image, ImageFile
 from torchvision.datasets import ImageFolder
 
 from fastpipe.device.making import DeviceMaker
@@ -97,6 +98,10 @@ class FolderSource(Source):
     def transform_state(self) -> object:
         """What differs when the transform, or what it would make, does."""
         return (*self._states(), torch.get_default_dtype())
+
+    def made_by(self) -> object:
+        """Return what a batch is made by, Pillow's settings among it."""
+        return super().made_by(), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
 
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), base.memory_format) for base in self.bases]
