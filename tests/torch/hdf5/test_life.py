@@ -241,7 +241,7 @@ ORPHANS = """
 import os, sys
 from fastpipe import FastHDF5Dataset, FastLoader
 
-loader = FastLoader(FastHDF5Dataset(sys.argv[1], ["mels", "label"], cache="ram"), 2, num_workers=2)
+loader = FastLoader(FastHDF5Dataset(sys.argv[1], ["mels", "label"], cache="ram"), 2, num_workers=2, workers="processes")
 iterator = iter(loader)
 next(iterator)
 print(*[worker.pid for worker in iterator._workers], flush=True)
