@@ -30,6 +30,7 @@ import h5py
 import numpy as np
 import torch
 from PIL import Image
+from tables import ASKED, compared
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandAugment, RandomHorizontalFlip, RandomResizedCrop, ToTensor
@@ -38,7 +39,6 @@ from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 from fastpipe.bench import machine
 from fastpipe.testing import photo_tree
 
-ASKED = 0.97
 _EPOCH_S = 1.0  # a measurement takes as many epochs as that needs
 _BATCH = 32
 _SIZE = 128
@@ -273,21 +273,6 @@ def files(photos: Path, folder: Path, count: int = 256) -> tuple[str, str]:
     return str(root), str(folder / "data.h5")
 
 
-def table(found: list[Cell]) -> str:
-    """Return the cells as a Markdown table."""
-    lines = [
-        "| dataset | transform | workers | by | before, samples/s | after | ×, median (range) | where |",
-        "|---|---|--:|---|--:|--:|--:|---|",
-    ]
-    for cell in found:
-        mark = " **slower**" if cell.ratio < ASKED else ""
-        lines.append(
-            f"| {cell.dataset} | {cell.transform} | {cell.workers} | {cell.way} | {cell.before:,.0f} | "
-            f"{cell.after:,.0f} | {cell.ratio:.2f} ({cell.low:.2f}–{cell.high:.2f}){mark} | {cell.note} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Measure all cells, print their table, and return 1 if one is slower."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -308,14 +293,10 @@ def main() -> int:
             gc.collect()
             cell = found[-1]
             print(*names, f"{cell.before:,.0f} -> {cell.after:,.0f}: {cell.ratio:.2f}", flush=True)
-    print(table(found))
+    facts = {"machine": machine.describe(), "versions": machine.versions(), "revision": machine.revision()}
+    facts |= {"rounds": args.rounds, "cells": [asdict(cell) for cell in found]}
+    print(compared(facts))
     if args.json:
-        facts = {
-            "machine": machine.describe(),
-            "versions": machine.versions(),
-            "revision": machine.revision(),
-        }
-        facts |= {"rounds": args.rounds, "cells": [asdict(cell) for cell in found]}
         args.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     slower = [cell for cell in found if cell.ratio < ASKED]
     print(f"{len(found)} cells, {len(slower)} below {ASKED}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Write the tables of the documents anew, from the committed results.
 
 In README.md, benchmarks/README.md and docs/ a table stands between ``<!-- table:begin RESULT.json -->``, or
-``table:short`` for fastpipe's rows alone, or ``table:trains`` for a result of ``trains_as_well.py``, and
-``<!-- table:end -->``.
+``table:short`` for fastpipe's rows alone, or ``table:trains`` for a result of ``trains_as_well.py``, or
+``table:compared`` for one of ``never_slower.py``, and ``<!-- table:end -->``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 
+ASKED = 0.97  # of a cell of `never_slower.py`
 ROOT = Path(__file__).resolve().parents[1]
-_MARKED = re.compile(r"(<!-- table:(begin|short|trains) (\S+) -->\n).*?(<!-- table:end -->\n)", re.S)
+_MARKED = re.compile(r"(<!-- table:(begin|short|trains|compared) (\S+) -->\n).*?(<!-- table:end -->\n)", re.S)
 
 
 def trained_row(case: dict[str, Any]) -> str:
@@ -40,17 +41,36 @@ def trained(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", place, ""])
 
 
+def compared(result: dict[str, Any]) -> str:
+    """Return the lines of the table of ``never_slower.py``, and where it was measured."""
+    head = ["dataset", "transform", "workers", "swap", "before, samples/s", "after", "× (range)", "where"]
+    lines = [f"| {' | '.join(head)} |", "|---|---|--:|---|--:|--:|--:|---|"]
+    for cell in result["cells"]:
+        ratio = f"{cell['ratio']:.2f} ({cell['low']:.2f}–{cell['high']:.2f})"
+        columns = [
+            cell["dataset"], cell["transform"], str(cell["workers"]), cell["way"], f"{cell['before']:,.0f}",
+            f"{cell['after']:,.0f}", f"**{ratio}**" if cell["ratio"] < ASKED else ratio, cell["note"],
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(columns)} |")
+    machine = result["machine"]
+    place = f"{machine['cpu']}, {machine['cores']} cores, {machine['os']}, {machine['python']}."
+    return "\n".join([*lines, "", f"{place} {result['rounds']} rounds.", ""])
+
+
 def pages() -> list[Path]:
     """The documents that may have tables."""
     return [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+_OTHERS = {"trains": trained, "compared": compared}
 
 
 def written(text: str) -> str:
     """A page with the tables of its results."""
 
     def table(found: re.Match[str]) -> str:
-        if found[2] == "trains":
-            return found[1] + trained(json.loads((ROOT / found[3]).read_text())) + found[4]
+        if found[2] in _OTHERS:
+            return found[1] + _OTHERS[found[2]](json.loads((ROOT / found[3]).read_text())) + found[4]
         result = load(ROOT / found[3])
         return found[1] + (short_markdown if found[2] == "short" else markdown)(result) + found[4]
 

@@ -90,7 +90,7 @@ class SampleTable(Table[Sample]):
 
     @property
     def is_flat(self) -> bool:
-        """Whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
+        """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
         return isinstance(self._data, FrozenSamples)
 
     def has_items_of(self, other: SampleTable) -> bool:

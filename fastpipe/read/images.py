@@ -165,7 +165,7 @@ class ImageReader:
 
         Cheap enough to be asked for each image.
         """
-        # Of others, such as GifImagePlugin.LOADING_STRATEGY, nothing is seen once an image is RGB.
+        # Others, such as GifImagePlugin.LOADING_STRATEGY, make no difference to an RGB image.
         truncated, png = self._file.LOAD_TRUNCATED_IMAGES, sys.modules.get("PIL.PngImagePlugin")
         texts = (_TEXT_CHUNK, _TEXT_MEMORY) if png is None else (png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY)
         plugins = _plugins_of(self._image).changes
@@ -244,7 +244,7 @@ def _named(made: Any) -> str:
 
 
 def _takes_jpeg(accept: Any) -> bool:
-    """Whether a plugin's ``accept`` lets it open a JPEG; errors as Pillow treats them."""
+    """Return whether a plugin's ``accept`` lets it open a JPEG; errors as Pillow treats them."""
     try:
         answer = accept is None or accept(_JPEG_BEGINS)
     except (SyntaxError, IndexError, TypeError, struct.error):
@@ -274,7 +274,7 @@ class PillowImage:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it is always this image, under the same rules: another's plugin may do anything."""
+        """Return whether it is always this image, under the same rules: another's plugin may do anything."""
         return _is_pillows(type(self._opened))
 
     @property

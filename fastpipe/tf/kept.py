@@ -36,7 +36,7 @@ class KeptColumn:
         self._tags: dict[tuple[str, int | None], bytes] = {}  # by rules
 
     def identify(self, row: int) -> FileIdentity:
-        """What a row's sample is made of: the file in its present state, the box, what a script changed of
+        """Return what a row's sample is made of: the file in its present state, the box, what a script changed of
         Pillow.
 
         Raises:

@@ -83,7 +83,7 @@ class RowStream(Stream):
 
     @property
     def has_code(self) -> bool:
-        """Whether a function of the script's may be called in one thread only."""
+        """Return whether a function of the script's may be called in one thread only."""
         return any(one.preprocess is not None and not one.thread_safe for one in self.rows.columns)
 
     def element(self, made: Made) -> Any:

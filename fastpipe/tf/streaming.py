@@ -101,7 +101,7 @@ class Stream(ABC):
 
     @property
     def has_code(self) -> bool:
-        """Whether functions of the script's are called in the thread that takes a batch.  What they see must
+        """Return whether functions of the script's are called in the thread that takes a batch.  What they see must
         depend on the batches that were handed out alone, so none is taken ahead."""
         return False
 

@@ -270,7 +270,7 @@ class ThreadedIterator(_Counting):
         self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
         self._taken = 0
         self._nothing: Exception | None = None  # why a batch had no sample
-        # What the sampler gave and is not begun; apart from `_pending`, which the finalizer keeps: the
+        # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer keeps: the
         # tracebacks of errors refer to this object.
         self._indices: deque[KeyedIndices | DueError] = deque()
         self._requests = 0
@@ -388,7 +388,7 @@ class ThreadedIterator(_Counting):
         self.how_far = taken, self._left_numbers[-left] if left else 0
 
     def is_ready(self) -> bool:
-        """Whether the next batch is there already, and may be taken before the script asks for it."""
+        """Return whether the next batch is there already, and may be taken before the script asks for it."""
         if not self._pending or self._refill is not None or self._runs_user_code():
             return False
         batch = self._pending[0].batch

@@ -153,7 +153,7 @@ def _about_augment(source: Source) -> str:
     )
 
 
-# What their datasets do costs little, and no worker helps it.
+# Their datasets cost little, and no worker helps them.
 _LIBRARIES = {"builtins", "numpy", "torch"}
 _READERS = {"default_loader", "pil_loader", "imread", "read_image", "decode_image", "decode_jpeg"}
 

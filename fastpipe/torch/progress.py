@@ -47,7 +47,7 @@ class ResumePoint:
 
     @property
     def is_within(self) -> bool:
-        """Whether the epoch has begun there: nothing is drawn for it any more."""
+        """Return whether the epoch has begun there: nothing is drawn for it any more."""
         is_begun = self.base_seed is not None or self.generator is not None
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
@@ -151,5 +151,5 @@ class Progress:
         return {**self.__dict__, "asked": asked}
 
     def hold(self) -> None:
-        """What is received from now on is not the user's yet."""
+        """Count what is received from now on as not yet the user's."""
         self.held = (self.received, self.taken, self.offset)

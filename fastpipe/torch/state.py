@@ -210,7 +210,7 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
 
 
 def _is_received(order: EpochOrder) -> bool:
-    """Whether all of an epoch was received, if the loader was not asked for its end either."""
+    """Return whether all of an epoch was received, if the loader was not asked for its end either."""
     progress = order.progress
     if progress is None or progress.is_over:
         return True

@@ -51,7 +51,7 @@ def label_voxels(
         _scan(role, number, look)
         return list(sketch.found())
 
-    # Of another version, which looked for labels otherwise, nothing is taken.
+    # A table of another version, which looked for labels otherwise, is not used.
     about = f"label voxels of version 2, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 

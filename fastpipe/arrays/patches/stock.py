@@ -46,7 +46,7 @@ class SlicedPatches:
 
     @property
     def is_random(self) -> bool:
-        """Whether places are drawn from seed and epoch."""
+        """Return whether places are drawn from seed and epoch."""
         return self._places.is_random
 
     def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:

@@ -250,7 +250,7 @@ class TiffVolume(Volume):
         side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
         self.grid = UnitGrid(self.shape, [*lead, *side])
         self.dims = len(lead)
-        # Of a folder that of the folder: a slice that is added to it or taken away shows.
+        # For a folder, that of the folder itself: a slice that is added or removed changes it.
         self.opened = FileState.of(name if os.path.exists(name) else files[0])
         names = [os.path.basename(file) for file in (files[0], files[-1])]
         many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
