@@ -101,8 +101,10 @@ class Stream(ABC):
 
     @property
     def has_code(self) -> bool:
-        """Return whether functions of the script's are called in the thread that takes a batch.  What they see must
-        depend on the batches that were handed out alone, so none is taken ahead."""
+        """Return whether functions of the script's are called in the thread that takes a batch.
+
+        What they see must depend on the batches that were handed out alone, so none is taken ahead.
+        """
         return False
 
     @abstractmethod

@@ -270,8 +270,8 @@ class ThreadedIterator(_Counting):
         self._left_numbers: list[int] = []  # their numbers in the index batch that was taken last
         self._taken = 0
         self._nothing: Exception | None = None  # why a batch had no sample
-        # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer keeps: the
-        # tracebacks of errors refer to this object.
+        # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer
+        # keeps: the tracebacks of errors refer to this object.
         self._indices: deque[KeyedIndices | DueError] = deque()
         self._requests = 0
         self._exhausted = False
