@@ -36,7 +36,7 @@ class KeptColumn:
         self._tags: dict[tuple[str, int | None], bytes] = {}  # by rules
 
     def identify(self, row: int) -> FileIdentity:
-        """Return what a row's sample is made of: the file as it is now, the box, what a script changed of Pillow.
+        """Return what makes a row's sample: the file as it is now, the box, what a script changed of Pillow.
 
         Raises:
             OSError: there is no such file.

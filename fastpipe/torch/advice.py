@@ -131,11 +131,8 @@ def _about_images(dataset: Any, num_workers: int) -> str:
         f"target, dataset = FastImageFolder.from_samples({pairs}, transform) makes the same samples, about "
         "twice as fast"
     )
-    return (
-        text
-        if num_workers or default_threads() == 1
-        else f"{text}; or else num_workers={default_threads()} helps"
-    )
+    cores = default_threads()
+    return text if num_workers or cores == 1 else f"{text}; or else num_workers={cores} helps"
 
 
 def _about_augment(source: Source) -> str:

@@ -261,6 +261,8 @@ class FastLoader(DataLoader[_T_co]):
                 f"workers='threads': fastpipe makes no batches of this {type(self.dataset).__name__} "
                 f"({why_no_source(self.dataset)}): leave workers= out"
             )
+        if self.num_workers and not self._auto_collation:
+            raise OptionError("workers='threads' is for batches: give the loader a batch_size")
         if self.worker_init_fn is not None:
             raise OptionError("workers='threads' starts no worker, and would never call worker_init_fn")
 

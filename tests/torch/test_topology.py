@@ -144,6 +144,8 @@ def test_threads_that_cannot_work_are_refused_at_once(tree: Path) -> None:
         FastLoader(_Own(tree), 4, num_workers=2, workers="threads")
     with pytest.raises(OptionError, match="would never call worker_init_fn"):
         FastLoader(FastImageFolder(tree), num_workers=2, worker_init_fn=_init, workers="threads")
+    with pytest.raises(OptionError, match="give the loader a batch_size"):
+        FastLoader(FastImageFolder(tree), None, num_workers=2, workers="threads")
     with pytest.raises(OptionError, match="got 'thread'"):
         FastLoader(FastImageFolder(tree), workers="thread")  # type: ignore[arg-type]
 
