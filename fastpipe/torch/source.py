@@ -75,6 +75,11 @@ class Source(ABC):
     def runs_user_code(self) -> bool:
         """Whether functions of the script's are called on the way, other than in threads."""
 
+    @property
+    def runs_torchvision(self) -> bool:
+        """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
+        return False
+
     def lookout(self, *, is_here: bool) -> Lookout | None:
         """Who prepares for what will be asked for; None where there is nothing to prepare.
 

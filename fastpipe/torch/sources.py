@@ -144,6 +144,11 @@ class FolderSource(Source):
             base.target_transform is not None or not base._stock_threads(base.plan) for base in self.bases
         )
 
+    @property
+    def runs_torchvision(self) -> bool:
+        """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
+        return self.by_split is None and any(base.plan.stock for base in self.bases)
+
     def describe(self) -> list[str]:
         """The folders' plans."""
         if self.by_split is not None:

@@ -135,6 +135,12 @@ def test_more_workers_than_the_lock_of_one_process_allows_stay_processes(
     dataset = FastImageFolder(tree, PLAIN)
     assert "threads in this process" in repr(FastLoader(dataset, 4, num_workers=8).plan)
     assert "12 worker processes" in repr(FastLoader(dataset, 4, num_workers=12).plan)
+    much = FastImageFolder(tree, Compose([RandomResizedCrop(8), RandAugment(), ToTensor()]))
+    assert "threads in this process" in repr(FastLoader(much, 4, num_workers=2).plan)
+    assert "3 worker processes" in repr(FastLoader(much, 4, num_workers=3).plan)
+    split = FastLoader(much, 4, num_workers=3, augment="split")
+    assert split.num_processes == 0
+    assert not hasattr(iter(split), "_workers")
     monkeypatch.setattr(loader_module, "default_threads", lambda: 2)
     assert "threads in this process" in repr(FastLoader(dataset, 4, num_workers=12).plan)
 
