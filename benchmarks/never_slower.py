@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/never_slower.py --photos FOLDER --rounds 5 --json never-slower.json
+    python benchmarks/never_slower.py --photos FOLDER --rounds 3 --json never-slower.json
 
 Each cell compares ``DataLoader`` with ``FastLoader`` and with ``accelerate``, over the same dataset
 (``ImageFolder`` becomes ``FastImageFolder`` under ``FastLoader``) and with the same ``num_workers``: whole
@@ -253,7 +253,7 @@ def measured(before: Callable[[], Any], after: Callable[[], Any], rounds: int) -
     return theirs, ours, statistics.median(ratios), ratios[0], ratios[-1], work.removeprefix("work: ")
 
 
-def files(photos: Path, folder: Path, count: int = 256) -> tuple[str, str]:
+def files(photos: Path, folder: Path, count: int = 128) -> tuple[str, str]:
     """Make an image folder of links to some photos, and an HDF5 file of their pixels."""
     found = sorted(path for path in photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg"})
     random.Random(0).shuffle(found)
@@ -277,7 +277,7 @@ def main() -> int:
     """Measure all cells, print their table, and return 1 if one is slower."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--photos", type=Path, help="a folder of JPEGs (default: made photographs)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each cell (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each cell (default: 3)")
     parser.add_argument("--only", default="", help="cells whose names hold this")
     parser.add_argument("--json", type=Path, help="where to write everything")
     args = parser.parse_args()
