@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
+    _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
@@ -99,8 +100,28 @@ def stock_iterator(view: LoaderView) -> _BaseDataLoaderIter:
     """torch's own iterator on a view."""
     if view.num_workers == 0:
         return _SerialIterator(view)
-    view.check_worker_number_rationality()
+    DataLoader.check_worker_number_rationality(view)  # type: ignore[arg-type]
     return _WorkerIterator(view)
+
+
+def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderIter:
+    """torch's own iterator over an ``IterableDataset``."""
+    if loader.num_workers == 0:
+        return _StreamIterator(loader, advice)
+    DataLoader.check_worker_number_rationality(loader)
+    return _MultiProcessingDataLoaderIter(loader)
+
+
+class _StreamIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, whose batches are watched."""
+
+    def __init__(self, loader: DataLoader[Any], advice: Advice) -> None:
+        self._advice = advice
+        super().__init__(loader)
+
+    def _next_data(self) -> Any:
+        with self._advice.watched():
+            return super()._next_data()  # type: ignore[no-untyped-call]
 
 
 class _Counting(_BaseDataLoaderIter):
@@ -178,6 +199,8 @@ class _Counting(_BaseDataLoaderIter):
             self._reset(_NO_LENGTH)
 
     def _delivered(self) -> Any:
+        if self._advice.is_silent:
+            return self._next_data() if self._delivery is None else self._delivery.next(self)
         with self._advice.watched():
             return self._next_data() if self._delivery is None else self._delivery.next(self)
 
@@ -423,7 +446,8 @@ class ThreadedIterator(_Counting):
 
     def _begun(self, asked: KeyedIndices) -> _Begun:
         state = self._source.made_by()
-        with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
+        # The script may use the batch elsewhere than it is now.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
 
     def took_back(self) -> bool:

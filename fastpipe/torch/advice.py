@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import logging
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from time import perf_counter, thread_time
 from types import FunctionType
 from typing import Any
 
-from torch.utils.data._utils.collate import default_collate
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils.collate import default_collate, default_convert
+from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe._cpus import default_threads
 from fastpipe.torch.source import Source
@@ -49,7 +57,7 @@ class Advice:
 
     Args:
         waits: the loader's.
-        remedy: gives the text; empty if there is nothing to say.
+        remedy: gives the text, empty if there is nothing to say; None watches nothing.
         clock: tells the seconds that can be helped: ``perf_counter`` for all of a wait, ``thread_time`` for
             code that runs in the loop's thread.
     """
@@ -59,6 +67,11 @@ class Advice:
     ) -> None:
         self._waits, self._remedy, self._clock = waits, remedy, clock
         self._last: float | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing left to say."""
+        return self._remedy is None or self._waits.has_advised
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -91,48 +104,56 @@ def advice_for(loader: Any, source: Source | None, in_processes: bool, waits: Wa
         in_processes: whether worker processes make them.
         waits: the loader's.
     """
-    if source is None and not waits.has_advised:
-        opener = next((end for end in ends_of(loader.dataset) if opens_images(end)), None)
+    silent = Advice(waits, None)
+    if waits.has_advised:
+        return silent
+    if source is None:
+        opener = next(filter(opens_images, ends_of(loader.dataset)), None)
         if opener is not None:
             waits.has_advised = True
-            _log.warning("%s", _about_images(opener, loader.num_workers))
-    if waits.has_advised or in_processes:
-        return Advice(waits, None)
+            if _is_new(opener):
+                _log.warning("%s", _about_images(opener, loader.num_workers))
+            return silent
+    if in_processes or loader._why_workers:  # which were chosen by measuring
+        return silent
+    has_own_collate = loader.collate_fn not in (default_collate, default_convert)
     if source is None:
-        kinds = {type(end) for end in ends_of(loader.dataset)}
-        own = next((kind for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES), None)
-        if own is None:
-            return Advice(waits, None)
-        name = own.__name__
-        return Advice(waits, lambda: _about_workers(f"{name}'s code"))
-    if source.runs_user_code:
-        return Advice(waits, lambda: _about_workers("a transform of the script's"), thread_time)
-    if loader.collate_fn is not default_collate:
-        return Advice(waits, lambda: _about_workers("the script's collate_fn"), thread_time)
-    if loader.augment is None:
-        return Advice(waits, lambda: _about_augment(source))
-    return Advice(waits, None)
+        own = next((kind for kind in map(type, ends_of(loader.dataset)) if not _is_torchs(kind)), None)
+        if own is None and not has_own_collate:
+            return silent
+        what = "the script's collate_fn" if own is None else f"{own.__name__}'s code"
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        return Advice(waits, lambda: _about_workers(what, is_stream))
+    if source.runs_user_code or has_own_collate:
+        what = "a transform of the script's" if source.runs_user_code else "the script's collate_fn"
+        if loader.num_workers:  # workers="threads"
+            return silent
+        return Advice(waits, lambda: _about_workers(what), thread_time)
+    return silent if loader.augment is not None else Advice(waits, lambda: _about_augment(source))
 
 
-def _about_workers(what: str) -> str:
+def _about_workers(what: str, is_stream: bool = False) -> str:
     cores = default_threads()
     if cores == 1:
         return ""
-    return (
+    text = (
         f"batches wait for {what}, which runs in this process, one sample after the other: "
         f"num_workers={cores} runs it in worker processes, as with a DataLoader"
     )
+    part = ", each of which must give its own part of the samples (torch.utils.data.get_worker_info)"
+    return text + part if is_stream else text
 
 
 def _about_images(dataset: Any, num_workers: int) -> str:
-    pairs = "dataset.samples" if hasattr(dataset, "samples") else "zip(files, labels)"
+    has_samples = inspect.getattr_static(dataset, "samples", None) is not None
+    pairs = "dataset.samples" if has_samples else "zip(files, labels)"
     text = (
         f"{type(dataset).__name__} opens its images one by one in Python. If a sample is an image and its "
-        f"target, dataset = FastImageFolder.from_samples({pairs}, transform) makes the same samples, about "
-        "twice as fast"
+        f"target, dataset = FastImageFolder.from_samples({pairs}, transform) makes the same samples, usually "
+        "much faster"
     )
     cores = default_threads()
-    return text if num_workers or cores == 1 else f"{text}; or else num_workers={cores} helps"
+    return text if num_workers or cores == 1 else f"{text}. Or pass num_workers={cores}"
 
 
 def _about_augment(source: Source) -> str:
@@ -145,14 +166,30 @@ def _about_augment(source: Source) -> str:
     except SplitError:
         return ""
     return (
-        "batches wait for torchvision's transforms after the crop: FastLoader(…, augment='auto') measures "
-        "whether fastpipe's augmentation is faster, with the same distributions and other draws"
+        "batches wait for torchvision's transforms after the crop: augment='auto', of FastLoader and "
+        "accelerate, measures whether fastpipe's augmentation is faster, with the same distributions and "
+        "other draws"
     )
 
 
-# Their datasets cost little, and no worker helps them.
-_LIBRARIES = {"builtins", "numpy", "torch"}
-_READERS = {"default_loader", "pil_loader", "imread", "read_image", "decode_image", "decode_jpeg"}
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # datasets that were named, whatever loaders they have
+
+
+def _is_new(dataset: Any) -> bool:
+    try:
+        is_new = dataset not in _told
+        _told.add(dataset)
+    except TypeError:  # it has no hash, or no weak references
+        return True
+    return is_new
+
+
+def _is_torchs(kind: type) -> bool:
+    """Whether a dataset costs little, and no worker helps it."""
+    return kind.__module__.partition(".")[0] in {"builtins", "numpy", "torch"}
+
+
+_READERS = {"default_loader", "pil_loader", "imread", "read_image"}
 
 
 def opens_images(dataset: Any) -> bool:
@@ -165,16 +202,37 @@ def opens_images(dataset: Any) -> bool:
     >>> opens_images(Own())
     True
     """
-    kind = type(dataset)
-    todo: list[Any] = [getattr(kind, "__getitem__", None)]
-    seen: set[Any] = set()
+    if isinstance(dataset, DatasetFolder):
+        return dataset.loader in (default_loader, pil_loader)
+    kind: Any = type(dataset)
+    return _kind_opens_images(kind)
+
+
+@lru_cache(64)
+def _kind_opens_images(kind: Any) -> bool:
+    todo: list[Any] = [inspect.getattr_static(kind, name, None) for name in ("__getitem__", "__getitems__")]
+    seen: list[Any] = []
     while todo and len(seen) < 50:
         function = todo.pop()
         if not isinstance(function, FunctionType) or function in seen:
             continue
-        seen.add(function)
-        names = set(function.__code__.co_names)
-        if names & _READERS or {"Image", "open"} <= names:
+        seen.append(function)
+        names = function.__code__.co_names
+        if "BytesIO" in names:  # what it opens is no file
+            continue
+        if _READERS.intersection(names) or _opens_with_pillow(function):
             return True
-        todo += [getattr(kind, name, None) or function.__globals__.get(name) for name in names]
+        for name in names:
+            todo += [inspect.getattr_static(kind, name, None), function.__globals__.get(name)]
+    return False
+
+
+def _opens_with_pillow(function: FunctionType) -> bool:
+    """Return whether a function names ``Image.open``, by whatever name it knows Pillow's module."""
+    module, before = sys.modules.get("PIL.Image"), ""
+    for instruction in dis.get_instructions(function):
+        name = instruction.argval
+        if name == "open" and (before == "Image" or function.__globals__.get(before) is module):
+            return module is not None
+        before = name if isinstance(name, str) else ""
     return False

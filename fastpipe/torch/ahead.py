@@ -121,7 +121,7 @@ class RandomBatches:
     def reach(self, requests: int) -> None:
         """Exhaust the sampler if a ``DataLoader`` has done so after so many requests for indices."""
         with self._lock:
-            self._reached = requests
+            self._reached = max(self._reached, requests)  # fewer workers ask for less ahead than before
             if requests >= self._last:
                 self._indices = iter(list(self._indices))
 
@@ -142,7 +142,7 @@ _AT_ONCE = (
 def draws_at_once(index_sampler: Any) -> bool:
     """Return whether a sampler may be asked for more than the loader wants yet, and nothing else changes.
 
-    Of a ``RandomSampler`` that is so by ``RandomBatches``.
+    ``RandomBatches`` makes that so for a ``RandomSampler``.
     """
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:

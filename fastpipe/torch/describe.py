@@ -70,7 +70,7 @@ def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:
     return note if shard is None else f"{note}, of which {shard}"
 
 
-def work_note(loader: DataLoader[Any], source: Source | None, depth: int, why_processes: str) -> str:
+def work_note(loader: Any, source: Source | None, depth: int, why_processes: str) -> str:
     """Return where the samples are made, in words.
 
     Args:
@@ -86,9 +86,10 @@ def work_note(loader: DataLoader[Any], source: Source | None, depth: int, why_pr
     if why_processes and workers:
         return f"work: {workers} worker processes, with threads in each: {why_processes}"
     note = f"work: {source.threads} threads in this process, {depth} batches ahead"
-    if workers:
-        return f"{note}, for num_workers={workers}: no code of the script's runs on the way"
-    return note
+    if not workers:
+        return note
+    why = "workers='threads'" if loader.workers == "threads" else "no code of the script's runs on the way"
+    return f"{note}, for num_workers={workers}: {why}"
 
 
 def stock_loader(loader: Any, order: EpochOrder) -> DataLoader[Any]:

@@ -23,6 +23,7 @@ from fastpipe.torch._torch_loader import (
     forget_iterator,
     is_map_style,
     stock_iterator,
+    stream_iterator,
 )
 from fastpipe.torch.advice import Waits, advice_for
 from fastpipe.torch.auto_workers import choose_workers
@@ -68,9 +69,10 @@ class FastLoader(DataLoader[_T_co]):
     machinery.  ``print(loader.plan)`` says what is done where, and why.
 
     ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
-    this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
-    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads
-    in each.  Without ``num_workers`` no process is started.
+    this process do the work of that many workers: up to 8, or 2 where torchvision's own transforms run, as
+    Python's lock ends what one process can do.  Beyond that, on a machine with as many cores, and where the
+    script's own ``Dataset``, transform, ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker
+    processes, with fastpipe's threads in each.  Without ``num_workers`` no process is started.
 
     Args:
         dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.  What is about
@@ -96,8 +98,8 @@ class FastLoader(DataLoader[_T_co]):
             :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
             whether threads here or worker processes are faster; ``plan`` says what it found.
-        workers: what the ``num_workers`` are: ``"auto"`` follows the rule above, ``"threads"`` never starts a
-            process, ``"processes"`` always starts them.
+        workers: how the work of ``num_workers`` is done: ``"auto"`` follows the rule above; ``"threads"``
+            starts no process; ``"processes"`` starts ``num_workers`` of them.
         prefetch_batches: batches that threads make ahead; ``"auto"`` is two, four where a GPU
             decodes them, or more where batches are so small that the threads would run dry, or while one
             slow image holds up a batch.  A sampler of the script's is asked ahead by a fixed count, as by a
@@ -141,10 +143,7 @@ class FastLoader(DataLoader[_T_co]):
         workers: Literal["auto", "threads", "processes"] = "auto",
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
-        if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
-            raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
-        if workers not in ("auto", "threads", "processes"):
-            raise OptionError(f"workers must be 'auto', 'threads' or 'processes', got {workers!r}")
+        _check_options(num_workers, workers, prefetch_batches)
         if isinstance(dataset, IterableDataset):
             given = {"device": device, "augment": augment}
             _refuse_for_iterable([name for name, value in given.items() if value is not None])
@@ -163,7 +162,6 @@ class FastLoader(DataLoader[_T_co]):
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
-            self.workers = "processes"
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = RankCheck() if shard is not None else None
@@ -245,16 +243,21 @@ class FastLoader(DataLoader[_T_co]):
         if not self.num_workers or self.workers == "threads":
             return ""
         if self.workers == "processes":
-            return "num_workers='auto'" if self._why_workers else "workers='processes'"
+            return "workers='processes'"
+        if self._why_workers:
+            return "num_workers='auto'"
         if self.worker_init_fn is not None:
             return "the script's worker_init_fn runs in each"
         if self.collate_fn is not default_collate:
             return "the script's collate_fn runs in them"
         if source.runs_user_code:
             return "a transform of the script's runs in them"
+        number = min(self.num_workers, default_threads())
+        if number <= _MOST_WITH_TORCHVISION or source.is_best_here(self._device):
+            return ""
         self._split(source)  # which may leave none of torchvision's transforms to run
         most = _MOST_WITH_TORCHVISION if source.runs_torchvision else _MOST_BY_THREADS
-        if min(self.num_workers, default_threads()) > most:
+        if number > most:
             by = ", with torchvision's transforms" if source.runs_torchvision else ""
             return f"threads of one process do the work of up to {most} workers{by}"
         return ""
@@ -340,13 +343,16 @@ class FastLoader(DataLoader[_T_co]):
         self._kept_batches = None
         forget_iterator(self)
 
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch's warning of too many processes is given where these begin."""
+
     def __len__(self) -> int:
         """Number of batches in an epoch, on this rank."""
         return len(self._order) if self.shard is not None else super().__len__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not is_map_style(self):
-            return super()._get_iterator()
+            return stream_iterator(self, advice_for(self, None, self.num_workers > 0, self._waits))
         self._order.look_at(self)
         source, seed = self._source(), self._effective_seed()
         if self.shard is not None and self._ranks is not None:
@@ -479,6 +485,15 @@ class FastLoader(DataLoader[_T_co]):
     def _check_stateful(self, method: str) -> None:
         comes_in_order = self.in_order or self.num_processes <= 1
         check_stateful(method, self._order, is_map_style(self), comes_in_order)
+
+
+def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any) -> None:
+    if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
+        raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
+    if workers not in ("auto", "threads", "processes"):
+        raise OptionError(f"workers must be 'auto', 'threads' or 'processes', got {workers!r}")
+    if num_workers == "auto" and workers != "auto":
+        raise OptionError(f"num_workers='auto' chooses by measuring: leave workers={workers!r} out")
 
 
 def _refuse_for_iterable(given: list[str]) -> None:

@@ -107,7 +107,8 @@ class EpochOrder:
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
         progress, point = self.progress, self.pending
-        if self._is_new and epoch and self.generator is not None and self.ours() is None:
+        is_late = self._is_new and epoch > 1  # from 1 on some scripts count
+        if is_late and self.generator is not None and self.ours() is None:
             self._is_new = False
             _warn_of_the_first_order(epoch)
         if progress is not None and not progress.is_over and not progress.received:
@@ -327,8 +328,8 @@ def _warn_of_the_first_order(epoch: int) -> None:
     warnings.warn(
         f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the order "
         "is drawn from may be where a first epoch finds it, whose order then comes again: give the loader a "
-        "seed=, or load_state_dict() what its state_dict() gave",
-        stacklevel=2,
+        "seed=, or resume with its state_dict()",
+        stacklevel=4,
     )
 
 

@@ -75,6 +75,14 @@ class Source(ABC):
     def runs_user_code(self) -> bool:
         """Whether functions of the script's are called on the way, other than in threads."""
 
+    def is_best_here(self, device: Any) -> bool:
+        """Return whether this process alone can do some of the work: fetch what comes next, or use a device.
+
+        Args:
+            device: where the loader hands batches out, or None.
+        """
+        return self.lookout(is_here=True) is not None
+
     @property
     def runs_torchvision(self) -> bool:
         """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""

@@ -35,6 +35,8 @@ from fastpipe.types import Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]
 
+_ON_DEVICES = ("nvimgcodec", "dali")
+
 _Part = tuple[FastImageFolder, npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
@@ -143,6 +145,12 @@ class FolderSource(Source):
         return any(
             base.target_transform is not None or not base._stock_threads(base.plan) for base in self.bases
         )
+
+    def is_best_here(self, device: torch.device | None) -> bool:
+        """Return whether this process alone can fetch what comes next, or decode on the device."""
+        decodes_there = device is not None and device.type != "cpu"
+        decodes_there = decodes_there and any(base.decode.backend in _ON_DEVICES for base in self.bases)
+        return decodes_there or super().is_best_here(device)
 
     @property
     def runs_torchvision(self) -> bool:

@@ -289,6 +289,31 @@ def test_another_number_of_workers(photos: Path) -> None:
     same_as_never_stopped(make(0), FEW[:3], again=make(1))
 
 
+def test_fewer_workers_twice_ask_for_no_more_than_the_first(photos: Path) -> None:
+    """A state holds what was asked for ahead, also where a later run asks for less ahead."""
+
+    def train_on(loaders: list[FastLoader[Any]]) -> list[Any]:
+        seen, state = [], None
+        for number, made in enumerate(loaders):
+            if state is not None:
+                made.load_state_dict(state)
+            for batch in made:
+                seen.append(batch[1].tolist())
+                state = made.state_dict()
+                if number + 1 < len(loaders):
+                    break
+        return [*seen, *([batch[1].tolist() for batch in loaders[-1]] for _ in range(2))]
+
+    def made(workers: int) -> FastLoader[Any]:
+        return PHOTO_LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
+
+    begin_process()
+    expected = train_on([made(2)])
+    for later in (0, 1):
+        begin_process()
+        assert train_on([made(2), made(later), made(later)]) == expected
+
+
 # ---- others that draw from the same generator ------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -152,11 +153,21 @@ def test_threads_that_cannot_work_are_refused_at_once(tree: Path) -> None:
         FastLoader(FastImageFolder(tree), num_workers=2, worker_init_fn=_init, workers="threads")
     with pytest.raises(OptionError, match="give the loader a batch_size"):
         FastLoader(FastImageFolder(tree), None, num_workers=2, workers="threads")
+    with pytest.raises(OptionError, match="chooses by measuring: leave workers='threads' out"):
+        FastLoader(FastImageFolder(tree), num_workers="auto", workers="threads")
     with pytest.raises(OptionError, match="got 'thread'"):
         FastLoader(FastImageFolder(tree), workers="thread")  # type: ignore[arg-type]
 
 
 # ---- what the user is told --------------------------------------------------------------------------
+
+
+def test_a_dataset_is_named_once_whatever_loaders_it_has(
+    tree: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = _Own(tree)
+    assert len(told(caplog, FastLoader(dataset, 4))) == 1
+    assert told(caplog, FastLoader(dataset, 8)) == []
 
 
 def told(caplog: pytest.LogCaptureFixture, loader: Any, epochs: int = 2) -> list[str]:
@@ -201,6 +212,13 @@ def test_own_code_that_batches_wait_for_names_num_workers_once(
         assert told(caplog, make(2)) == []
     assert told(caplog, FastLoader(FastImageFolder(tree, PLAIN), 4)) == []
     assert told(caplog, FastLoader(TensorDataset(torch.arange(8)), 4)) == []
+    (text,) = told(caplog, FastLoader(TensorDataset(torch.arange(8)), 4, collate_fn=_own_collate))
+    assert "the script's collate_fn" in text
+    (text,) = told(caplog, FastLoader(_Stream(), 2))
+    assert "_Stream's code" in text
+    assert "get_worker_info" in text
+    threads = FastLoader(FastImageFolder(tree, own), 4, num_workers=2, workers="threads")
+    assert told(caplog, threads) == []
 
 
 def test_a_loop_that_does_not_wait_is_told_nothing(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,6 +251,26 @@ def test_torchvisions_transforms_that_take_long_are_told_of_augment(
     assert told(caplog, FastLoader(FastImageFolder(tree, much), 4, augment="split")) == []
 
 
+class _Arrays(Dataset[Any]):
+    """Has attributes that have no truth."""
+
+    mean = np.array([0.4, 0.5, 0.6])
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        with open(os.devnull, "rb"):
+            return self.mean, np.array(Image.fromarray(np.zeros((2, 2), np.uint8)))
+
+
+class _Packed(_Arrays):
+    """Opens what lies in a database."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.asarray(Image.open(io.BytesIO(b"")))
+
+
 class _Reads(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self._image(index)
@@ -250,5 +288,14 @@ def test_which_datasets_open_images(tree: Path, tmp_path: Path) -> None:
         file["x"] = np.zeros((4, 2), np.float32)
     assert opens_images(_Own(tree))
     assert opens_images(_Reads())
-    for other in (_Where(), TensorDataset(torch.arange(3)), FastHDF5Dataset(tmp_path / "x.h5", "x"), [1, 2]):
+    assert opens_images(ImageFolder(tree))
+    assert len(list(FastLoader(_Arrays(), 2))) == 2
+    for other in (
+        _Arrays(),
+        _Packed(),
+        _Where(),
+        TensorDataset(torch.arange(3)),
+        FastHDF5Dataset(tmp_path / "x.h5", "x"),
+        [1, 2],
+    ):
         assert not opens_images(other)
