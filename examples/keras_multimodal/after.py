@@ -37,7 +37,7 @@ CACHE = Cache("ram")  # of all folds and stages: each image is decoded once
 
 def read_table(folder: str) -> pd.DataFrame:
     table = pd.read_csv(f"{folder}/table.csv")
-    table["label"] = table["phase"].astype("category").cat.codes
+    table["label"] = table["phase"].astype("category").cat.codes.astype("int32")
     table["fold"] = table.groupby("phase").cumcount() % FOLDS  # each has its share of every phase
     return table
 

@@ -32,7 +32,7 @@ FORESTS = ["after_first", "after_second"]  # how likely the phase is a later one
 
 def read_table(folder: str) -> pd.DataFrame:
     table = pd.read_csv(f"{folder}/table.csv")
-    table["label"] = table["phase"].astype("category").cat.codes
+    table["label"] = table["phase"].astype("category").cat.codes.astype("int32")
     table["fold"] = table.groupby("phase").cumcount() % FOLDS  # each has its share of every phase
     return table
 

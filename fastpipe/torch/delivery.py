@@ -132,11 +132,12 @@ class Delivery:
         assert self._augment is not None
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
 
-    @ranged("finish")
     def _finished(self, batch: Any) -> Any:
-        if not isinstance(batch, Unfinished):
-            return batch
-        batch, end, key = batch
+        return self._finish(batch) if isinstance(batch, Unfinished) else batch
+
+    @ranged("finish")
+    def _finish(self, unfinished: Unfinished) -> Any:
+        batch, end, key = unfinished
         if end is None and key is None:
             return batch
         images, *others = batch

@@ -74,10 +74,7 @@ class Image:
 
 
 def decoder_of(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> NvJpegDecoder:
-    real = nvjpeg.require
-    monkeypatch.setattr(
-        nvjpeg, "require", lambda name, extra: codec if "nvimgcodec" in name else real(name, extra=extra)
-    )
+    monkeypatch.setattr(nvjpeg, "require_nvimgcodec", lambda: codec)
     return NvJpegDecoder(torch.device("cuda", 0), 5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import tifffile
 from fastpipe.errors import MissingDependencyError, VolumeError
 from fastpipe.read.volumes.opening import open_volume
 from fastpipe.read.volumes.volume import DamagedUnitError
+
+uuid.uuid1()  # of which OME-TIFF takes one: libuuid then keeps the file of its clock open
 
 
 def ramp(shape: Any, kind: str = "u2") -> Any:
