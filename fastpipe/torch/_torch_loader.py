@@ -363,8 +363,8 @@ class ThreadedIterator(_Counting):
         if batch is _ERROR:
             raise self._errors.popleft().take()
         assert self._asked is not None
-        if self._state != self._source.made_by():  # changed since: as if it were made now
-            self._source.cancel(batch)
+        if self._state != self._source.made_by() or not self._source.is_current(batch):
+            self._source.cancel(batch)  # changed since: as if it were made now
             _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:

@@ -148,9 +148,9 @@ def _about_images(dataset: Any, num_workers: int) -> str:
     has_samples = inspect.getattr_static(dataset, "samples", None) is not None
     pairs = "dataset.samples" if has_samples else "zip(files, labels)"
     text = (
-        f"{type(dataset).__name__} opens its images one by one in Python. If a sample is an image and its "
-        f"target, dataset = FastImageFolder.from_samples({pairs}, transform) makes the same samples, usually "
-        "much faster"
+        f"{type(dataset).__name__} opens its images one by one in Python. If a sample is a file's image in "
+        f"RGB, transformed, and its target: dataset = FastImageFolder.from_samples({pairs}, transform) makes "
+        "the same samples, usually much faster"
     )
     cores = default_threads()
     return text if num_workers or cores == 1 else f"{text}. Or pass num_workers={cores}"
@@ -202,8 +202,8 @@ def opens_images(dataset: Any) -> bool:
     >>> opens_images(Own())
     True
     """
-    if isinstance(dataset, DatasetFolder):
-        return dataset.loader in (default_loader, pil_loader)
+    if isinstance(dataset, DatasetFolder) and dataset.loader not in (default_loader, pil_loader):
+        return False
     kind: Any = type(dataset)
     return _kind_opens_images(kind)
 

@@ -335,6 +335,14 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             self._running().likeness.learn(batch.plan, values)
         return list(zip(values, targets, strict=True))
 
+    def _has_still(self, items: Sequence[Item]) -> bool:
+        """Return whether these are still the dataset's samples."""
+        samples = self.samples
+        try:
+            return all(item == item_of(samples, item.index) for item in items)
+        except Exception:  # fewer samples, or targets that do not compare
+            return False
+
     def _target_of(self, item: Item) -> Any:
         if self.target_transform is None:
             return item.target

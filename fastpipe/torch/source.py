@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
@@ -123,7 +124,11 @@ class Source(ABC):
 
     def made_by(self) -> object:
         """Return what a batch is made by and the script may change before it takes the batch."""
-        return self.transform_state(), tuple(warnings.filters)
+        return self.transform_state(), tuple(warnings.filters), torch.get_default_device()
+
+    def is_current(self, batch: StartedBatch) -> bool:
+        """Return whether the samples that a batch was begun with are those that the dataset has now."""
+        return True
 
     def finish(self, batch: StartedBatch) -> Sequence[Any]:
         """Wait for a batch and return its samples."""

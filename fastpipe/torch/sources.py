@@ -105,6 +105,11 @@ class FolderSource(Source):
         """Return what a batch is made by, Pillow's settings among it."""
         return super().made_by(), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
 
+    def is_current(self, batch: Any) -> bool:
+        """Return whether the samples that a batch was begun with are those that the dataset has now."""
+        parts = [(base, made) for base, _, made in batch.parts] if isinstance(batch, _Mixed) else [batch.part]
+        return all(base._has_still(made.pending.items) for base, made in parts)
+
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), base.memory_format) for base in self.bases]
 
@@ -213,6 +218,11 @@ class _Simple:
         self._batch = base._start_batch(indices, key, sends_bytes=sends_bytes, split=split, device=device)
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
+
+    @property
+    def part(self) -> tuple[FastImageFolder, Batch]:
+        """The folder, and its batch."""
+        return self._base, self._batch
 
     def jobs(self) -> list[Job]:
         return self._batch.pending.jobs

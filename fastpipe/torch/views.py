@@ -36,7 +36,8 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
     asked = np.asarray(indices)
     if asked.size and asked.dtype.kind not in "iu":
         asked = np.array([operator.index(index) for index in indices], object)
-    if asked.size != len(indices):
+    is_nested = asked.ndim > 1 and not all(hasattr(index, "__index__") for index in indices)  # tuples, lists
+    if is_nested or asked.size != len(indices):
         raise TypeError(f"samples have one index each, got {indices!r}")
     if asked.dtype.kind in "uO" and asked.size and not -_LARGEST <= asked.min() <= asked.max() <= _LARGEST:
         raise IndexError(f"samples {asked.min()} to {asked.max()}, beyond the ends of any dataset")

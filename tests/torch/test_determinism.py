@@ -246,6 +246,23 @@ def test_a_batch_belongs_to_the_transform_and_the_default_dtype_with_which_it_is
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def test_a_batch_has_the_samples_that_the_dataset_has_when_it_is_taken(tree: Path) -> None:
+    def batches(kind: Any, folder: Any) -> list[Any]:
+        dataset = folder(tree, STEADY)
+        found, iterator = [], iter(kind(dataset, 3))
+        for number in range(4):
+            found.append([part.tolist() for part in next(iterator)])
+            path, _ = dataset.samples[0]
+            dataset.samples[3 * number + 4] = path, 7  # of the next batch
+        return found
+
+    expected = batches(DataLoader, ImageFolder)
+    assert [7 in labels for _, labels in expected] == [False, True, True, True]
+    for kind in (FastLoader, DataLoader):
+        assert batches(kind, FastImageFolder) == expected
+    assert batches(lambda dataset, size: accelerate(DataLoader(dataset, size)), ImageFolder) == expected
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_that_begin_in_inference_mode_can_be_trained_on(tree: Path, workers: int) -> None:
     for make in ways(tree, workers).values():

@@ -288,7 +288,7 @@ def test_which_datasets_open_images(tree: Path, tmp_path: Path) -> None:
         file["x"] = np.zeros((4, 2), np.float32)
     assert opens_images(_Own(tree))
     assert opens_images(_Reads())
-    assert opens_images(ImageFolder(tree))
+    assert not opens_images(ImageFolder(tree, loader=_load))
     assert len(list(FastLoader(_Arrays(), 2))) == 2
     for other in (
         _Arrays(),

@@ -32,6 +32,8 @@ def test_one_that_would_become_another_is_refused(index: int) -> None:
 def test_several_for_one_sample_are_refused() -> None:
     assert integers([np.array([3]), np.array([4])]).tolist() == [3, 4]  # as ``list`` takes them
     with pytest.raises(TypeError, match="one index each"):
+        integers([(3,), (4,)])
+    with pytest.raises(TypeError, match="one index each"):
         integers([[0, 1], [2, 3]])
 
 
