@@ -6,7 +6,8 @@
 
 Each cell compares ``DataLoader`` with ``FastLoader`` and with ``accelerate``, over the same dataset
 (``ImageFolder`` becomes ``FastImageFolder`` under ``FastLoader``) and with the same ``num_workers``: whole
-epochs in turns, the first of each loader not counted.  The ratio is the median over rounds of some seconds.  Asked is 0.97 everywhere.  The last column says where samples are made, as the plan does.
+epochs in turns, the first of each loader not counted.  The ratio is the median over rounds of some seconds.
+Asked is 0.97 everywhere.  The last column says where samples are made, as the plan does.
 """
 
 from __future__ import annotations
