@@ -107,8 +107,7 @@ class EpochOrder:
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
         progress, point = self.progress, self.pending
-        is_late = self._is_new and epoch > 1  # from 1 on some scripts count
-        if is_late and self.generator is not None and self.ours() is None:
+        if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
             _warn_of_the_first_order(epoch)
         if progress is not None and not progress.is_over and not progress.received:

@@ -250,7 +250,11 @@ def main(folder: str) -> None:
     # What torch does once in a process: its handler of SIGCHLD, Pillow's plugins, the start method.
     list(
         DataLoader(
-            ImageFolder(path / "bad", TRANSFORM, is_valid_file=lambda name: "3" not in name), 2, num_workers=1
+            ImageFolder(
+                path / "bad", TRANSFORM, is_valid_file=lambda name: "3" not in os.path.basename(name)
+            ),
+            2,
+            num_workers=1,
         )
     )
 
