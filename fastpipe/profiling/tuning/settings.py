@@ -62,10 +62,11 @@ class Settings:
         """What is said of a loader, and what differs of its dataset.
 
         >>> Settings(workers=2, ahead=4, threads=3).told(Settings(workers=0, threads="auto"))
-        "num_workers=2, workers='processes', prefetch_factor=4, threads=3"
+        'num_workers=2, prefetch_factor=4, threads=3'
         """
         values = self.of_loader | self.of_dataset(before)
-        return ", ".join(f"{name}={value!r}" for name, value in values.items())
+        # Here num_workers are always processes.
+        return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
 
 
 class Base:
