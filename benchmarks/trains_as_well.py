@@ -1,4 +1,4 @@
-"""Whether a swap trains as well: accuracies before and after it, from many seeds.
+"""Does a swap train as well?  Accuracies before and after it, from many seeds.
 
 ::
 
@@ -71,7 +71,7 @@ MEAN, STD = (0.5,) * 3, (0.25,) * 3
 
 @dataclass(frozen=True)
 class Seed:
-    """What is random of a run: the same weights and order before and after, draws of their own."""
+    """The random parts of a run: weights and order, the same before and after, and draws of its own."""
 
     shared: int
     before: int
@@ -876,7 +876,7 @@ def _key(case: dict[str, Any]) -> tuple[str, ...]:
 
 
 def holds(case: dict[str, Any]) -> bool:
-    """Whether the interval holds 0 and is narrower than ± 2 points."""
+    """Return whether the interval holds 0 and is narrower than ± 2 points."""
     return bool(case["low"] <= 0 <= case["high"] and case["high"] - case["low"] < 2 * WIDEST)
 
 
