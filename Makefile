@@ -16,19 +16,27 @@ SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 # The documents' pages need neither torch nor TensorFlow: docstrings are read, not imported.
 DOCS := .venv-docs
 
+# What the native core is compiled with: g++ and libjpeg-turbo's headers, of Debian's packages.
+COMPILER := g++ libjpeg-dev
+NATIVE := fastpipe/native
+NATIVE_SOURCES := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*.inc $(NATIVE)/bindings/* $(NATIVE)/cmake/*) \
+  $(NATIVE)/CMakeLists.txt
+
 # A real S3 server for tests, of Debian's packages.
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 
 # Two files of tests at a time, on two cores.
 PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help venv peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve clean
+.PHONY: help venv compiler native native-tests native-sanitize peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure five pipelines before and after,"
 	@echo "              in about three minutes: a table, report.html and report.png"
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
+	@echo "make native   compile the native core anew; make native-tests runs its own tests, make native-sanitize"
+	@echo "              runs them with the address, undefined-behaviour and thread sanitizers"
 	@echo "make nightly  the slow tests: soaks and large property tests"
 	@echo "make docs     the documentation as pages in site/; make docs-serve shows them while they are written"
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
@@ -41,15 +49,19 @@ help:
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make clean    remove the environment and what the tools left"
 
+# The native core beside its sources, compiled again when one of them has changed.
+BUILT := $(VENV)/.native
+
 # uv resolves the CUDA builds of torch and torchvision together, which also run without a GPU.
 $(READY): pyproject.toml constraints.txt
 	@echo "==> making the environment in $(VENV) (about 7 GB, a minute or two)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@$(MAKE) --no-print-directory compiler
 	@$(UV) --editable ".[dev]"
-	@touch $(READY)
+	@touch $(READY) $(BUILT)
 
-$(PEERS): $(READY)
+$(PEERS): $(BUILT)
 	@echo "==> installing the peers: DALI, TensorFlow, SPDL, LitData, pyfive, hidefix, zarrs, MONAI, batchgeneratorsv2, boto3, the S3 connector, kornia, albumentations, torchaudio and datasets"
 	@$(UV) --editable ".[dev,peers]"
 	@$(UV) --no-deps batchgeneratorsv2  # which asks for packages of Python 2, and for what it does not use
@@ -89,7 +101,44 @@ $(DOCS)/.ready: pyproject.toml constraints-docs.txt
 	  --python $(DOCS)/bin/python --editable ".[docs]"
 	@touch $@
 
-venv: $(READY)
+$(BUILT): $(READY) $(NATIVE_SOURCES)
+	@echo "==> compiling the native core"
+	@$(UV) --no-deps --editable .
+	@touch $@
+
+venv: $(BUILT)
+
+native: $(BUILT)
+
+# Installs what the native core is compiled with, where apt-get and its rights are there.
+compiler:
+	@echo '#include <cstdio>\n#include <jpeglib.h>' | $${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    { echo "==> installing what fastpipe is compiled with: $(COMPILER)"; \
+	      { apt-cache show $(COMPILER) >/dev/null 2>&1 || apt-get update -qq; }; \
+	      DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(COMPILER) </dev/null >/dev/null; }; } || \
+	  { echo "fastpipe is compiled with a C++17 compiler and libjpeg-turbo's headers:"; \
+	    echo "  Debian, Ubuntu:  apt-get install $(COMPILER)"; \
+	    echo "  Fedora, RHEL:    dnf install gcc-c++ libjpeg-turbo-devel"; \
+	    echo "  conda:           conda install -c conda-forge cxx-compiler libjpeg-turbo"; exit 1; }
+
+# The core's own tests, which need no Python; CMake and Ninja are the environment's.
+CORE = $(BIN)/cmake -S $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DFASTPIPE_MODULE=OFF -DFASTPIPE_TESTS=ON
+native-tests: $(READY)
+	@echo "==> the native core's tests"
+	@$(CORE) -B build/native-tests -DCMAKE_BUILD_TYPE=Release >/dev/null
+	@$(BIN)/cmake --build build/native-tests --parallel 2 -- --quiet
+	@build/native-tests/core_tests
+
+# AddressSanitizer and UBSan, then ThreadSanitizer.
+native-sanitize: $(READY)
+	@for kind in address thread; do \
+	  echo "==> the native core's tests, with the $$kind sanitizer"; \
+	  $(CORE) -B build/native-$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFASTPIPE_SANITIZE=$$kind >/dev/null && \
+	  $(BIN)/cmake --build build/native-$$kind --parallel 2 -- --quiet && \
+	  build/native-$$kind/core_tests || exit 1; \
+	done
+	@for replay in build/native-address/replay_fuzz_*; do $$replay $(NATIVE)/fuzz/corpus || exit 1; done
 
 peers: $(PEERS)
 
@@ -97,7 +146,7 @@ peers-ffcv: $(FFCV)/.ready
 
 peers-pillow-simd: $(SIMD)/.ready
 
-bench: $(READY)
+bench: $(BUILT)
 	@echo "==> python -m fastpipe.bench"
 	@$(BIN)/python -m fastpipe.bench
 
@@ -112,21 +161,22 @@ s3-server:
 	    echo "    it cannot be installed; tests that need it are skipped"; }
 
 # TensorFlow has processes of its own: a fork of one where it runs may wait for its locks for ever.
-test: $(READY) s3-server
+test: $(BUILT) s3-server native-tests
 	@echo "==> pytest"
 	@$(PARALLEL) --ignore=tests/tf --ignore=fastpipe/tf
 	@echo "==> pytest, with TensorFlow"
 	@$(PARALLEL) tests/tf fastpipe/tf
 
-nightly: $(READY) s3-server
+nightly: $(BUILT) s3-server native-sanitize
 	@echo "==> pytest, the slow tests"
 	@FASTPIPE_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -m slow
 
-lint: $(READY)
+lint: $(BUILT)
 	@echo "==> ruff and mypy"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*/*.cpp $(NATIVE)/*/*.h)
 
 docs: $(DOCS)/.ready
 	@echo "==> mkdocs build --strict"
@@ -139,7 +189,9 @@ docs-serve: $(DOCS)/.ready
 format: $(READY)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*/*.cpp $(NATIVE)/*/*.h)
 
 clean:
+	rm -f $(NATIVE)/*.so
 	rm -rf $(VENV) $(FFCV) $(SIMD) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,15 +33,10 @@ KERNEL_MODULES = (
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
-    "read/file_kernels.py",
-    "read/jpeg_scans.py",
-    "read/jpeg_segments.py",
     "read/volumes/blosc_kernels.py",
     "read/volumes/kernels.py",
-    "transform/_simd.py",
-    "transform/kernels.py",
+    "transform/_between.py",
     "transform/sample_kernels.py",
-    "transform/weights.py",
 )
 
 _log = logging.getLogger("fastpipe")

@@ -22,9 +22,10 @@ class Decode:
     they are those that Pillow gives.
 
     Args:
-        backend: ``"auto"`` takes the fastest installed decoder that gives Pillow's pixels
-            for the file at hand; the others name one.  ``"dali"`` decodes the images of a batch
-            by one run of a pipeline of NVIDIA DALI's.  Whatever a decoder cannot do like
+        backend: ``"auto"`` decodes with libjpeg-turbo where that gives Pillow's pixels; the others name a
+            decoder.  ``"dali"`` decodes the images of a batch
+            by one run of a pipeline of NVIDIA DALI's, ``"pillow"`` decodes all with Pillow; ``"simplejpeg"``,
+            of earlier versions, is as ``"auto"``.  Whatever a decoder cannot do like
             Pillow goes to Pillow in any case.  Where ``fastpipe.tf.image_dataset`` gives TensorFlow's
             pixels, ``"dali"`` gives those, and the others make no difference.
             With ``FastLoader(device="cuda")`` and no workers,
@@ -48,8 +49,8 @@ class Decode:
             for ``"nvimgcodec"`` and ``"dali"``, and none for ``"auto"``, which with a share decodes by
             nvImageCodec on the GPU.  Where nothing is decoded on a GPU it has no effect.
 
-    >>> Decode(backend="simplejpeg")
-    Decode(backend='simplejpeg')
+    >>> Decode(backend="pillow")
+    Decode(backend='pillow')
     """
 
     backend: Literal["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"] = "auto"

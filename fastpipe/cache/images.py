@@ -34,6 +34,7 @@ class ImageCache:
         self.store = store
         self._tag, self._expected = tag, expected
         self._tags: dict[str, bytes] = {}  # by rules
+        self._seen = self._seen_nbytes = 0
 
     def describe(self) -> str:
         """Where images are kept, in one line."""
@@ -74,6 +75,21 @@ class ImageCache:
             OSError: they cannot be read any more.
         """
         return self.store.read(entry, first, count)
+
+    def saw(self, images: int, nbytes: int) -> None:
+        """Hear how large decoded images are."""
+        self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
+
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether images may be there, or may be put there."""
+        if self._expected is None or len(self.store) or self._seen < _ENOUGH:
+            return True
+        return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
+
+    def wants_soon(self, file: FileIdentity) -> bool:
+        """Whether a file's image, of a size that is not known yet, would be kept; as of ``wants``."""
+        return self.wants(file, self._seen_nbytes // self._seen if self._seen else 1)
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
         """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from fastpipe._extras import require
-from fastpipe.read.decoders import require_nvimgcodec
+from fastpipe._extras import briefly_set, require
 from fastpipe.read.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
@@ -19,6 +18,12 @@ __all__ = ["NvJpegDecoder"]
 _AT_ONCE = 2
 # Threads of a decoder of engines, which parse files for them; with one, or four, it decodes a tenth less.
 _PARSING = 2
+
+
+def _require_nvimgcodec() -> Any:
+    """Import nvImageCodec, which says nothing on stderr of what it cannot decode: that comes back as None."""
+    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):  # read when it is imported
+        return require("nvidia.nvimgcodec", extra="gpu")
 
 
 class NvJpegDecoder:
@@ -34,7 +39,7 @@ class NvJpegDecoder:
     """
 
     def __init__(self, device: Any, threads: int) -> None:
-        self._codec = require_nvimgcodec()
+        self._codec = _require_nvimgcodec()
         self._torch = require("torch", extra="torch")
         self.device = device
         self._params = self._codec.DecodeParams(

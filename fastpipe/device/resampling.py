@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.device.transfer import uploaded
-from fastpipe.transform.kernels import Axis
+from fastpipe.transform.kernels import Axis, axis_tables
 from fastpipe.transform.pixels import Resampling
-from fastpipe.transform.weights import axis_tables
 
 __all__ = ["Tables", "resample_by_torch", "tables_of"]
 
 _HALF, _BITS = 1 << 21, 22
-_FIELDS = [1 + Axis._fields.index(name) for name in ("length", "low", "pitch")]
+_FIELDS = [Axis._fields.index(name) for name in ("length", "low", "pitch")]
 
 
 class Tables(NamedTuple):
@@ -33,7 +32,7 @@ class Tables(NamedTuple):
             from the top; where the tables of columns and of rows begin in ``flat``; how many weights each has
             for an output; whether columns are resampled first.
         flat: int32 (M,): of each axis, for each output its first input, then their numbers of inputs, then
-            their weights; see `fastpipe.transform.weights.axis_table`.
+            their weights; see `fastpipe.transform.kernels.axis_tables`.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -41,13 +40,13 @@ class Tables(NamedTuple):
 
 
 def tables_of(images: Sequence[Resampling]) -> Tables:
-    """The tables of a batch's images, computed here, by one call without Python's lock."""
-    axes = np.array([(how.mode, *axis) for how in images for axis in (how.x, how.y)], np.int64)
+    """The tables of a batch's images, computed here."""
+    filters = [(how.mode, axis) for how in images for axis in (how.x, how.y)]
+    axes = np.array([axis for _, axis in filters], np.int64)
     length, low, pitch = axes[:, _FIELDS].T
     ends = np.cumsum(length * (pitch + 2))
     starts = np.concatenate([[0], ends[:-1]])
-    flat = np.empty(ends[-1], np.int32)
-    axis_tables(axes, starts, flat)
+    flat = axis_tables(filters)
     order = np.array([how.vertical_first for how in images], np.int64)
     pairs = (column.reshape(-1, 2) for column in (low, starts, pitch))
     return Tables(np.column_stack([*pairs, order]), flat)

@@ -61,6 +61,15 @@ class Job:
         self._when_begun: Callable[[], None] | None = None
         self._when_done: Callable[[], None] | None = None
 
+    def expect(self, count: int) -> None:
+        """Say how many tasks there are, where that is known only now: before any is begun."""
+        with self._lock:
+            if self._finished:
+                return
+            self._count = self._unfinished = count
+            if not count:
+                self._finish(None)
+
     def wait(self) -> None:
         """Block until every task is done.
 

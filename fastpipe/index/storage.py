@@ -10,7 +10,9 @@ They never change; ``fastpipe.index.tables`` puts a list's methods around them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -93,6 +95,19 @@ class FrozenSamples(Sequence[Sample]):
         start = self.offsets.item(position)
         stop = self.offsets.item(position + 1)
         return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
+
+    @cached_property
+    def is_of_file_system(self) -> bool:
+        """Whether the arena holds paths as ``os.fsencode`` encodes them."""
+        if self.arena.isascii():
+            return True
+        if sys.getfilesystemencoding() != "utf-8":
+            return False
+        try:
+            self.arena.decode("utf-8")  # without surrogates, which the two encode differently
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -93,6 +93,12 @@ class SampleTable(Table[Sample]):
         """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
         return isinstance(self._data, FrozenSamples)
 
+    @property
+    def frozen(self) -> FrozenSamples | None:
+        """The arrays that hold the samples; None where they are a list."""
+        data = self._data
+        return data if isinstance(data, FrozenSamples) else None
+
     def has_items_of(self, other: SampleTable) -> bool:
         """Whether both still hold what one of them was copied from; a look, not a comparison."""
         return self._data is other._data

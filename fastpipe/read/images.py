@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import io
 import logging
 import struct
@@ -15,19 +13,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.core.native import native
 from fastpipe.errors import OptionError
 from fastpipe.options import Decode
-from fastpipe.read.decoders import Decoder, make_decoder, make_whole_decoder
+from fastpipe.read.as_pillow import decodes_as_pillow
 from fastpipe.read.jpeg_header import JpegHeader, read_jpeg_header
 from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["ImageReader", "PillowImage"]
 
 _log = logging.getLogger("fastpipe.read")
-
-# Pixels of a part for which nvImageCodec's memory is mapped anew each time (32 MiB is glibc's limit),
-# which takes it longer than decoding everything takes others.
-_LARGE = 9_000_000
 
 # As Pillow has them: of PNGs with more text than that it raises an error.
 _TEXT_CHUNK, _TEXT_MEMORY = 1 << 20, 64 << 20
@@ -76,8 +71,8 @@ class ImageReader:
         self._image = require("PIL.Image", extra="image")
         self._file = require("PIL.ImageFile", extra="image")
         self._ops = require("PIL.ImageOps", extra="image")
-        self._decoder: Decoder | None = make_decoder(decode.backend)
-        self._whole_decoder = make_whole_decoder(self._decoder, decode.backend)
+        # Pillow alone is what the script asks for, or decodes otherwise than the native core.
+        self._by_pillow = decode.backend == "pillow" or not decodes_as_pillow()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageReader, (self.decode,))
@@ -87,9 +82,20 @@ class ImageReader:
         version = require("PIL", extra="image").__version__
         name = "Pillow-SIMD" if ".post" in version else "Pillow"
         pillow = f"{name} {version}"
-        if self._decoder is None:
+        if self._by_pillow:
             return f"images  →  {pillow}"
-        return f"JPEG  →  {self._decoder.describe()}; other images  →  {pillow}"
+        return f"JPEG  →  libjpeg-turbo, only the region that is needed; other images  →  {pillow}"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether trusted JPEGs are decoded by the native core: now, as scripts change Pillow's plugins."""
+        return not self._by_pillow and _plugins_of(self._image).has_jpeg
+
+    @property
+    def most_pixels(self) -> int | None:
+        """The number of pixels above which an image is not decoded without a word, as set now."""
+        limits = [limit for limit in (self.limit, self.decode.max_pixels) if limit is not None]
+        return min(limits, default=None)
 
     def open(
         self, blob: bytes, path: str, header: JpegHeader | Literal[False] | None = False
@@ -109,10 +115,10 @@ class ImageReader:
             PIL.Image.DecompressionBombError: it has more pixels than Pillow's policy allows.
             OptionError: it has more pixels than ``Decode(max_pixels=…)`` allows.
         """
-        if header is False:
-            header = read_jpeg_header(blob) if self._decoder else None
-        elif self._decoder is None:
+        if self._by_pillow:
             header = None
+        elif header is False:
+            header = read_jpeg_header(blob)
         if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
             pixels = header.height * header.width
             self._check_pixels(pixels, path)
@@ -179,26 +185,20 @@ class ImageReader:
         return self._ops.exif_transpose(image) if self.decode.exif else image
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
-        """The fast decoder's answer for a trusted JPEG; None where it declines."""
-        decoder = self._decoder
-        if self._whole_decoder is not None and box.height * box.width > _LARGE:
-            decoder = self._whole_decoder
-        return decoder.decode(blob, box) if decoder else None
+        """The native core's answer for a trusted JPEG; None where it declines."""
+        found: UInt8Array | None = native.decode(blob, *box)
+        return found
 
-    def reduced_rows(self, blob: bytes, header: JpegHeader, count: int, factor: int) -> UInt8Array | None:
+    def reduced_rows(self, blob: bytes, count: int, factor: int) -> UInt8Array | None:
         """The first rows of a trusted JPEG at a part of its size; None where that is not to be had.
 
         Args:
-            blob, header: the JPEG.
-            count: rows that are needed, at full size.
+            blob: the JPEG.
+            count: rows that are needed, of the reduced image.
             factor: 2, 4 or 8.
         """
-        if self._whole_decoder is not None:
-            return self._whole_decoder.rows(blob, header, count, factor)
-        image = self._image.open(io.BytesIO(blob))
-        size = (-(-header.width // factor), -(-header.height // factor))
-        image.draft("RGB", (header.width // factor, header.height // factor))
-        return np.asarray(image.convert("RGB")) if image.size == size else None
+        found: UInt8Array | None = native.decode_reduced(blob, factor, count)
+        return found
 
     def _check_pixels(self, pixels: int, path: str) -> None:
         limit = self.decode.max_pixels
@@ -257,9 +257,7 @@ def _codec_versions() -> str:
     features = require("PIL.features", extra="image")
     known = {*features.modules, *features.codecs, *features.features}
     found = {name: features.version(name) for name in _CODECS if name in known}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["simplejpeg"] = importlib.metadata.version("simplejpeg")
-    return repr(found)
+    return repr({**found, "native": native.jpeg_version()})
 
 
 class PillowImage:
@@ -365,4 +363,4 @@ class _ReducedImage:
 
     def rows(self, count: int) -> UInt8Array | None:
         """At least so many rows from the top, of the whole width; None where that is not to be had."""
-        return self._reader.reduced_rows(self._blob, self._header, count * self._factor, self._factor)
+        return self._reader.reduced_rows(self._blob, count, self._factor)

@@ -6,14 +6,11 @@ Pillow does, and when its scans are whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
+from fastpipe.core.native import native
 
-from fastpipe.read.jpeg_segments import header_of
-
-__all__ = ["JpegHeader", "header_from", "read_jpeg_header"]
+__all__ = ["JpegHeader", "read_jpeg_header"]
 
 
 class JpegHeader(NamedTuple):
@@ -47,12 +44,5 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
         The header, or None where this is no JPEG or its structure is broken before the
         first scan.
     """
-    return header_from(header_of(np.frombuffer(blob, np.uint8)))
-
-
-def header_from(fields: Sequence[int]) -> JpegHeader | None:
-    """The header of the numbers that the kernel gives."""
-    height, width, trusted, orientation, frame, is_progressive = fields
-    if not height:
-        return None
-    return JpegHeader(height, width, bool(trusted), orientation, frame, bool(is_progressive))
+    header = JpegHeader(*native.read_jpeg_header(blob))
+    return header if header.height else None

@@ -34,7 +34,7 @@ from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split
 from fastpipe.torch.staging import remote_images, staged_images
 from fastpipe.torch.stock import is_thread_safe, stock_note
-from fastpipe.torch.substitutes import item_of, substitute_of
+from fastpipe.torch.substitutes import Items, substitute_of
 from fastpipe.transform.plan import Plan, compile_plan, plan_state
 from fastpipe.types import Key
 
@@ -291,9 +291,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
         transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it.  With
         ``sends_bytes`` it is made on a device, where there is a way to."""
-        positions = [self._position(index) for index in indices]
         samples = self.samples
-        items = [item_of(samples, p) for p in positions]
+        items = Items(samples, self._positions(indices))
         plan, runtime = self.plan if split is None else split.head, self._running()
         if sends_bytes and split is None:
             plan = plan.as_bytes()
@@ -313,12 +312,11 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             substitute = partial(substitute_of, samples, items, key)
         parameters = plan.draw(key)
         if self._remote is not None and threaded:  # last, as many threads are awake then
-            self._remote.reader().need(self._rows(np.array(positions, np.int64)))
-        pool = runtime.pool if threaded else None
+            self._remote.reader().need(self._rows(items.positions))
         turn = runtime.turn_on(device) if device and sends_bytes and plan.writes_bytes else None
-        pending = runtime.maker.start(
-            pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
-            device=turn if turn is not None and turn.is_there else None,
+        pending = runtime.begin(
+            items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
+            threaded,
         )  # fmt: skip
         there = split is not None and sends_bytes
         return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there, turn)
@@ -326,7 +324,12 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _finish_batch(self, batch: Batch) -> list[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
         kept = batch.kept = batch.pending.wait()
-        targets = [self._target_of(batch.pending.items[n]) for n in kept]
+        items = batch.pending.items
+        assert isinstance(items, Items)
+        if self.target_transform is None:
+            targets = items.targets(kept)
+        else:
+            targets = [self._target_of(items[n]) for n in kept]
         whole = batch.whole(kept)
         if whole is not None:
             return samples_of(*whole, targets, batch.plan.end, batch.key_of_rest(kept))
@@ -335,17 +338,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             self._running().likeness.learn(batch.plan, values)
         return list(zip(values, targets, strict=True))
 
-    def _has_still(self, items: Sequence[Item]) -> bool:
-        """Return whether these are still the dataset's samples."""
-        samples = self.samples
-        try:
-            return all(item == item_of(samples, item.index) for item in items)
-        except Exception:  # fewer samples, or targets that do not compare
-            return False
-
     def _target_of(self, item: Item) -> Any:
-        if self.target_transform is None:
-            return item.target
+        assert self.target_transform is not None
         try:
             return self.target_transform(item.target)
         except Exception as error:
@@ -375,11 +369,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
 
-    def _position(self, index: int) -> int:
-        position, length = operator.index(index), len(self.samples)
-        if not -length <= position < length:
-            raise IndexError(f"sample {position} of a dataset of {length}")
-        return position + length if position < 0 else position
+    def _positions(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The samples that indices are, from 0."""
+        positions = np.array([operator.index(index) for index in indices], np.int64)
+        length = len(self.samples)
+        wrong = (positions < -length) | (positions >= length)
+        if wrong.any():
+            raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
+        positions[positions < 0] += length
+        return positions
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Which objects of the store samples are."""

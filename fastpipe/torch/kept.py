@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
+from fastpipe.engine.bad import Item
 from fastpipe.protocols import EncodedImage
 from fastpipe.read.images import ImageReader, PillowImage
 from fastpipe.read.jpeg_header import JpegHeader
@@ -78,6 +79,35 @@ class ImageSource:
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
             entry = None  # to decode it may be an error now
         return Found(None if entry else self._read(path), file, entry, False, rules)
+
+    def inputs(self, items: Sequence[Item], takes_pixels: bool) -> list[Any] | None:
+        """What the native engine is told of samples beside their paths: see ``Described.inputs``.
+
+        Args:
+            items: the samples.
+            takes_pixels: whether it may be handed pixels that are kept.
+        """
+        cache = self._cache
+        if cache is None or not cache.is_worth_asking:
+            return None
+        rules = self._reader.rules()
+        return [self._input(cache, item.path, rules, takes_pixels) for item in items]
+
+    def _input(self, cache: ImageCache, path: str, rules: str, takes_pixels: bool) -> Any:
+        try:
+            file = cache.identify(path, rules)
+        except (OSError, ValueError):
+            return None  # whoever reads it says so
+        entry = cache.find(file)
+        if entry is None:
+            return False if cache.wants_soon(file) else None
+        if self._reader.objects_to(entry.flags >> 1):
+            return None  # to decode it may be an error now
+        return cache.rows(entry, 0, entry.shape[0]) if takes_pixels and cache.store.is_in_memory else False
+
+    def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
+        """What Pillow says of an encoded file."""
+        return dict(self._reader.open_pillow(blob, path).info)
 
     def read_past(self, path: str) -> Found:
         """The file's content, of an image that is not to be kept."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import default_threads
@@ -16,20 +19,25 @@ from fastpipe.cache.images import open_cache
 from fastpipe.device.decoders import device_decoder, share_of
 from fastpipe.device.making import DeviceMaker, Turn
 from fastpipe.device.sharing import new_share
-from fastpipe.engine.bad import BadSampleLog
-from fastpipe.engine.batches import BatchMaker
+from fastpipe.core.native import native
+from fastpipe.engine.bad import BadSampleLog, Item
+from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.engine.together import said_of
+from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.read.dali import make_batch_decoder
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
+from fastpipe.torch.batches import Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import note
 from fastpipe.torch.staging import RemoteImages
+from fastpipe.torch.substitutes import Items
+from fastpipe.transform.plan import Plan
 from fastpipe.transform.short_side import ShortSide
 
 __all__ = ["Options", "Runtime", "new_pool", "process_of"]
@@ -66,6 +74,7 @@ class Runtime:
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
         self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
+        self._channel = native.Channel(self._threads)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
         decoder = make_batch_decoder(decode.backend, self._threads)
@@ -85,6 +94,8 @@ class Runtime:
             source = ImageSource(read_file, reader, short_side, self.cache)
         else:
             source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
+        self._source, self._reader = source, reader
+        self._is_native = remote is None and short_side is None and decoder is None
         self.maker = BatchMaker(
             _Noted(source) if get_worker_info() else source.read,
             source.open,
@@ -95,6 +106,40 @@ class Runtime:
             read_past=source.read_past,
             read_many_past=source.read_many_past if remote is None else None,
         )
+
+    def begin(
+        self, items: Items, plan: Plan, parameters: npt.NDArray[np.float64], place: Place,
+        substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
+    ) -> PendingBatch:  # fmt: skip
+        """Begin a batch.
+
+        Args:
+            items: the samples.
+            plan: what is done to each.
+            parameters: float64 (N, …), a row for each sample.
+            place: where they go.
+            substitute: as of ``BatchMaker.start``.
+            turn: of a device on which it is made, as far as it can be.
+            threaded: whether threads may make it; else the calling one does, before returning.
+        """
+        pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
+        described = None
+        if turn is None and self._is_native and self._reader.is_native:
+            described = plan.native(self._reader.most_pixels, decode.exif, decode.scaled)
+        if described is None:
+            return maker.start(
+                pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
+                device=turn,
+            )  # fmt: skip
+        batch = ImageBatch(maker, items, plan, parameters, place.memory, place.finish, substitute)
+        if self.cache is not None:
+            batch.when_seen = self.cache.saw
+        inputs = self._source.inputs(items, place.memory is not None)
+        batch.begin_natively(
+            Described(described, items.packed_paths(), self._source.info_in, inputs), pool, self._channel,
+            self._threads,
+        )  # fmt: skip
+        return batch
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
         """What makes batches of bytes on a device; None where the options say that none does."""

@@ -16,6 +16,7 @@ from fastpipe.device.making import DeviceMaker
 from fastpipe.device.transfer import uploaded
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
+from fastpipe.images.batch import RowsOf
 from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
@@ -108,7 +109,7 @@ class FolderSource(Source):
     def is_current(self, batch: Any) -> bool:
         """Return whether the samples that a batch was begun with are those that the dataset has now."""
         parts = [(base, made) for base, _, made in batch.parts] if isinstance(batch, _Mixed) else [batch.part]
-        return all(base._has_still(made.pending.items) for base, made in parts)
+        return all(made.pending.items.are_still_in(base.samples) for base, made in parts)
 
     def _states(self) -> list[object]:
         return [(plan_state(base.transform), base.memory_format) for base in self.bases]
@@ -271,7 +272,7 @@ class _Mixed(MixedBatch):
         self._end, self._kind = plans[0].end, kind
         for base, numbers, local in parts:
             part = Key(key.seed, key.epoch, key.draws[numbers])
-            rows = None if memory is None else [memory[number] for number in numbers]
+            rows = None if memory is None else RowsOf(memory, numbers)
             batch = base._start_batch(
                 local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split,
                 device=None if memory is None else device,

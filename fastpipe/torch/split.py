@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torchvision import transforms as v1
 
-from fastpipe import augment
-from fastpipe.augment.chains import Chain
 from fastpipe.errors import AugmentError
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.stock import is_thread_safe, run_keyed
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.plan import Layout, Plan, compile_plan, shortened
 from fastpipe.transform.ramp import of_kind
+
+if TYPE_CHECKING:
+    from fastpipe.augment.chains import Chain
 
 __all__ = ["Split", "SplitError", "split_of"]
 
@@ -79,6 +80,9 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     Raises:
         SplitError: it cannot be split, or nothing of it would be left for augmentation.
     """
+    from fastpipe import augment  # whose kernels only this needs
+    from fastpipe.augment.chains import Chain
+
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:

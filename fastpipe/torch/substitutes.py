@@ -4,18 +4,78 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._replacing import another_of_its_class
 from fastpipe.engine.bad import Item
+from fastpipe.images.paths import PackedPaths, paths_of
 from fastpipe.index.tables import SampleTable
 from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
-__all__ = ["item_of", "substitute_of"]
+__all__ = ["Items", "item_of", "substitute_of"]
+
+
+class Items(Sequence[Item]):
+    """Some samples as items of work, each made when it is looked at.
+
+    Args:
+        samples: a table, or a list that the script put in its place.
+        positions: int64 (N,), from 0.
+
+    Attributes:
+        positions: as given.
+        samples: what there was when the items were asked for: flat arrays, or a list of (path, target).
+    """
+
+    def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
+        self.positions = positions
+        self.samples: Any = samples.frozen if isinstance(samples, SampleTable) else None
+        self._numbers = positions.tolist()
+        self._items: list[Item] | None = None
+        if self.samples is None:
+            self._items = [item_of(samples, position) for position in self._numbers]
+            self.samples = [(item.path, item.target) for item in self._items]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, number: int) -> Item: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Item]: ...
+    def __getitem__(self, number: int | slice) -> Item | list[Item]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if self._items is not None:
+            return self._items[number]
+        position = self._numbers[number]
+        return Item(position, self.samples.path(position), self.samples.targets.item(position))
+
+    def targets(self, numbers: Sequence[int]) -> list[Any]:
+        """The targets of some of them."""
+        if self._items is not None:
+            return [self._items[number].target for number in numbers]
+        found: list[Any] = self.samples.targets[self.positions[numbers]].tolist()
+        return found
+
+    def packed_paths(self) -> PackedPaths:
+        """Their paths, as the native core takes them."""
+        if self._items is not None:
+            return paths_of(self.samples, np.arange(len(self)))
+        return paths_of(self.samples, self.positions)
+
+    def are_still_in(self, samples: Any) -> bool:
+        """Whether these are still the samples of a dataset."""
+        if self._items is None:
+            return isinstance(samples, SampleTable) and samples.frozen is self.samples
+        try:
+            return all(item == item_of(samples, item.index) for item in self._items)
+        except Exception:  # fewer samples, or targets that do not compare
+            return False
 
 
 def item_of(samples: Any, position: int) -> Item:

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.core.native import native
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Resize
 from fastpipe.transform.probe import noise, resized
 from fastpipe.types import Size, UInt8Array
 
-__all__ = ["FILTERS", "grey_is_known", "pillow_resize"]
+__all__ = ["FILTERS", "grey_is_known", "pillow_filter", "pillow_resize"]
 
 # By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.
 FILTERS = {
@@ -58,6 +59,24 @@ def pillow_resize(mode: int, size: Size, to: Size) -> Resize | None:
     if rules.flag is None:
         return None
     return Resize(to, mode | rules.flag, _begins_with_columns(rules, size, to))
+
+
+def pillow_filter(mode: int) -> tuple[int, int] | None:
+    """The filter that equals what the installed Pillow does, and the order of its passes: 0 for rows first,
+    1 and 2 for the rules by which ``pillow_resize`` says which.
+
+    Args:
+        mode: a filter of Pillow's, a constant of ``weights``.
+
+    Returns:
+        None where no kernel does the same.
+    """
+    rules = _rules()
+    if mode == weights.NEAREST:
+        return mode, 0
+    if rules.flag is None:
+        return None
+    return mode | rules.flag, 1 if rules.by_size else 2 if rules.by_shape else 0
 
 
 def grey_is_known() -> bool:
@@ -107,7 +126,9 @@ def _flag() -> int | None:
 def _grey_is_equal() -> bool:
     image = noise((256, 256))
     made = np.empty(256 * 256, np.uint8)
-    kernels.grey(image.reshape(-1), 256, 256, True, made)
+    whole = kernels.axis(weights.NEAREST_FLOOR, 256, 256)
+    how = native.conversion(0, 1, True, 1, True, [], [], b"")
+    kernels.resample(image, weights.NEAREST_FLOOR, whole, whole, False, 1, how, made)
     expected = np.asarray(require("PIL.Image", extra="image").fromarray(image).convert("L"))
     return np.array_equal(made, expected.reshape(-1))
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.native import native
 from fastpipe.protocols import EncodedImage
 from fastpipe.transform import kernels, weights
 from fastpipe.transform.geometry import Region
 from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, Size, UInt8Array
 
-__all__ = ["Conversion", "Resampling", "convert", "draw", "part_of", "render", "resampling_of"]
+__all__ = ["Conversion", "Resampling", "draw", "part_of", "render", "resampling_of"]
 
 Words = npt.NDArray[Any]
 
@@ -30,8 +31,9 @@ class Conversion:
         channels: colour channels.
         interleaved: channels-last memory.
         word: NumPy type of an output element in memory.
-        divide, mean, std: of ``kernels.to_affine``.
-        table: of ``kernels.to_table``, as unsigned integers.
+        divide, mean, std: of an affine one, which computes ``(v / 255 - mean) / std`` in float32, or with
+            ``v * (1 / 255)``.
+        table: of 256 values for each channel, their bit patterns as unsigned integers.
     """
 
     kind: Literal["bytes", "affine", "table"]
@@ -42,6 +44,19 @@ class Conversion:
     mean: npt.NDArray[np.float32] | None = None
     std: npt.NDArray[np.float32] | None = None
     table: Words | None = None
+
+    @cached_property
+    def native(self) -> Any:
+        """The same, as the native core takes it."""
+        mean, std = ([] if part is None else part.tolist() for part in (self.mean, self.std))
+        return native.conversion(
+            ("bytes", "affine", "table").index(self.kind), self.channels, self.interleaved,
+            np.dtype(self.word).itemsize, self.divide, mean, std,
+            b"" if self.table is None else self.table.tobytes(),
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "native"}
 
     @property
     def affine(self) -> tuple[bool, bytes, bytes]:
@@ -67,49 +82,6 @@ class Conversion:
         else:
             values = values.mul_(float(np.float32(1) / np.float32(255)))
         return values.sub_(mean).div_(std)
-
-
-_LARGEST_KEPT = 1 << 23  # elements: one enormous image must not cost memory for ever
-
-
-class _Scratch(threading.local):
-    """Arrays that a thread reuses from sample to sample; they only grow, up to a limit."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, Any] = {}
-
-    def array(self, name: str, size: int, dtype: Any) -> Any:
-        if size > _LARGEST_KEPT:
-            return np.empty(size, dtype)
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            self._arrays[name] = array = np.empty(max(size, 1 << 12) * 5 // 4, dtype)
-        return array[:size]
-
-
-_scratch = _Scratch()
-
-
-class _Source(NamedTuple):
-    """Pixels, and what is to be done to them.
-
-    Attributes:
-        memory: uint8 (N,).
-        start, pitch: where in it the first pixel is, and how far apart rows begin.
-        mode: the filter.
-        x, y: the axes along which they are resampled.
-    """
-
-    memory: UInt8Array
-    start: int
-    pitch: int
-    mode: int
-    x: kernels.Axis
-    y: kernels.Axis
-
-    @property
-    def size(self) -> Size:
-        return Size(self.y.high - self.y.low, self.x.high - self.x.low)
 
 
 class Resampling(NamedTuple):
@@ -146,7 +118,7 @@ def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
     return Resampling(part, mode, x, y, region.vertical_first)
 
 
-def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
+def render(image: EncodedImage, region: Region) -> UInt8Array:
     """Decode and resample.
 
     Args:
@@ -154,33 +126,26 @@ def render(image: EncodedImage, region: Region) -> tuple[UInt8Array, Size, int]:
         region: what of it, and how; see :class:`fastpipe.transform.geometry.Region`.
 
     Returns:
-        The pixels as rows of colours, uint8 (height * channels * width,), in memory that the
-        thread's next call overwrites; their size; the number of channels (1 or 3).
+        The pixels, uint8 (H, W, 3), or (H, W, 1) of grey.
     """
-    source, channels = _source(image, region)
-    size = Size(region.window.height, region.window.width)
-    arguments, pixels = _resampling(source, region, channels)
-    kernels.resample(*arguments)
-    if region.grey == "after":
-        pixels, channels = _grey(pixels, size.height, size.width, interleaved=False), 1
-    return pixels, size, channels
+    height, width, channels = region.window.height, region.window.width, 1 if region.grey else 3
+    made = np.empty(height * width * channels, np.uint8)
+    draw(image, region, Conversion("bytes", channels, interleaved=True), made)
+    return made.reshape(height, width, channels)
 
 
 def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
-    """Decode, resample, and write what the output wants: ``render`` and ``convert``.
+    """Decode, resample, and write what the output wants.
 
     Args:
         image, region: as of ``render``.
-        how, out: as of ``convert``.
+        how: the conversion; where it has three channels, grey is copied to them.
+        out: ``how.word`` (how.channels * height * width,), written completely.
     """
-    if region.grey is not None or how.channels != 3 or how.kind == "table":
-        convert(*render(image, region), how, out)
-        return
-    arguments, _ = _resampling(_source(image, region)[0], region, 3)
-    if how.kind == "bytes":
-        kernels.resample_to_bytes(*arguments, how.interleaved, out)
-    else:
-        kernels.resample_to_affine(*arguments, how.divide, how.mean, how.std, how.interleaved, out)
+    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
+    pixels, x, y = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
+    grey = (None, "before", "after").index(region.grey)
+    kernels.resample(pixels, mode, x, y, region.vertical_first, grey, how.native, out)
 
 
 def part_of(image: EncodedImage, region: Region) -> Box | None:
@@ -199,57 +164,6 @@ def _is_reduced(image: EncodedImage, region: Region, mode: int) -> bool:
     """Whether an image is made smaller while it is decoded."""
     factor = reduction(region, mode, image.size)
     return factor > 1 and image.reduced(factor) is not None
-
-
-def _source(image: EncodedImage, region: Region) -> tuple[_Source, int]:
-    """The pixels that a region needs, and how many channels they have."""
-    mode = weights.NEAREST_FLOOR if region.mode is None else region.mode
-    source = _reduced_source(image, region, mode) or _exact_source(image, region, mode)
-    if region.grey != "before":
-        return source, 3
-    height, width = source.size
-    rows = source.memory[source.start :]
-    if source.pitch != 3 * width:
-        parts = (rows[y * source.pitch :][: 3 * width] for y in range(height))
-        rows = np.concatenate(list(parts))
-    grey = _grey(rows, height, width, interleaved=True)
-    return source._replace(memory=grey, start=0, pitch=width), 1
-
-
-def _resampling(source: _Source, region: Region, channels: int) -> tuple[tuple[Any, ...], UInt8Array]:
-    """The arguments of ``kernels.resample``, and the memory that it will write."""
-    height, width = source.size
-    numbers, scratch = kernels.scratch_sizes(height, width, channels, source.x, source.y)
-    pixels = _scratch.array("pixels", channels * region.window.height * region.window.width, np.uint8)
-    return (
-        source.memory, source.start, source.pitch, height, width, channels, source.mode, tuple(source.x),
-        tuple(source.y), region.vertical_first, _scratch.array("numbers", numbers, np.int32),
-        _scratch.array("bytes", scratch, np.uint8), pixels,
-    ), pixels  # fmt: skip
-
-
-def convert(pixels: UInt8Array, size: Size, channels: int, how: Conversion, out: Words) -> None:
-    """Write pixels as the output wants them.
-
-    Args:
-        pixels, size, channels: as ``render`` returned them.
-        how: the conversion; where it has more channels than the pixels, grey is copied.
-        out: ``how.word`` (how.channels * height * width,), written completely.
-    """
-    height, width = size
-    if channels != how.channels:
-        rows = pixels.reshape(height, 1, width)
-        pixels = np.ascontiguousarray(np.broadcast_to(rows, (height, how.channels, width))).reshape(-1)
-    if how.kind == "bytes":
-        kernels.to_bytes(pixels, height, width, how.channels, how.interleaved, out)
-    elif how.kind == "affine":
-        kernels.to_affine(
-            pixels, height, width, how.channels, how.divide, how.mean, how.std, how.interleaved, out
-        )
-    else:
-        assert how.table is not None
-        words = out.view(how.table.dtype)
-        kernels.to_table(pixels, height, width, how.channels, how.table, how.interleaved, words)
 
 
 def _axes(region: Region, mode: int, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
@@ -274,16 +188,18 @@ def _needed(x: kernels.Axis, y: kernels.Axis) -> Box:
     return Box(y.low, x.low, y.high - y.low, x.high - x.low)
 
 
+_Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
+
+
 def _exact_source(image: EncodedImage, region: Region, mode: int) -> _Source:
-    """The pixels that are needed, and the axes along which they are resampled."""
+    """The pixels that are needed, uint8 (H, W, 3), and the axes along which they are resampled."""
     canvas, placed = region.canvas, region.source
     x, y = _whole_axes(region, mode)
     if region.placed == Box(0, 0, *canvas):  # no fill anywhere
         rows = image.rows(placed.top + y.low, y.high - y.low)
         if rows is not None:
-            return _Source(rows.reshape(-1), 3 * (placed.left + x.low), 3 * rows.shape[1], mode, x, y)
-    pixels = _decode(image, region, _needed(x, y))
-    return _Source(pixels.reshape(-1), 0, 3 * (x.high - x.low), mode, x, y)
+            return rows[:, placed.left + x.low : placed.left + x.high], x, y
+    return _decode(image, region, _needed(x, y)), x, y
 
 
 def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source | None:
@@ -296,10 +212,7 @@ def _reduced_source(image: EncodedImage, region: Region, mode: int) -> _Source |
     part8 = Box(*(8 // factor * number for number in region.source))
     x, y = _axes(region, mode, reduced.size, part8)
     rows = reduced.rows(y.high)
-    if rows is None:
-        return None
-    pitch = 3 * rows.shape[1]
-    return _Source(rows.reshape(-1), y.low * pitch + 3 * x.low, pitch, mode, x, y)
+    return None if rows is None else (rows[y.low : y.high, x.low : x.high], x, y)
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
@@ -326,9 +239,3 @@ def _placed_part(region: Region, needed: Box) -> Box | None:
     if bottom <= top or right <= left:
         return None
     return Box(source.top + top - placed.top, source.left + left - placed.left, bottom - top, right - left)
-
-
-def _grey(pixels: UInt8Array, height: int, width: int, *, interleaved: bool) -> UInt8Array:
-    grey = _scratch.array(f"grey {interleaved}", height * width, np.uint8)
-    kernels.grey(pixels.reshape(-1), height, width, interleaved, grey)
-    return grey  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._nvtx import ranged
+from fastpipe.core.native import native
 from fastpipe.protocols import EncodedImage
 from fastpipe.transform.containers import flatten
 from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
@@ -109,6 +110,7 @@ class Plan:
         self.output = self._fixed_output()
         self.end: Conversion | None = None
         self._bytes: Plan | None = None
+        self._native: dict[tuple[int | None, bool, bool], Any] = {}
 
     def __repr__(self) -> str:
         return "Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")"
@@ -172,6 +174,50 @@ class Plan:
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
+    def native(self, max_pixels: int | None, turns: bool, scaled: bool) -> Any:
+        """What the native core is told of this plan, up to its drawn and stock parts: a ``native.ImagePlan``;
+        None where that cannot be said.
+
+        Args:
+            max_pixels: images with more are declined.
+            turns: decline images that EXIF turns.
+            scaled: decode at a part of the size where that loses no detail.
+        """
+        key = max_pixels, turns, scaled
+        found = self._native.get(key)
+        if found is None:
+            steps = [step.described and step.described(domain) for step, domain, _ in self._moving]
+            if None in steps:
+                return None
+            for described, (_, _, part) in zip(steps, self._moving, strict=True):
+                described.draw = part.start
+            limit = -1 if max_pixels is None else max_pixels
+            found = native.ImagePlan(steps, self._how.native, self.draws, limit, turns, scaled)
+            self._native = {key: found}  # of one that a script changes, the last
+        return found
+
+    @property
+    def makes_images(self) -> bool:
+        """Whether samples are PIL images before the drawn and stock parts."""
+        return not self._dtype
+
+    def finished(
+        self, memory: Words, size: tuple[int, int], parameters: Sequence[float],
+        info: Callable[[], dict[Any, Any]],
+    ) -> Any:  # fmt: skip
+        """What ``apply`` returns of a sample that was made elsewhere, up to the drawn part.
+
+        Args:
+            memory: uint8 (bytes,), the sample.
+            size: its height and width.
+            parameters: one row of ``draw``.
+            info: gives the ``info`` that a PIL image is to have.
+        """
+        value = self._sample(memory.view(self._how.word), (self._how.channels, *size))
+        if is_pil(value):  # on its way to user code, which may look at EXIF data or profiles
+            value.info = info()
+        return self._by_functionals(self._drawn, len(self._fused), value, parameters)
+
     def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
         """What of an image ``apply`` will ask for by ``region``; None where it asks for all of it, or none.
 
@@ -213,6 +259,7 @@ class Plan:
             plan = copy.copy(self)
             plan.end = self._how
             plan._how = replace(self._how, kind="bytes", word=np.uint8)
+            plan._native = {}
             plan._dtype = "uint8"
             plan.kind = require("torch", extra="torch").Tensor
             plan.output = plan._fixed_output()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from fastpipe.core.native import native
 from fastpipe.transform import kernels
 from fastpipe.types import UInt8Array
 
@@ -26,12 +25,8 @@ def resized(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         mode: a filter, a constant of ``weights``.
     """
     (height, width, channels), (out_height, out_width) = image.shape, to
-    axes = kernels.axis(mode, width, out_width), kernels.axis(mode, height, out_height)
-    numbers, scratch = kernels.scratch_sizes(height, width, channels, *axes)
-    rows: Any = np.empty(out_height * channels * out_width, np.uint8)
-    kernels.resample(
-        image.reshape(-1), 0, width * channels, height, width, channels, mode, *map(tuple, axes), False,
-        np.empty(numbers, np.int32), np.empty(scratch, np.uint8), rows,
-    )  # fmt: skip
-    made: UInt8Array = rows.reshape(out_height, channels, out_width).transpose(0, 2, 1)
-    return made
+    made = np.empty(out_height * out_width * channels, np.uint8)
+    how = native.conversion(0, channels, True, 1, True, [], [], b"")
+    x, y = kernels.axis(mode, width, out_width), kernels.axis(mode, height, out_height)
+    kernels.resample(image, mode, x, y, False, 0, how, made)
+    return made.reshape(out_height, out_width, channels)

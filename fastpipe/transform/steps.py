@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastpipe._extras import require
+from fastpipe.core.native import native
 from fastpipe.transform import weights
 from fastpipe.transform.containers import is_pristine, is_torchvision
 from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
-from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
-from fastpipe.transform.torch_resize import torch_resize
+from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
+from fastpipe.transform.torch_resize import torch_filter, torch_resize
 from fastpipe.types import Box, Size
 
 __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
@@ -37,6 +38,9 @@ class Step:
         geometry: parameters and the current size to operations; None for a pointwise step,
             whose effect is taken from running the transform itself on all byte values.
         reference: torchvision's own functional with the drawn parameters.
+        described: the domain to what the native core is told of a step that has a geometry, a ``native.Step``
+            whose numbers are the sample's first; None where a number of the transform's is of a type with an
+            arithmetic of its own.
         static_size: the output's size where it does not depend on the input.
     """
 
@@ -44,6 +48,7 @@ class Step:
     draws: int
     geometry: Callable[[Sequence[float], Size, Domain], Sequence[Operation] | None] | None
     reference: Callable[[Any, Sequence[float]], Any]
+    described: Callable[[Domain], Any] | None = None
     static_size: Size | None = None
 
     @property
@@ -106,6 +111,36 @@ def _resize_of(transform: Any, domain: Domain, size: Size, to: Size) -> Resize |
     return torch_resize(name, bool(transform.antialias), to)
 
 
+# Kinds of steps of fastpipe/native/geometry.h.
+_RANDOM_RESIZED_CROP, _RESIZE, _CENTER_CROP, _RANDOM_CROP, _FLIP, _GREY = range(6)
+
+
+def _described(kind: int, **fields: Any) -> Any:
+    """A step as the native core takes it; what is not given is as in fastpipe/native/geometry.h."""
+    step = native.Step()
+    step.kind = kind
+    for name, value in fields.items():
+        if not all(type(one) in (int, float, bool) for one in (value if isinstance(value, (tuple, list)) else [value])):
+            return None
+        try:
+            setattr(step, name, value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # more than 32 bits hold
+            return None
+    return step
+
+
+def _filter_of(transform: Any, domain: Domain) -> dict[str, int]:
+    """The filter and the order of passes that a transform's interpolation is, where ``_resize_of`` has one."""
+    name = getattr(transform.interpolation, "value", transform.interpolation)
+    if domain == "pil":
+        found = pillow_filter(_PIL_MODES[name])
+        assert found is not None
+        return {"filter": found[0], "order": found[1]}
+    mode = torch_filter(name, bool(transform.antialias))
+    assert mode is not None
+    return {"filter": mode}
+
+
 def _integer(uniform: float, count: int) -> int:
     """A uniform integer in 0 … count - 1, as ``torch.randint`` draws it."""
     return min(int(uniform * count), count - 1)
@@ -159,7 +194,13 @@ def _random_resized_crop(t: Any) -> Step:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
         return _functional(t).resized_crop(value, *box, list(target), t.interpolation, antialias=t.antialias)
 
-    return Step(t, 22, geometry, reference, target)
+    def described(domain: Domain) -> Any:
+        return _described(
+            _RANDOM_RESIZED_CROP, size=target, scale=t.scale, ratio=t.ratio, **_filter_of(t, domain),
+            has_fill=domain != "other",
+        )  # fmt: skip
+
+    return Step(t, 22, geometry, reference, described, target)
 
 
 # ---- resize and crops ----------------------------------------------------------------------
@@ -173,7 +214,12 @@ def _resize(t: Any) -> Step:
         resize = _resize_of(t, domain, size, wanted)
         return None if resize is None else (resize,)
 
-    return Step(t, 0, geometry, lambda value, u: t(value), _pair(t.size))
+    def described(domain: Domain) -> Any:
+        exact = _pair(t.size)
+        edge = t.size if isinstance(t.size, int) else 0 if t.size is None else t.size[0]
+        return _described(_RESIZE, size=exact or (edge, 0), max_size=t.max_size or 0, **_filter_of(t, domain))
+
+    return Step(t, 0, geometry, lambda value, u: t(value), described, _pair(t.size))
 
 
 def _max_size_is_valid(t: Any) -> bool:
@@ -209,7 +255,10 @@ def _center_crop(t: Any) -> Step:
 
         return (Crop(Box(start(size.height, target.height), start(size.width, target.width), *target)),)
 
-    return Step(t, 0, geometry, lambda value, u: t(value), target)
+    def described(domain: Domain) -> Any:
+        return _described(_CENTER_CROP, size=target, has_fill=domain != "other")
+
+    return Step(t, 0, geometry, lambda value, u: t(value), described, target)
 
 
 def _random_crop(t: Any) -> Step | None:
@@ -262,7 +311,16 @@ def _random_crop(t: Any) -> Step | None:
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
         return functional.crop(value, *box)
 
-    return Step(t, 2, geometry, reference, target)
+    def described(domain: Domain) -> Any:
+        refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
+        return _described(
+            _RANDOM_CROP, size=target, padding=_padding(t), pad_if_needed=bool(t.pad_if_needed),
+            may_pad=t.padding_mode == "constant" and fill is not None and not refuses_colours,
+            always_pads=t.padding is not None and not _is_v2(t), fill=fill or (0, 0, 0),
+            fill_by_channel=isinstance(t.fill, (tuple, list)), has_fill=domain != "other",
+        )  # fmt: skip
+
+    return Step(t, 2, geometry, reference, described, target)
 
 
 def _padding(t: Any) -> tuple[int, int, int, int]:
@@ -307,7 +365,10 @@ def _flip(horizontal: bool) -> Callable[[Any], Step]:
             turn = functional.hflip if horizontal else functional.vflip
             return turn(value) if u[0] < t.p else value
 
-        return Step(t, 1, geometry, reference)
+        return Step(
+            t, 1, geometry, reference,
+            lambda domain: _described(_FLIP, probability=t.p, horizontal=horizontal),
+        )  # fmt: skip
 
     return build
 
@@ -316,7 +377,10 @@ def _grayscale(t: Any) -> Step:
     def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
         return (Grey(t.num_output_channels),) if domain == "pil" and grey_is_known() else None
 
-    return Step(t, 0, geometry, lambda value, u: t(value))
+    return Step(
+        t, 0, geometry, lambda value, u: t(value),
+        lambda domain: _described(_GREY, channels=t.num_output_channels),
+    )  # fmt: skip
 
 
 def _pointwise(t: Any) -> Step:

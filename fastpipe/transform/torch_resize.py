@@ -17,7 +17,7 @@ from fastpipe.transform.geometry import Resize
 from fastpipe.transform.probe import noise, resized
 from fastpipe.types import Size
 
-__all__ = ["torch_resize"]
+__all__ = ["torch_filter", "torch_resize"]
 
 # By name and whether it is with antialiasing.
 _MODES = {
@@ -37,9 +37,15 @@ def torch_resize(interpolation: Any, antialias: bool, to: Size) -> Resize | None
     Returns:
         The operation; None where no kernel does the same, and torchvision has to be asked.
     """
+    mode = torch_filter(interpolation, antialias)
+    return None if mode is None else Resize(to, mode)
+
+
+def torch_filter(interpolation: Any, antialias: bool) -> int | None:
+    """The filter of ``torch_resize``; None where no kernel does the same."""
     if (interpolation, antialias) not in _MODES or not _is_equal(interpolation, antialias):
         return None
-    return Resize(to, _MODES[interpolation, antialias])
+    return _MODES[interpolation, antialias]
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 import warnings
@@ -33,9 +32,7 @@ class Judge:
     """
 
     def __init__(self) -> None:
-        # Of whole images simplejpeg decodes more a second; what each of them declines goes to Pillow.
-        has_simplejpeg = importlib.util.find_spec("simplejpeg") is not None
-        self._reader = ImageReader(Decode("simplejpeg" if has_simplejpeg else "auto"))
+        self._reader = ImageReader(Decode())
         self._local = threading.local()
 
     def describe(self) -> str:

@@ -17,7 +17,6 @@ from fastpipe.profiling.doctor.decoding import measure
 answer(measure(_asked))
 """
 _INSTALL = "pip install 'fastpipe[image]'"
-_NAMES = {"nvimgcodec": "nvImageCodec", "simplejpeg": "simplejpeg"}
 _CLEARLY = 1.2  # times as fast, beyond what two short measurements differ by
 
 
@@ -36,7 +35,7 @@ def check(examined: Examined) -> Iterator[Finding]:
         elif name == "pillow":
             yield problem(_TOPIC, f"Pillow: {one['why']}", _INSTALL)
         else:
-            yield warning(_TOPIC, f"{_NAMES[name]} cannot be used: {_first(one['why'])}", _INSTALL)
+            yield warning(_TOPIC, f"{name} cannot be used: {_first(one['why'])}", _INSTALL)
     yield ok(_TOPIC, f"measured on {found['of']}")
     chosen = found["chosen"]
     examined.images_s = rates.get(chosen)
@@ -47,9 +46,8 @@ def check(examined: Examined) -> Iterator[Finding]:
 def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding]:
     best = max(rates, key=lambda name: rates[name])
     why = {
-        "nvimgcodec": "it decodes only the part of an image that a crop needs, bit for bit as Pillow does",
-        "simplejpeg": "it is the fastest that is installed, bit for bit as Pillow",
-        "pillow": "nothing faster is installed",
+        "libjpeg-turbo": "it decodes only the part of an image that a crop needs, bit for bit as Pillow does",
+        "pillow": "the installed Pillow has plugins or pixels of its own",
     }[chosen]
     yield ok(_TOPIC, f"fastpipe uses: {used}. Of JPEGs: {why}")
     if rates[best] > _CLEARLY * rates[chosen]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.options import Decode
-from fastpipe.read.decoders import make_decoder
 from fastpipe.read.files import read_file
 from fastpipe.read.images import ImageReader
 from fastpipe.read.jpeg_header import read_jpeg_header
@@ -48,31 +47,26 @@ def measure(files: Sequence[str]) -> dict[str, Any]:
     if len(files) and len(images):
         of += f", {sides[0]:.0f} × {sides[1]:.0f} pixels on average"
     found: dict[str, Any] = {"of": of, "decoders": {}}
-    for name in ("nvimgcodec", "simplejpeg", "pillow"):
+    reader = ImageReader(Decode())
+    for name in ("libjpeg-turbo", "pillow"):
         try:
-            found["decoders"][name] = _measured(name, images)
+            found["decoders"][name] = _measured(name, reader, images)
         except Exception as error:
             found["decoders"][name] = {"why": f"{type(error).__name__}: {error}"}
-    reader = ImageReader(Decode())
-    chosen = make_decoder("auto")
-    kinds = {"NvImageCodecDecoder": "nvimgcodec", "SimpleJpegDecoder": "simplejpeg"}
-    found["chosen"] = kinds.get(type(chosen).__name__, "pillow")
+    found["chosen"] = "libjpeg-turbo" if reader.is_native else "pillow"
     found["used"] = reader.describe()
     return found
 
 
-def _measured(name: Any, images: Sequence[_Image]) -> dict[str, Any]:
-    decoder = make_decoder(name)
-    if decoder is None:
+def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[str, Any]:
+    if name == "pillow":
         image = require("PIL.Image", extra="image")
         version = require("PIL", extra="image").__version__
         rate = _rate(lambda one: image.open(io.BytesIO(one[0])).convert("RGB"), images)
         kind = "Pillow-SIMD" if ".post" in version else "Pillow"
         return {"what": f"{kind} {version}, the whole image", "rate": rate}
-    is_partial = name == "nvimgcodec"
-    rate = _rate(lambda one: decoder.decode(one[0], one[2] if is_partial else one[1]), images)
-    what = decoder.describe() + (" (random crops)" if is_partial else "")
-    return {"what": what, "rate": rate}
+    rate = _rate(lambda one: reader.fast_region(one[0], one[2]), images)
+    return {"what": "libjpeg-turbo, only the region that is needed (random crops)", "rate": rate}
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:

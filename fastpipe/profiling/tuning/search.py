@@ -119,9 +119,7 @@ class Search:
     def _decoders(self, best: Trial) -> Trial:
         if best.settings.backend != "auto":
             return best
-        return self._best_of(
-            best, [replace(best.settings, backend=name) for name in ("simplejpeg", "pillow")]
-        )
+        return self._best_of(best, [replace(best.settings, backend="pillow")])
 
     def _cache(self, best: Trial) -> Trial:
         """Last, as what is measured with a cache are later epochs."""

@@ -1,0 +1,16 @@
+"""The native module, or an error that says how to have it."""
+
+from __future__ import annotations
+
+from fastpipe.errors import MissingDependencyError
+
+try:
+    from fastpipe.native import _native as native
+except ImportError as error:  # pragma: no cover - a source tree that was never installed
+    raise MissingDependencyError(
+        f"fastpipe's native core cannot be loaded ({error}). It is compiled when fastpipe is installed: run "
+        "'pip install .' in its folder, with a C++17 compiler and libjpeg-turbo's headers "
+        "(apt-get install g++ libjpeg-dev)"
+    ) from error
+
+__all__ = ["native"]

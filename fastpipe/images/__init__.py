@@ -1,0 +1,1 @@
+"""Batches of images: described here, made by the native core."""

@@ -1,0 +1,170 @@
+"""A batch of images: described by arrays, made by the native engine; what it declines is made here, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.jobs import NativeJob
+from fastpipe.core.native import native
+from fastpipe.engine.bad import Item
+from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
+from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.errors import ClosedError
+from fastpipe.images.paths import PackedPaths
+
+__all__ = ["Described", "ImageBatch", "RowsOf"]
+
+_PENDING, _MADE = 0, 1  # outcomes of fastpipe/native/status.h
+
+
+class RowsOf:
+    """Some rows of a larger batch's memory.
+
+    Args:
+        memory: (M, …) of the larger batch.
+        numbers: int64 (N,): the rows.
+    """
+
+    def __init__(self, memory: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
+        self.memory, self.numbers = memory, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> npt.NDArray[Any]:
+        row: npt.NDArray[Any] = self.memory[self.numbers[number]]
+        return row
+
+
+class Described(NamedTuple):
+    """What the engine is told of a batch, beside what a ``PendingBatch`` has.
+
+    Attributes:
+        plan: a ``native.ImagePlan``.
+        paths: of the samples.
+        inputs: of each sample None, where it is read; its pixels, uint8 (H, W, 3), where they are in memory
+            already; or False where it is made here in any case.  None where all are read.
+        info: of an encoded file and its path, what Pillow says of it.
+    """
+
+    plan: Any
+    paths: PackedPaths
+    info: Callable[[bytes, str], dict[Any, Any]]
+    inputs: list[Any] | None = None
+
+
+class ImageBatch(PendingBatch):
+    """A batch that the native engine makes, as far as it can.  Begun by ``begin_natively``.
+
+    Arguments as of ``PendingBatch``; with ``memory`` an array (N, …) or ``RowsOf`` one, or None.
+
+    Attributes:
+        when_seen: called with the number of images whose sizes the engine knows, and their decoded bytes.
+    """
+
+    when_seen: Callable[[int, int], None] | None = None
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        items: Sequence[Item],
+        plan: Any,
+        parameters: npt.NDArray[np.float64],
+        memory: npt.NDArray[Any] | RowsOf | None,
+        finish: Callable[[Any, int], Any] | None,
+        substitute: Callable[[int, int], Item | None] | None,
+    ) -> None:
+        super().__init__(maker, items, plan, parameters, memory, finish, substitute)  # type: ignore[arg-type]
+        self._numbers: Sequence[int] = ()  # of samples that are left for Python
+        self._batch: Any = None
+        self._statuses = np.zeros((len(items), 8), np.uint8)
+
+    def begin_natively(
+        self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
+    ) -> None:
+        """Make it.
+
+        Args:
+            described: what the engine is told.
+            pool: threads for what is left to Python; None makes all of the batch in the calling thread.
+            channel: a ``native.Channel`` of whose threads it is made.
+            threads: that the process is to have.
+        """
+        self._batch, self._file_info = self._described(described), described.info
+        if pool is None:
+            native.run_here(self._batch)
+            self._look()
+            self.jobs = [Job(self._make_left, len(self._numbers))]
+            self.jobs[0].run_here()
+            return
+        rest = Job(self._make_left, 1)
+
+        def go_on() -> None:
+            try:
+                self._look()
+                rest.expect(len(self._numbers))
+                if self._numbers:
+                    pool.go_on_with(rest)
+            except BaseException as error:
+                rest.cancel(error)
+                raise
+
+        # The engine's comes last: when all of that is begun, threads have nothing to do.
+        self.jobs = [rest, NativeJob(self._batch, channel, threads, go_on)]
+
+    def _described(self, described: Described) -> Any:
+        count, paths, memory, spec = len(self.items), described.paths, self.memory, self._plan.output
+        places, flat, size = np.zeros(count, np.int64), None, (0, 0)
+        if memory is not None:
+            whole = memory.memory if isinstance(memory, RowsOf) else memory
+            numbers = memory.numbers if isinstance(memory, RowsOf) else np.arange(count)
+            flat = whole.reshape(-1).view(np.uint8)
+            places = numbers * (flat.size // max(len(whole), 1))
+            size = spec.shape[1:]
+        return native.image_batch(
+            described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat, places,
+            size, self._plan.makes_images, self._statuses, described.inputs,
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        """Find out what is left to be done, when the engine has done its part."""
+        if self.when_seen is not None:
+            images, pixels = self._batch.seen
+            self.when_seen(images, 3 * pixels)
+        outcomes = self._statuses[:, 0]
+        if (outcomes == _PENDING).any():
+            raise ClosedError("the interpreter ends before the batch is made")
+        made = outcomes == _MADE
+        is_done_then = self.memory is not None and self._finish is None
+        self._is_made = made
+        self._numbers = np.flatnonzero(~made).tolist() if is_done_then else range(len(self.items))
+        clock = self._maker.clock
+        for stage, nanoseconds in zip(("read", "decode", "transform"), self._batch.times, strict=True):
+            clock.add(stage, nanoseconds)
+        if is_done_then:
+            self._batch = None
+
+    def _make_left(self, place: int) -> None:
+        """Make, or finish, one of the samples that are left."""
+        number = self._numbers[place]
+        if not self._is_made[number]:
+            self.make(number)
+            return
+        try:
+            memory, height, width = self._batch.take_image(number)
+            value = self._plan.finished(
+                memory, (height, width), self._parameters[number], lambda: self._info(number)
+            )
+            self.values[number] = self._finish(value, number) if self._finish else value
+        except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
+            say_where(error, self.items[number])
+            self._errors[number] = error
+
+    def _info(self, number: int) -> dict[Any, Any]:
+        """What Pillow says of a sample's file."""
+        return self._file_info(self._batch.take_file(number), self.items[number].path)
+
