@@ -51,8 +51,8 @@ from fastpipe.torch.workers import WorkerInit, lanes_for
 
 __all__ = ["FastLoader"]
 
-# Python's lock ends what the threads of one process can do at about what so many of torch's workers do: it is
-# held for 0.25 ms of an image, and for most of torchvision's own transforms.
+# Where Python runs for each sample, its lock ends what the threads of one process can do at about what so many
+# of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's own transforms.
 _MOST_BY_THREADS, _MOST_WITH_TORCHVISION = 8, 2
 # Of batches that a GPU makes, beside the one that is next: it decodes two at once, and another is opened.
 _AHEAD_THERE = 3
@@ -257,7 +257,7 @@ class FastLoader(DataLoader[_T_co]):
             return ""
         self._split(source)  # which may leave none of torchvision's transforms to run
         most = _MOST_WITH_TORCHVISION if source.runs_torchvision else _MOST_BY_THREADS
-        if number > most:
+        if number > most and (source.runs_python or source.runs_torchvision):
             by = ", with torchvision's transforms" if source.runs_torchvision else ""
             return f"threads of one process do the work of up to {most} workers{by}"
         return ""

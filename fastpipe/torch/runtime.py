@@ -107,6 +107,11 @@ class Runtime:
             read_many_past=source.read_many_past if remote is None else None,
         )
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the native engine makes the batches, but for what it declines."""
+        return self._is_native and self._reader.is_native
+
     def begin(
         self, items: Items, plan: Plan, parameters: npt.NDArray[np.float64], place: Place,
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
@@ -124,7 +129,7 @@ class Runtime:
         """
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
-        if turn is None and self._is_native and self._reader.is_native:
+        if turn is None and self.is_native:
             described = plan.native(self._reader.most_pixels, decode.exif, decode.scaled)
         if described is None:
             return maker.start(

@@ -85,6 +85,11 @@ class Source(ABC):
         return self.lookout(is_here=True) is not None
 
     @property
+    def runs_python(self) -> bool:
+        """Whether Python runs for each sample, rather than once for a batch."""
+        return True
+
+    @property
     def runs_torchvision(self) -> bool:
         """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
         return False

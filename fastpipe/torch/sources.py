@@ -159,6 +159,11 @@ class FolderSource(Source):
         return decodes_there or super().is_best_here(device)
 
     @property
+    def runs_python(self) -> bool:
+        """Whether Python runs for each sample, rather than once for a batch."""
+        return not all(base._running().is_native for base in self.bases)
+
+    @property
     def runs_torchvision(self) -> bool:
         """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
         return self.by_split is None and any(base.plan.stock for base in self.bases)

@@ -57,17 +57,27 @@ def is_pristine(transform: Any) -> bool:
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
     kind = type(transform)
-    if any(callable(getattr(kind, name, None)) for name in own):
+    if not _callables(kind).isdisjoint(own):
         return False
-    return all(_is_of_torchvision(members[name]) for members, name in _own_methods(kind))  # type: ignore[arg-type]
+    return all(
+        members.get(name) is known or _is_of_torchvision(members[name])
+        for members, name, known in _own_methods(kind)
+    )
 
 
 @cache
-def _own_methods(kind: type) -> list[tuple[Any, str]]:
+def _callables(kind: type) -> frozenset[str]:
+    """Names that an object's own attributes would hide."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+
+
+@cache
+def _own_methods(kind: type) -> list[tuple[Any, str, Any]]:
     """Where torchvision's classes among the bases say what a call does (not ``torch.nn.Module``, whose
-    ``__call__`` tools wrap for all modules)."""
-    bases = [base for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
-    return [(base.__dict__, name) for base in bases for name in _METHODS if name in base.__dict__]
+    ``__call__`` tools wrap for all modules), and what they say, if that is torchvision's."""
+    bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
+    found = [(members, name, members[name]) for members in bases for name in _METHODS if name in members]
+    return [(members, name, known if _is_of_torchvision(known) else None) for members, name, known in found]
 
 
 def _is_of_torchvision(method: Any) -> bool:

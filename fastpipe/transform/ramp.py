@@ -144,7 +144,10 @@ def of_kind(tensor: Any, kind: type) -> Any:
 
 def rows_of(batch: Any, kind: type) -> list[Any]:
     """The samples of a batch tensor, which is a plain one whatever they are, as views of it."""
-    return [of_kind(row, kind) for row in batch.unbind(0)]
+    rows = batch.unbind(0)
+    if kind is require("torch", extra="torch").Tensor:
+        return list(rows)
+    return [row.as_subclass(kind) for row in rows]
 
 
 def tensor_shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:

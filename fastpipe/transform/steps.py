@@ -67,15 +67,23 @@ def state_of(transform: Any) -> Any:
     """What must be equal for a compiled plan to be still right for this transform."""
     if not _is_known(transform):
         return id(transform)
-    public = {k: _exactly(v) for k, v in vars(transform).items() if not k.startswith("_") and k != "training"}
-    return (id(transform), repr(sorted(public.items())))
+    return id(transform), tuple(
+        (name, type(value), value if type(value) in _PLAIN else _exactly(value))
+        for name, value in vars(transform).items()
+        if name[0] != "_" and name != "training"
+    )
+
+
+_PLAIN = (int, float, bool, str, type(None))
 
 
 def _exactly(value: Any) -> Any:
-    """Something whose repr shows all of a value; tensors and arrays shorten theirs."""
+    """Something that is equal where a value is the same, and only there."""
     if isinstance(value, (list, tuple)):
-        return [_exactly(item) for item in value]
-    return (str(value.dtype), value.tolist()) if hasattr(value, "tolist") else value
+        return tuple(_exactly(item) for item in value)
+    if hasattr(value, "tolist"):
+        return str(value.dtype), repr(value.tolist())
+    return type(value), value if type(value) in _PLAIN else repr(value)
 
 
 def _is_known(transform: Any) -> bool:
