@@ -166,20 +166,20 @@ def beside(
                 del batches
     told = []
     for key, label in labels.items():
-        every, first, per_s = found[key]
-        row: dict[str, Any] = {"key": key, "label": label, "steps_a_batch": steps_of[key]}
+        steps_s, firsts_s, made_s = found[key]
+        entry: dict[str, Any] = {"key": key, "label": label, "steps_a_batch": steps_of[key]}
         for name, middle in (("median", statistics.median), ("mean", statistics.fmean)):
-            own = [middle(times) for times in every]
-            row[f"{name}_ms"] = figures([1000 * value for value in own], 4)
+            own = [middle(times) for times in steps_s]
+            entry[f"{name}_ms"] = figures([1000 * value for value in own], 4)
             for reference, word in ((_ALWAYS, "slower"), (_PACED, "slower_than_paced")):
                 others = [middle(times) for times in found[reference][0]]
                 slower = [a / b - 1 for a, b in zip(own, others, strict=True)]
-                row[f"{word}_by_{name}"] = figures(slower, 4)
-        row["first_median_ms"] = figures([1000 * statistics.median(times) for times in first], 4)
-        row["images_per_s"] = figures(per_s, 1)
+                entry[f"{word}_by_{name}"] = figures(slower, 4)
+        entry["first_median_ms"] = figures([1000 * statistics.median(times) for times in firsts_s], 4)
+        entry["images_per_s"] = figures(made_s, 1)
         if key in rates:
-            row["share_of_full_rate"] = round(row["images_per_s"]["median"] / rates[key], 3)
-        told.append(row)
+            entry["share_of_full_rate"] = round(entry["images_per_s"]["median"] / rates[key], 3)
+        told.append(entry)
     return {"rows": told, "step_numbers": step.numbers, "output": output, "batch": batch}, step
 
 

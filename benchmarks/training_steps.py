@@ -56,7 +56,7 @@ class Trainer:
         with torch.autocast(self.device, dtype=torch.bfloat16):
             if images.dtype == torch.uint8:
                 images = (images.float() - self._mean) * self._scale
-            loss = torch.nn.functional.cross_entropy(self._model(images), labels.long())
+            loss: Any = torch.nn.functional.cross_entropy(self._model(images), labels.long())
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
