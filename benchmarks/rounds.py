@@ -1,10 +1,18 @@
-"""The option that the scripts of this folder have in common."""
+"""What the scripts of this folder have in common: options, the result file, medians."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["rounds_asked"]
+from fastpipe.bench import machine
+from fastpipe.bench.data import Photos, folder_to_use, scan
+
+__all__ = ["add_photo_options", "figures", "photos_of", "rounds_asked", "save_facts"]
 
 
 def rounds_asked(about: str | None, default: int, what: str) -> int:
@@ -23,3 +31,48 @@ def rounds_asked(about: str | None, default: int, what: str) -> int:
     if rounds < 1:
         parser.error(f"--rounds must be at least 1, got {rounds}")
     return rounds
+
+
+def add_photo_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Add the options of a script that reads photographs.
+
+    Args:
+        parser: where they go.
+        rounds: the default of ``--rounds``.
+    """
+    parser.add_argument("--data", help="an image folder (default: $FASTPIPE_PHOTOS, else made photographs)")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"measurements of each (default: {rounds})"
+    )
+    parser.add_argument("--json", type=Path, help="where to write everything")
+
+
+def photos_of(args: argparse.Namespace) -> Photos:
+    """Return the photographs that the options name, read once so that the page cache has them."""
+    folder, name, _ = folder_to_use(args.data, lambda text: print(text, flush=True))
+    photos = scan(folder, name)
+    photos.warm()
+    return photos
+
+
+def figures(values: Iterable[float], digits: int = 2) -> dict[str, Any]:
+    """Return the median and range of some figures, and the figures themselves."""
+    raw = [round(value, digits) for value in values]
+    return {"median": round(statistics.median(raw), digits), "low": min(raw), "high": max(raw), "raw": raw}
+
+
+def save_facts(path: Path | None, photos: Photos, facts: Mapping[str, Any]) -> None:
+    """Write a result file: the machine, the packages, the photographs, and what was measured.
+
+    Args:
+        path: where; None writes nothing.
+        photos: that were read.
+        facts: what was measured.
+    """
+    if path is None:
+        return
+    about = {"machine": machine.describe(), "versions": machine.versions(), "revision": machine.revision()}
+    count = len(photos.files)
+    about["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(about | dict(facts), indent=1, ensure_ascii=False) + "\n")
