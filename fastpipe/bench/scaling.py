@@ -69,7 +69,7 @@ def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -
 
     Returns:
         ``rows``, one for each number that was measured.  Each has ``threads`` and, as ``median``, ``low`` and
-        ``high`` of ratios within rounds: ``times_best``, FastLoader's rate over that of the best replaced loader
+        ``high`` of ratios within rounds: ``times_best``, FastLoader over the best replaced loader
         of any number of workers; ``linear``, its rate for each thread over that with the fewest threads;
         ``floor_share``, its rate over the floor's; ``floor_linear``, as ``linear`` of the floor.
     """
