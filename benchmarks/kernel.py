@@ -4,7 +4,7 @@
 
     python benchmarks/kernel.py --rounds 50
 
-One thread, 300×340 → 224×224 RGB, bilinear, weights included, with each instruction set that the processor has.
+One thread, 300×340 → 224×224 RGB, bilinear, weights included, with each instruction set of the processor.
 The variants are measured in turn, many calls at a time, so that a busy neighbour meets all of them.
 """
 
