@@ -144,12 +144,13 @@ def beside(
         same = next(iter(rows["threads"].batches(batch)))
         rates, found = dict(alone), {key: ([], [], []) for key in labels}  # type: ignore[var-annotated]
         steps_of, skipped = {}, 2 * cores
+        each = statistics.median(step.timed() for _ in range(100))
         for number in range(rounds):
             order = list(labels)
             order = order[number % len(order) :] + order[: number % len(order)]
             for key in order:
                 rate = alone[key if key in rows else "threads"]
-                steps = max(1, int(_PART * batch / rate / _STEP_S))
+                steps = max(1, int(_PART * batch / rate / each))
                 count = max(8, int(rate * seconds / batch))
                 steps_of[key] = steps
                 batches: Iterable[Any]

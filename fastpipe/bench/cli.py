@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe.bench import images
+from fastpipe.bench import images, scaling
 from fastpipe.bench.augment import case as augment
 from fastpipe.bench.command import Command
 from fastpipe.bench.driver import check_files
@@ -38,6 +38,11 @@ CASES = {
     ),
     "images": Command(
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
+    ),
+    "scaling": Command(
+        "images by number of threads, 1 to all cores, against DataLoader with as many workers",
+        scaling.add_arguments,
+        scaling.run,
     ),
     "hdf5": Command(
         "rows of HDF5 files: h5py + DataLoader against FastHDF5Dataset + FastLoader",

@@ -35,16 +35,18 @@ FILES = ("json", "html", "plot")
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None) -> None:
     """The options of every case.
 
     Args:
         parser: where they go.
-        peers: whom ``--peers`` measures, in words.
+        peers: whom ``--peers`` measures, in words; None for a case without peers.
     """
     add = parser.add_argument
     add_file_arguments(parser)
-    add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
+    parser.set_defaults(peers=False)
+    if peers is not None:
+        add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--rounds", type=positive(int), metavar="R", help="rounds to measure (default: 7)")
     length.add_argument("--seconds", type=positive(float), metavar="S",

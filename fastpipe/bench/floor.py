@@ -1,152 +1,108 @@
-"""Decoding alone: the part of the job that no loader around this decoder can avoid."""
+"""Decoding alone: the part of the job that no loader around the native core's decoder can avoid."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fastpipe._extras import require
-from fastpipe.bench.boxes import crop_box
+from fastpipe.bench.loaders import SIDE, train_transform
 from fastpipe.bench.runner import ContenderError
-from fastpipe.errors import MissingDependencyError
+from fastpipe.core.jobs import NativeJob
+from fastpipe.core.native import native
+from fastpipe.images.paths import PackedPaths, paths_of
+from fastpipe.transform.plan import compile_plan
 
-__all__ = ["DecodeRow", "crop_boxes", "is_jpeg"]
+__all__ = ["DecodeRow"]
 
-Decoder = Callable[[bytes, Sequence[int]], Any]
-
-
-def is_jpeg(data: bytes) -> bool:
-    """Whether encoded bytes are a JPEG's."""
-    return data[:3] == b"\xff\xd8\xff"
-
-
-def crop_boxes(sizes: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Boxes distributed as those of ``RandomResizedCrop``.
-
-    Args:
-        sizes: int64 array (N, 2) of height and width.
-        rng: source of randomness.
-
-    Returns:
-        int64 array (N, 4): top, left, height, width, each inside its image.
-
-    >>> crop_boxes(np.array([[400, 500]]), np.random.default_rng(0)).shape
-    (1, 4)
-    """
-    boxes = np.empty((len(sizes), 4), np.int64)
-    for row, (height, width) in enumerate(sizes.tolist()):
-        boxes[row] = crop_box(height, width, rng)
-    return boxes
+_MADE = 1  # an outcome of fastpipe/native/status.h
 
 
 class DecodeRow:
-    """A `Contender` that decodes crops of JPEGs from memory and does nothing else.
+    """A `Contender` that decodes crops of JPEGs in the native core's threads and does nothing else.
+
+    A measurement is one batch of the core, whose images are not resampled: headers are read, crops drawn
+    as those of ``RandomResizedCrop``, and decoded.  Python submits it and waits for its end.
 
     Args:
-        files: the photos; those that are no JPEG are left out.
+        files: the photos; those that the core leaves to Pillow are left out.
         threads: how many threads decode.
+        batch_size: photos are asked for in multiples of this.
+        key: its name in the results.
+        from_memory: hold the files in memory; else each is read when it is decoded.
 
     Raises:
-        ContenderError: there is no decoder, or no JPEG.
+        ContenderError: no photo is a JPEG that the core decodes.
     """
 
-    key = "floor"
     workers = 0
 
-    def __init__(self, files: Sequence[str], threads: int, batch_size: int) -> None:
-        self.chunk = batch_size
-        blobs = [Path(file).read_bytes() for file in files]
-        self._blobs = [blob for blob in blobs if is_jpeg(blob)]
-        if not self._blobs:
-            raise ContenderError("no photo is a JPEG")
-        self.note, make, self._sizes = _decoder(self._blobs)
-        self._decoders = [make() for _ in range(threads)]
+    def __init__(
+        self,
+        files: Sequence[str],
+        threads: int,
+        batch_size: int,
+        key: str = "floor",
+        from_memory: bool = True,
+    ) -> None:
+        self.key, self.chunk = key, batch_size
+        self.note = "the native core, crops only, " + ("from memory" if from_memory else "from files")
+        blobs = {file: Path(file).read_bytes() for file in files}
+        self._files = [(file,) for file, blob in blobs.items() if native.read_jpeg_header(blob)[2]]
+        if not self._files:
+            raise ContenderError("no photo is a JPEG that the native core decodes")
+        self._blobs = [blobs[file] for (file,) in self._files] if from_memory else None
+        plan = compile_plan(train_transform("uint8"))
+        self._plan, self._draws = plan.native(None, False, False), plan.draws
+        self._threads, self._channel = threads, native.Channel(threads)
         self._rng = np.random.default_rng(0)
 
     def measure(self, images: int) -> float:
         """Decode so many crops; return the seconds it took."""
-        which = np.resize(self._rng.permutation(len(self._blobs)), images)
-        boxes = crop_boxes(self._sizes[which], self._rng).tolist()
-        work = [(self._blobs[i], box) for i, box in zip(which.tolist(), boxes, strict=True)]
-        failed: list[BaseException] = []
-        # One shared counter hands out the work: `next` on it is atomic.
-        counter = itertools.count()
-
-        def run(decode: Decoder) -> None:
-            try:
-                while not failed and (place := next(counter)) < len(work):
-                    decode(*work[place])
-            except Exception as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=run, args=(decode,), daemon=True) for decode in self._decoders]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - start
+        which = np.resize(self._rng.permutation(len(self._files)), images)
+        if self._blobs is None:
+            inputs, paths = None, paths_of(self._files, which)
+        else:
+            nowhere = np.zeros(images, np.int64)
+            inputs, paths = [self._blobs[i] for i in which.tolist()], PackedPaths(b"", b"", nowhere, nowhere)
+        # One image's memory for all: nothing is written to it.
+        memory, statuses = np.zeros(3 * SIDE * SIDE, np.uint8), np.zeros((images, 8), np.uint8)
+        batch = native.image_batch(
+            self._plan, *paths, self._rng.random((images, self._draws)), memory, np.zeros(images, np.int64),
+            (SIDE, SIDE), False, statuses, inputs,
+        )  # fmt: skip
+        with _decoding_only():
+            start = time.perf_counter()
+            NativeJob(batch, self._channel, self._threads, _nothing).wait()
+            seconds = time.perf_counter() - start
+        failed = int((statuses[:, 0] != _MADE).sum())
         if failed:
-            raise ContenderError(f"decoding alone failed: {failed[0]}")
+            raise ContenderError(f"decoding alone failed for {failed} of {images} photos")
         return seconds
 
     def close(self) -> None:
-        """Drop the decoders and the photos."""
-        self._decoders, self._blobs = [], []
+        """Drop the photos."""
+        self._blobs, self._files = None, []
 
 
-def _decoder(blobs: Sequence[bytes]) -> tuple[str, Callable[[], Decoder], npt.NDArray[np.int64]]:
-    """The fastest decoder installed: what it does, a maker of one per thread, the sizes."""
-    for candidate in (_nvimgcodec, _simplejpeg):
+_lock = threading.Lock()
+
+
+@contextmanager
+def _decoding_only() -> Iterator[None]:
+    """Have the core's threads decode, and not resample, for a time in which no loader works."""
+    with _lock:
+        native.skip_resampling(True)
         try:
-            return candidate(blobs)
-        except MissingDependencyError:
-            continue
-    raise ContenderError("no decoder to measure: pip install 'fastpipe[image]'")
+            yield
+        finally:
+            native.skip_resampling(False)
 
 
-def _nvimgcodec(blobs: Sequence[bytes]) -> tuple[str, Callable[[], Decoder], npt.NDArray[np.int64]]:
-    """nvImageCodec decodes only the blocks that a crop needs."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    codec = require("nvidia.nvimgcodec", extra="image")
-    params = codec.DecodeParams(apply_exif_orientation=False)
-
-    def make() -> Decoder:
-        decoder = codec.Decoder(
-            device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
-            max_num_cpu_threads=1,
-            backends=[codec.Backend(codec.BackendKind.CPU_ONLY)],
-        )
-
-        def decode(blob: bytes, box: Sequence[int]) -> Any:
-            top, left, height, width = box
-            region = codec.Region(top, left, top + height, left + width)
-            image = decoder.decode(codec.CodeStream(blob).get_sub_code_stream(region=region), params=params)
-            if image is None:
-                raise ValueError("nvImageCodec could not decode a photo")
-            return image
-
-        return decode
-
-    streams = [codec.CodeStream(blob) for blob in blobs]
-    sizes = np.array([(stream.height, stream.width) for stream in streams], np.int64)
-    return "nvImageCodec, crops only, from memory", make, sizes
-
-
-def _simplejpeg(blobs: Sequence[bytes]) -> tuple[str, Callable[[], Decoder], npt.NDArray[np.int64]]:
-    """simplejpeg decodes whole images; the crop makes no difference to it."""
-    codec = require("simplejpeg", extra="image")
-
-    def make() -> Decoder:
-        return lambda blob, box: codec.decode_jpeg(blob)
-
-    sizes = np.array([codec.decode_jpeg_header(blob)[:2] for blob in blobs], np.int64)
-    return "simplejpeg, whole images, from memory", make, sizes
+def _nothing() -> Any:
+    return

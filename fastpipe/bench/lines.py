@@ -14,6 +14,7 @@ __all__ = [
     "more_lines",
     "peak_lines",
     "predicted_lines",
+    "scaling_lines",
     "single_lines",
     "timeline_lines",
     "training_lines",
@@ -32,7 +33,26 @@ def more_lines(result: Mapping[str, Any]) -> list[str]:
         *peak_lines(result),
         *timeline_lines(result),
         *training_lines(result),
+        *scaling_lines(result),
     ]
+
+
+def scaling_lines(result: Mapping[str, Any]) -> list[str]:
+    """How FastLoader's rate grows with the number of threads."""
+    lines = []
+    for one in result.get("scaling", {}).get("rows", ()):
+        times, linear, floor = one["times_best"], one.get("linear"), one.get("floor_share")
+        line = (
+            f"{one['threads']} thread{'s' if one['threads'] > 1 else ''}: {times['median']:.2f}×"
+            f" ({times['low']:.2f} to {times['high']:.2f}) the best replaced loader of any number of workers"
+        )
+        line += "" if linear is None else f", {linear['median']:.0%} of linear"
+        if floor is not None:
+            line += f", {floor['median']:.0%} of reading and decoding alone"
+            own = one.get("floor_linear")
+            line += "" if own is None else f", which is {own['median']:.0%} of linear"
+        lines.append(line)
+    return lines
 
 
 def first_batch_lines(result: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,7 @@ class LoaderSpec:
         augment: as of ``fastpipe.FastLoader``.
         device: where its batches are to be: fastpipe's loader hands them out there, torch's pins their memory
             for a GPU.
+        threads: of ``fastpipe.FastImageFolder``, if not as many as cores.
     """
 
     key: str
@@ -66,6 +67,7 @@ class LoaderSpec:
     gpu_share: Literal["auto"] | None = None
     augment: Literal["auto", "split"] | None = None
     device: str | None = None
+    threads: int | None = None
 
 
 # Of a back end: its name, its module, and fastpipe's extra that installs it.
@@ -145,6 +147,7 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
         decode=fastpipe.Decode(
             spec.backend, short_side=spec.short_side, scaled=spec.scaled, gpu_share=spec.gpu_share
         ),
+        threads=spec.threads or "auto",
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._extras import require
+from fastpipe.bench.curves import draw_curves
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 from fastpipe.bench.writing import whole
 
@@ -26,6 +27,9 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
+    if "scaling" in result:
+        draw_curves(result, path, _short_cpu(result["machine"]["cpu"]))
+        return
     figure_module = require("matplotlib.figure", extra="bench")
     require("matplotlib.backends.backend_agg", extra="bench")
     parts = _parts(result)

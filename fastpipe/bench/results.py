@@ -74,6 +74,7 @@ SOME_HAVE: dict[str, type | tuple[type, ...]] = {
     "peak": dict,
     "timelines": dict,
     "training": dict,
+    "scaling": dict,
 }
 ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "key": str,

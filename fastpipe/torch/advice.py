@@ -20,6 +20,7 @@ from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe._cpus import default_threads
+from fastpipe.errors import MissingDependencyError
 from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitError
 from fastpipe.torch.views import ends_of
@@ -163,7 +164,7 @@ def _about_augment(source: Source) -> str:
         return ""
     try:
         source.split()
-    except SplitError:
+    except (SplitError, MissingDependencyError):  # advice never ends an epoch
         return ""
     return (
         "batches wait for torchvision's transforms after the crop: augment='auto', of FastLoader and "

@@ -106,7 +106,7 @@ def test_an_interrupt_ends_with_130(
     assert "interrupted" in one_line(capsys)
 
 
-@pytest.mark.parametrize("case", ["all", "images", "hdf5", "gpu"])
+@pytest.mark.parametrize("case", ["all", "images", "scaling", "hdf5", "gpu"])
 def test_help_loads_no_framework(case: str) -> None:
     code = (
         "import sys, contextlib\n"

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fastpipe
+from fastpipe.bench.boxes import crop_box
 from fastpipe.bench.data import scan
-from fastpipe.bench.floor import DecodeRow, crop_boxes
+from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.images import loader_specs, worker_counts
-from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec
+from fastpipe.bench.loaders import Draws, LoaderRow, LoaderSpec, check_transform
 from fastpipe.bench.machine import cores_allowed, describe, memory_bytes
 from fastpipe.bench.runner import ContenderError
 
@@ -34,10 +36,24 @@ def test_the_replaced_row_consumes_what_it_is_asked_for(tree: Path) -> None:
     row.close()
 
 
-def test_the_floor_decodes_crops(tree: Path) -> None:
-    row = DecodeRow(scan(tree, "tree").files, threads=2, batch_size=4)
+@pytest.mark.parametrize("from_memory", [True, False])
+def test_the_floor_decodes_crops(tree: Path, from_memory: bool) -> None:
+    row = DecodeRow(scan(tree, "tree").files, threads=2, batch_size=4, from_memory=from_memory)
     assert row.measure(40) > 0
     row.close()
+
+
+def test_after_the_floor_loaders_resample_again(tree: Path) -> None:
+    def values() -> Any:
+        transform = check_transform()
+        loader = fastpipe.FastLoader(fastpipe.FastImageFolder(str(tree), transform, cache="off"), 6)
+        return next(iter(loader))[0].numpy().copy()
+
+    before = values()
+    row = DecodeRow(scan(tree, "tree").files, threads=2, batch_size=4)
+    row.measure(4)
+    row.close()
+    assert before.any() and (values() == before).all()
 
 
 def test_the_floor_needs_a_jpeg(tmp_path: Path) -> None:
@@ -51,22 +67,19 @@ def test_a_floor_that_cannot_decode_says_so(tmp_path: Path, tree: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(good)
     row = DecodeRow([str(tmp_path / "a.jpg")], threads=2, batch_size=4)
     row._blobs = [b"\xff\xd8\xff\xe0 no more"]
-    with pytest.raises(ContenderError, match="decoding alone failed"):
+    with pytest.raises(ContenderError, match="decoding alone failed for 8 of 8"):
         row.measure(8)
 
 
 def test_boxes_lie_inside_and_have_the_areas_of_random_resized_crop() -> None:
-    sizes = np.tile([[300, 400]], (3000, 1))
-    boxes = crop_boxes(sizes, np.random.default_rng(1))
-    top, left, height, width = boxes.T
+    rng = np.random.default_rng(1)
+    top, left, height, width = np.array([crop_box(300, 400, rng) for _ in range(3000)]).T
     assert (top >= 0).all() and (left >= 0).all()
     assert (top + height <= 300).all() and (left + width <= 400).all()
     share = height * width / (300 * 400)
     assert 0.07 < share.min() < 0.09 and share.max() > 0.9
     # Uniform from 8 to 100 %, less the boxes that do not fit.
     assert 0.4 < share.mean() < 0.54
-    # A strip admits no box of these ratios: the largest one at its centre.
-    assert crop_boxes(np.array([[10, 1000]]), np.random.default_rng(0)).tolist() == [[0, 493, 10, 13]]
 
 
 def test_every_row_has_its_own_key() -> None:
