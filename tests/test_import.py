@@ -103,16 +103,6 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
             "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode())",
             "pip install 'fastpipe[image]'",
         ),
-        (
-            "simplejpeg",
-            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('simplejpeg'))",
-            "pip install 'fastpipe[image]'",
-        ),
-        (
-            "nvidia",
-            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('nvimgcodec'))",
-            "pip install 'fastpipe[image]'",
-        ),
         *(
             (
                 package,
