@@ -467,7 +467,14 @@ def _is_ours(thread: threading.Thread) -> bool:
 # A thread of a C library that called into Python once is listed as Dummy for ever; zarr-python keeps those that
 # the first test to use it starts, whichever that is in this run's share of the files: its event loop's, that
 # loop's executor's and its pool's; fsspec its event loop's, and the S3 server the one that starts its programs.
-_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO", "fastpipe-s3")
+# The process has one engine, and one thread that waits for what it reports: ``_batches`` looks at its jobs.
+_KEPT_THREADS = ("Dummy-", "zarr_io", "asyncio_", "zarr_pool_", "fsspecIO", "fastpipe-s3", "fastpipe-watcher")
+
+
+def _batches() -> set[str]:
+    """Batches that the native engine has."""
+    jobs = sys.modules.get("fastpipe.core.jobs")
+    return set() if jobs is None else {str(number) for number in list(jobs._jobs)}
 
 
 def _children() -> set[str]:
@@ -571,6 +578,7 @@ def _temporary_files() -> set[str]:
 
 _LOOKS: dict[str, Callable[[], set[str]]] = {
     "thread": _threads,
+    "batch": _batches,
     "child process": _children,
     "descriptor": _descriptors,
     "shared memory": _segments,

@@ -97,20 +97,10 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
     [
         ("torch", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
         ("torchvision", "fastpipe.FastLoader", "pip install 'fastpipe[torch]'"),
-        ("numba", "fastpipe.FastImageFolder", "pip install 'fastpipe[image]'"),
+        ("numba", "__import__('fastpipe.augment.fused_kernels')", "pip install 'fastpipe[image]'"),
         (
             "PIL",
             "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode())",
-            "pip install 'fastpipe[image]'",
-        ),
-        (
-            "simplejpeg",
-            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('simplejpeg'))",
-            "pip install 'fastpipe[image]'",
-        ),
-        (
-            "nvidia",
-            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode('nvimgcodec'))",
             "pip install 'fastpipe[image]'",
         ),
         *(
@@ -140,6 +130,24 @@ except fastpipe.errors.MissingDependencyError as error:
     print(error)
 """
     assert command in _python(code)
+
+
+def test_images_need_neither_numba_nor_another_decoder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(4):
+        Image.new("RGB", (40, 30), "teal").save(tmp_path / "a" / f"{number}.jpg")
+    code = f"""
+import json, sys
+for name in ("numba", "simplejpeg", "nvidia", "nvidia.nvimgcodec"):
+    sys.modules[name] = None
+from torchvision import transforms
+import fastpipe
+transform = transforms.Compose([transforms.RandomResizedCrop(8), transforms.ToTensor()])
+dataset = fastpipe.FastImageFolder({str(tmp_path)!r}, transform)
+shapes = [list(images.shape) for images, _ in fastpipe.FastLoader(dataset, batch_size=2)]
+print(json.dumps([shapes, list(dataset[0][0].shape)]))
+"""
+    assert json.loads(_python(code)) == [[[2, 3, 8, 8]] * 2, [3, 8, 8]]
 
 
 def test_a_worker_of_generate_loads_little() -> None:

@@ -1,4 +1,4 @@
-"""Keeps nvImageCodec's libjpeg from printing to the terminal.
+"""Keeps the libjpeg that DALI decodes with from printing to the terminal.
 
 For a damaged JPEG that it can decode all the same, libjpeg prints a line such as "Corrupt JPEG
 data: premature end of data segment" with ``fprintf(stderr, …)``, without the file's name, in
@@ -15,6 +15,7 @@ those lines on the terminal and nothing more.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
 from pathlib import Path
@@ -27,10 +28,9 @@ _JUMP_SLOTS = {62: 7, 183: 1026}
 _SHT_RELA, _SHT_DYNSYM = 4, 11
 
 
-# nvImageCodec's, which are loaded with its first decoder or DALI's first pipeline.  What libjpeg-turbo gives
-# up on, OpenCV's own copy of libjpeg is asked to decode.
+# nvImageCodec's, with which DALI decodes.  If libjpeg-turbo gives up on a file, OpenCV's own copy of libjpeg is
+# tried.
 _CODECS = ("libjpeg_turbo_ext", "libopencv_ext")
-_silenced: set[str] = set()
 
 
 class _Mapping(NamedTuple):
@@ -58,7 +58,7 @@ def silence(library: str, function: str = "fprintf") -> bool:
         base = next((m.start for m in mappings if m.offset == 0), None)
         if base is None:
             return False
-        slot = _slot(Path(mappings[0].path).read_bytes(), function)
+        slot = _slot_in(mappings[0].path, function)
         if slot is None:
             return False
         return _replace(base + slot, function, mappings)
@@ -67,10 +67,13 @@ def silence(library: str, function: str = "fprintf") -> bool:
 
 
 def silence_codecs() -> None:
-    """Silence what nvImageCodec has loaded by now; called again it does what is left."""
+    """Silence the libraries that DALI has loaded.
+
+    To be called for each new pipeline: they are loaded with the first and unloaded with the last that there
+    is, and print again when they are loaded anew.
+    """
     for library in _CODECS:
-        if library not in _silenced and silence(library):
-            _silenced.add(library)
+        silence(library)
 
 
 def _replace(address: int, function: str, mappings: list[_Mapping]) -> bool:
@@ -97,6 +100,12 @@ def _mappings() -> list[_Mapping]:
             start, end = (int(part, 16) for part in fields[0].split("-"))
             found.append(_Mapping(start, end, fields[1], int(fields[2], 16), fields[5]))
     return found
+
+
+@functools.cache
+def _slot_in(path: str, function: str) -> int | None:
+    """``_slot`` in a library's file."""
+    return _slot(Path(path).read_bytes(), function)
 
 
 def _slot(elf: bytes, function: str) -> int | None:

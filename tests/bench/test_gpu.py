@@ -43,7 +43,7 @@ from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume.data import made_scroll
 from fastpipe.cli import main
 from fastpipe.device.transfer import Transfer
-from fastpipe.read.decoders import NvImageCodecDecoder
+from fastpipe.core.native import native
 from fastpipe.testing.clock import ManualClock
 from fastpipe.torch import runtime
 
@@ -349,11 +349,11 @@ def test_what_a_device_decodes_is_compared(photos: Photos, monkeypatch: pytest.M
         """Decodes on the device, which is the processor, a level too bright."""
 
         def __init__(self, apart: int) -> None:
-            self.apart, self.decoder = apart, NvImageCodecDecoder()
+            self.apart = apart
 
         def decode(self, parts: Any, stream: Any) -> list[Any]:
             return [
-                torch.from_numpy(self.decoder.decode(*part)).clamp_max(254) + self.apart for part in parts
+                torch.from_numpy(native.decode(blob, *box)).clamp_max(254) + self.apart for blob, box in parts
             ]
 
         def describe(self) -> str:

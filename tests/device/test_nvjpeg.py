@@ -74,7 +74,7 @@ class Image:
 
 
 def decoder_of(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> NvJpegDecoder:
-    monkeypatch.setattr(nvjpeg, "require_nvimgcodec", lambda: codec)
+    monkeypatch.setattr(nvjpeg, "_require_nvimgcodec", lambda: codec)
     return NvJpegDecoder(torch.device("cuda", 0), 5)
 
 

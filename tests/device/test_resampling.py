@@ -58,8 +58,7 @@ def on_host(image: ArrayImage, operations: Sequence[Operation]) -> torch.Tensor:
     """What the CPU's kernels make of it: (3, H, W)."""
     region = fold(operations, image.size)
     assert region is not None
-    pixels, size, _ = render(image, region)
-    return torch.from_numpy(pixels.reshape(size.height, 3, size.width).copy()).permute(1, 0, 2)
+    return torch.from_numpy(render(image, region)).permute(2, 0, 1)
 
 
 def source_of(image: ArrayImage, operations: Sequence[Operation]) -> tuple[torch.Tensor, Resampling]:

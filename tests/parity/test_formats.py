@@ -3,8 +3,10 @@ that names the file, and never a word on stderr."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from torchvision.datasets.folder import default_loader
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.errors import BadSampleError
-from fastpipe.read import files
 from fastpipe.testing import OddImage, damaged_at_random, odd_images, photo_tree, write_fifo
 from fastpipe.torch.keys import take_key
 
@@ -191,18 +192,39 @@ def test_a_sample_that_became_a_folder(tmp_path: Path) -> None:
         fast[0]
 
 
-def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no other user to be: run it elsewhere")
+@pytest.mark.parametrize("backend", ["auto", "pillow"])
+def test_a_file_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_child: Callable[[Callable[[], object]], None], backend: Any
+) -> None:
     (tmp_path / "a").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.jpg")
-    fast = FastImageFolder(tmp_path)
+    (tmp_path / "a" / "x.jpg").chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above are this user's alone
+    fast = FastImageFolder(".", TRANSFORM, decode=Decode(backend=backend))
 
-    def refuse(path: str, flags: int) -> int:
-        raise PermissionError(13, "Permission denied", path)
+    def as_another_user() -> None:
+        if os.geteuid() == 0:  # a superuser may read anything
+            os.seteuid(65534)
+        for call in (lambda: fast[0], lambda: fast.__getitems__([0])):
+            with pytest.raises(BadSampleError, match=r"Permission denied.*x\.jpg") as raised:
+                call()
+            assert isinstance(raised.value, OSError)
+            assert isinstance(raised.value.__cause__, PermissionError)
 
-    monkeypatch.setattr(files.os, "open", refuse)  # a superuser may read anything
-    with pytest.raises(BadSampleError, match=r"Permission denied.*x\.jpg") as raised:
-        fast[0]
-    assert isinstance(raised.value, OSError)
+    in_child(as_another_user)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="run it on Linux, which has files that fail")
+@pytest.mark.parametrize("backend", ["auto", "pillow"])
+def test_a_file_that_opens_and_cannot_be_read(tmp_path: Path, backend: Any) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").symlink_to("/proc/self/mem")
+    fast = FastImageFolder(tmp_path, TRANSFORM, decode=Decode(backend=backend))
+    for call in (lambda: fast[0], lambda: fast.__getitems__([0])):
+        with pytest.raises(BadSampleError, match=r"x\.jpg.*Input/output error"):
+            call()
 
 
 # ---- options of Decode ------------------------------------------------------------------------------

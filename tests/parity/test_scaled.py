@@ -24,25 +24,22 @@ from fastpipe.types import Box, Size
 SIZE = Size(777, 1001)
 
 
-@pytest.fixture(scope="module", params=["", "progressive", "grey", "simplejpeg alone", "pillow for rows"])
+@pytest.fixture(scope="module", params=["", "progressive", "grey", "simplejpeg"])
 def case(request: pytest.FixtureRequest) -> tuple[bytes, ImageReader]:
     image = Image.fromarray(photograph(np.random.default_rng(3), SIZE))
     file = io.BytesIO()
     if request.param == "grey":
         image = image.convert("L")
     image.save(file, "JPEG", progressive=request.param == "progressive")
-    backend: Any = "simplejpeg" if request.param == "simplejpeg alone" else "auto"
+    backend: Any = "simplejpeg" if request.param == "simplejpeg" else "auto"
     reader = ImageReader(Decode(scaled=True, backend=backend))
-    if request.param == "pillow for rows":
-        reader._whole_decoder = None
     return file.getvalue(), reader
 
 
 def rendered(image: EncodedImage, operations: list[Operation]) -> np.ndarray[Any, Any]:
     region = fold(operations, image.size)
     assert region is not None
-    pixels, size, channels = render(image, region)
-    return np.array(pixels).reshape(size.height, channels, size.width).transpose(0, 2, 1)
+    return render(image, region)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -22,7 +22,7 @@ from fastpipe.device.decoders import device_decoder
 from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
-from fastpipe.read.decoders import NvImageCodecDecoder
+from fastpipe.core.native import native
 from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch import runtime
 from fastpipe.torch.splitting import Splitting
@@ -51,12 +51,11 @@ class Decoder:
 
     def __init__(self) -> None:
         self.calls: list[int] = []
-        self._decoder = NvImageCodecDecoder()
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
         assert stream is None
         self.calls.append(len(parts))
-        found = [self._decoder.decode(*part) for part in parts]
+        found = [native.decode(blob, *box) for blob, box in parts]
         return [None if pixels is None else torch.from_numpy(pixels) for pixels in found]
 
     def describe(self) -> str:

@@ -1,8 +1,9 @@
-"""The kernels against their references: Pillow, torch and plain NumPy."""
+"""Resampling and conversion against their references: Pillow, torch and plain NumPy; at every instruction set."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
+from fastpipe.core.native import native
 from fastpipe.transform import kernels, weights
-from fastpipe.transform._simd import LANES
 from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
+from fastpipe.transform.pixels import Conversion
 from fastpipe.types import Size
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -58,29 +60,42 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> UInt8Arr
     return image
 
 
-def by_kernel(image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: bool) -> UInt8Array:
-    """(H, W, C) in, (H, W, C) out, through ``axis``, ``resample`` and ``to_bytes``."""
-    channels = image.shape[2]
+def by_kernel(
+    image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: bool, how: Conversion | None = None, grey: int = 0
+) -> npt.NDArray[Any]:
+    """(H, W, C) in, (H, W, C) out, or as ``how`` has it in memory."""
     x_axis, y_axis = (
         kernels.axis(mode, axis.size, axis.to, axis.first, axis.count, axis.before, axis.after)
         for axis in (x, y)
     )
     assert 0 <= x_axis.low < x_axis.high <= x.size
     assert 0 <= y_axis.low < y_axis.high <= y.size
-    part = np.ascontiguousarray(image[y_axis.low : y_axis.high, x_axis.low : x_axis.high])
-    height, width = part.shape[:2]
-    numbers, scratch = kernels.scratch_sizes(height, width, channels, x_axis, y_axis)
-    rows = np.zeros(y.count * channels * x.count, np.uint8)
-    kernels.resample(
-        part.reshape(-1), 0, width * channels, height, width, channels, mode, tuple(x_axis), tuple(y_axis), columns_first,
-        np.full(numbers, -(1 << 20), np.int32),  # what is not set must not count
-        np.zeros(scratch, np.uint8), rows,
-    )  # fmt: skip
-    made = np.zeros(rows.size, np.uint8)
-    kernels.to_bytes(rows, y.count, x.count, channels, True, made)
-    if channels == 3:
-        return made.reshape(y.count, x.count, 3)
-    return made.reshape(channels, y.count, x.count).transpose(1, 2, 0)
+    part = image[y_axis.low : y_axis.high, x_axis.low : x_axis.high]
+    to = how or Conversion("bytes", image.shape[2], interleaved=True)
+    made = np.empty(y.count * x.count * to.channels, to.word)
+    made.view(np.uint8)[:] = 77  # what is not written must be seen
+    kernels.resample(part, mode, x_axis, y_axis, columns_first, grey, to.native, made)
+    return made if how else made.reshape(y.count, x.count, to.channels)
+
+
+def converted(image: UInt8Array, how: Conversion, grey: int = 0) -> npt.NDArray[Any]:
+    """The pixels as they are, in memory as ``how`` has them."""
+    return by_kernel(image, whole(*image.shape[:1] * 2), whole(*image.shape[1:2] * 2), weights.NEAREST_FLOOR, False, how, grey)
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """An instruction set, which the kernels use."""
+    before = native.level()
+    if not native.force_level(["baseline", "avx2", "avx512"].index(request.param)):
+        pytest.skip("this processor does not have it: run the test on one that has")
+    try:
+        yield
+    finally:
+        assert native.force_level(before)
+
+
+every_level = pytest.mark.usefixtures("level")
 
 
 def by_pillow(image: UInt8Array, y: Axis, x: Axis, mode: int) -> UInt8Array:
@@ -149,6 +164,7 @@ def test_resize_equals_pillow_at_length(y: Axis, x: Axis, mode: int, channels: i
     assert_equals_pillow(y, x, mode, channels, seed)
 
 
+@every_level
 @pytest.mark.parametrize("mode", sorted(PILLOW))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_sizes_where_vectors_begin(mode: int, channels: int) -> None:
@@ -158,6 +174,7 @@ def test_sizes_where_vectors_begin(mode: int, channels: int) -> None:
             assert_equals_pillow(whole(33, 17), whole(size, to, after=True), mode, channels)
 
 
+@every_level
 @pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= weights.LANCZOS])
 @pytest.mark.parametrize("size", [(64, 48), (300, 20), (20, 300)])
 @pytest.mark.parametrize("columns_first", [False, True])
@@ -171,6 +188,7 @@ def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_fi
     np.testing.assert_array_equal(by_kernel(image, y, x, resize.mode, columns_first), np.asarray(expected))
 
 
+@every_level
 @pytest.mark.parametrize("mode", [*sorted(PILLOW), weights.SHARP_BILINEAR, weights.SHARP_BICUBIC])
 @pytest.mark.parametrize("to", [(20, 90), (90, 20), (70, 61)])
 def test_mirrored_weights_are_those_of_the_mirrored_image(mode: int, to: tuple[int, int]) -> None:
@@ -189,14 +207,13 @@ def _four(axis: Axis) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("mode", ALL_MODES)
 @given(axis=axes())
 def test_span_is_what_the_weights_touch(mode: int, axis: Axis) -> None:
-    part = (axis.size, 0, 8 * axis.size, axis.to, axis.first, axis.count)
-    low, high, pitch = weights.span(mode, *part, axis.before)
-    starts, taps = np.zeros(axis.count, np.int32), np.zeros(axis.count, np.int32)
-    values = np.zeros(axis.count * pitch, np.int32)
-    weights.axis_weights(mode, *part, starts, taps, values, pitch, axis.before)
-    assert (low, high) == (starts.min(), (starts + taps).max())
+    made = kernels.axis(mode, axis.size, axis.to, axis.first, axis.count, axis.before, axis.after)
+    table = kernels.axis_tables([(mode, made)])
+    starts, taps = table[: axis.count], table[axis.count : 2 * axis.count]
+    assert len(table) == axis.count * (2 + made.pitch)
+    assert (made.low, made.high) == (starts.min(), (starts + taps).max())
     assert taps.min() >= 1
-    assert taps.max() <= pitch
+    assert taps.max() <= made.pitch
 
 
 @st.composite
@@ -221,26 +238,57 @@ def test_a_part_in_eighths_of_a_pixel_equals_pillows_box(
         kernels.axis(mode, size, to, 0, to, turn, False, 8 * size - start - extent if turn else start, extent)
         for (size, start, extent, to), turn in zip((y, x), turns, strict=True)
     )
-    part = np.ascontiguousarray(turned[y_axis.low : y_axis.high, x_axis.low : x_axis.high])
-    numbers, scratch = kernels.scratch_sizes(*part.shape, x_axis, y_axis)
-    rows = np.zeros(y[3] * 3 * x[3], np.uint8)
+    part = turned[y_axis.low : y_axis.high, x_axis.low : x_axis.high]
+    made = np.empty((y[3], x[3], 3), np.uint8)
     flag = pillow_resize(mode, Size(9, 9), Size(5, 5))
-    kernels.resample(
-        part.reshape(-1), 0, part[0].size, *part.shape, flag.mode, tuple(x_axis), tuple(y_axis), False,
-        np.zeros(numbers, np.int32), np.zeros(scratch, np.uint8), rows,
-    )  # fmt: skip
-    made = rows.reshape(y[3], 3, x[3]).transpose(0, 2, 1)
+    assert flag is not None
+    how = Conversion("bytes", 3, interleaved=True).native
+    kernels.resample(part.copy(), flag.mode, x_axis, y_axis, False, 0, how, made.reshape(-1))
     np.testing.assert_array_equal(made, expected)
 
 
-def test_the_vector_path_equals_the_plain_path() -> None:
-    """One row too few for vectors, and the same rows with one more below."""
+@st.composite
+def conversions(draw: st.DrawFn, channels: int) -> Conversion:
+    kind, last = draw(st.sampled_from(["bytes", "affine", "table"])), draw(st.booleans())
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    if kind == "bytes":
+        return Conversion("bytes", channels, last)
+    if kind == "affine":
+        mean, std = rng.random((2, channels), np.float32) + np.float32(0.1)
+        return Conversion("affine", channels, last, np.float32, draw(st.booleans()), mean, std)
+    word = draw(st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]))
+    return Conversion("table", channels, last, word, table=rng.integers(0, np.iinfo(word).max, (channels, 256), word))
+
+
+@settings(max_examples=200)
+@given(
+    y=axes(), x=axes(), mode=st.sampled_from(ALL_MODES), columns_first=st.booleans(), channels=st.sampled_from([1, 3]),
+    grey=st.integers(0, 2), data=st.data(),
+)  # fmt: skip
+def test_every_instruction_set_gives_the_same(
+    y: Axis, x: Axis, mode: int, columns_first: bool, channels: int, grey: int, data: st.DataObject
+) -> None:
+    y, x = bounded(y, x)
+    image = noise(y.size, x.size, channels)
+    how = data.draw(conversions(3 if channels == 1 or not grey else data.draw(st.sampled_from([1, 3]))))
+    before, found = native.level(), []
+    try:
+        for number in range(3):
+            if native.force_level(number):
+                found.append(by_kernel(image, y, x, mode, columns_first, how, grey if channels == 3 else 0).tobytes())
+    finally:
+        assert native.force_level(before)
+    assert len(set(found)) == 1
+
+
+def test_rows_do_not_depend_on_those_below() -> None:
+    """However many rows or columns a kernel takes at a time."""
     for width in EDGES:
-        image = noise(LANES, width)
-        by_vectors = by_kernel(image, whole(LANES, LANES), whole(width, 29), weights.BICUBIC, False)
-        for height in (1, 15, 16, 17, 31):
-            plain = by_kernel(image[:height], whole(height, height), whole(width, 29), weights.BICUBIC, False)
-            np.testing.assert_array_equal(plain, by_vectors[:height])
+        image = noise(16, width)
+        all_rows = by_kernel(image, whole(16, 16), whole(width, 29), weights.BICUBIC, False)
+        for height in (1, 3, 7, 8, 9, 15):
+            some = by_kernel(image[:height], whole(height, height), whole(width, 29), weights.BICUBIC, False)
+            np.testing.assert_array_equal(some, all_rows[:height])
 
 
 # ---- torch's tensor modes -----------------------------------------------------------------
@@ -276,6 +324,7 @@ def test_resize_is_never_far_from_torch(mode: int, y: Axis, x: Axis, seed: int) 
     assert difference_from_torch(noise(y.size, x.size, 3, seed), (y.to, x.to), mode).max() <= 2
 
 
+@every_level
 @pytest.mark.parametrize("mode", sorted(TENSOR_MODES))
 def test_resize_is_nearly_always_within_one_of_torch(mode: int) -> None:
     """Two of 255 at no more than 0.01 % of the values, on images that are as hard as noise."""
@@ -286,6 +335,7 @@ def test_resize_is_nearly_always_within_one_of_torch(mode: int) -> None:
     assert (values > 1).mean() <= 1e-4
 
 
+@every_level
 @pytest.mark.parametrize(("height", "width", "to"), [(7, 9, (5, 31)), (40, 33, (80, 20)), (64, 64, (64, 64))])
 def test_nearest_rounded_down_equals_torch(height: int, width: int, to: tuple[int, int]) -> None:
     image = noise(height, width)
@@ -303,25 +353,39 @@ needs_grey = pytest.mark.skipif(
 )
 
 
+@every_level
+@every_level
 @needs_grey
-@pytest.mark.parametrize("size", [(1, 1), (3, 5), (33, 17)])
-def test_grey_equals_convert(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (33, 17), (2, 130)])
+@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_equals_convert(size: tuple[int, int], when: int, channels: int) -> None:
     image = noise(*size)
     expected = np.asarray(Image.fromarray(image).convert("L"))
-    for interleaved in (True, False):
-        source = image if interleaved else image.transpose(0, 2, 1)
-        made = np.zeros(size[0] * size[1], np.uint8)
-        kernels.grey(np.ascontiguousarray(source).reshape(-1), *size, interleaved, made)
-        np.testing.assert_array_equal(made.reshape(size), expected)
+    made = converted(image, Conversion("bytes", channels, interleaved=True), when).reshape(*size, channels)
+    assert all(np.array_equal(made[:, :, channel], expected) for channel in range(channels))
+
+
+@every_level
+@needs_grey
+@pytest.mark.parametrize("when", [1, 2])
+def test_grey_of_every_extreme(when: int) -> None:
+    values = np.array([0, 1, 127, 128, 254, 255], np.uint8)
+    colours = np.stack(np.meshgrid(values, values, values, indexing="ij"), -1).reshape(1, -1, 3)
+    made = converted(colours, Conversion("bytes", 1, interleaved=True), when)
+    np.testing.assert_array_equal(made, np.asarray(Image.fromarray(colours).convert("L"))[0])
 
 
 @needs_grey
-def test_grey_of_every_extreme() -> None:
-    values = np.array([0, 1, 127, 128, 254, 255], np.uint8)
-    colours = np.stack(np.meshgrid(values, values, values, indexing="ij"), -1).reshape(1, -1, 3)
-    made = np.zeros(colours.shape[1], np.uint8)
-    kernels.grey(np.ascontiguousarray(colours).reshape(-1), 1, colours.shape[1], True, made)
-    np.testing.assert_array_equal(made, np.asarray(Image.fromarray(colours).convert("L"))[0])
+def test_grey_is_made_before_or_after_resampling() -> None:
+    image, how = noise(40, 50), Conversion("bytes", 1, interleaved=True)
+    to, flag = (31, 23), pillow_resize(weights.BILINEAR, Size(40, 50), Size(23, 31))
+    assert flag is not None
+    colours = Image.fromarray(image)
+    expected = [colours.convert("L").resize(to, PILLOW[1]), colours.resize(to, PILLOW[1]).convert("L")]
+    for when, image_then in enumerate(expected, 1):
+        made = by_kernel(image, whole(40, 23), whole(50, 31), flag.mode, flag.vertical_first, how, when)
+        np.testing.assert_array_equal(made.reshape(23, 31), np.asarray(image_then))
 
 
 SHAPES = [(1, 1), (2, 3), (5, 16), (16, 5), (31, 33)]
@@ -332,31 +396,31 @@ def in_layout(planes: npt.NDArray[Any], last: bool) -> npt.NDArray[Any]:
     return np.ascontiguousarray(planes.transpose(1, 2, 0) if last else planes).reshape(-1)
 
 
-def rows_and_planes(height: int, width: int, channels: int) -> tuple[UInt8Array, UInt8Array]:
-    planes = noise(height, width, channels).transpose(2, 0, 1)
-    return np.ascontiguousarray(planes.transpose(1, 0, 2)).reshape(-1), planes
+def image_and_planes(height: int, width: int, channels: int) -> tuple[UInt8Array, UInt8Array]:
+    image = noise(height, width, channels)
+    return image, image.transpose(2, 0, 1)
 
 
+@every_level
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("last", [False, True])
 def test_to_bytes(shape: tuple[int, int], channels: int, last: bool) -> None:
-    rows, planes = rows_and_planes(*shape, channels)
-    made = np.zeros(rows.size, np.uint8)
-    kernels.to_bytes(rows, *shape, channels, last, made)
+    image, planes = image_and_planes(*shape, channels)
+    made = converted(image, Conversion("bytes", channels, last))
     np.testing.assert_array_equal(made, in_layout(planes, last))
 
 
+@every_level
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("divide", [False, True])
 def test_to_affine(shape: tuple[int, int], channels: int, last: bool, divide: bool) -> None:
-    rows, planes = rows_and_planes(*shape, channels)
+    image, planes = image_and_planes(*shape, channels)
     mean = np.array([0.485, 0.456, 0.406], np.float32)[:channels]
     std = np.array([0.229, 0.224, 0.225], np.float32)[:channels]
-    made = np.zeros(rows.size, np.float32)
-    kernels.to_affine(rows, *shape, channels, divide, mean, std, last, made)
+    made = converted(image, Conversion("affine", channels, last, np.float32, divide, mean, std))
     unit = planes.astype(np.float32)
     unit = unit / np.float32(255) if divide else unit * (np.float32(1) / np.float32(255))
     expected = (unit - mean[:, None, None]) / std[:, None, None]
@@ -364,15 +428,31 @@ def test_to_affine(shape: tuple[int, int], channels: int, last: bool, divide: bo
     np.testing.assert_array_equal(made, in_layout(expected, last))
 
 
+@every_level
+@settings(max_examples=100)
+@given(
+    st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=3),
+    st.lists(st.floats(np.float32(1e-3), 4, width=32), min_size=3, max_size=3), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_every_byte_by_any_mean_and_deviation(mean: list[float], std: list[float], last: bool, divide: bool) -> None:
+    image = np.repeat(np.arange(256, dtype=np.uint8).reshape(4, 64, 1), 3, axis=2)
+    m, d = np.array(mean, np.float32), np.array(std, np.float32)
+    made = converted(image, Conversion("affine", 3, last, np.float32, divide, m, d))
+    unit = image.transpose(2, 0, 1).astype(np.float32)
+    unit = unit / np.float32(255) if divide else unit * (np.float32(1) / np.float32(255))
+    expected = (unit - m[:, None, None]) / d[:, None, None]
+    np.testing.assert_array_equal(made.view(np.uint32), in_layout(expected, last).view(np.uint32))
+
+
+@every_level
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("word", [np.uint8, np.uint16, np.uint32, np.uint64])
 def test_to_table(shape: tuple[int, int], channels: int, last: bool, word: Any) -> None:
-    rows, planes = rows_and_planes(*shape, channels)
+    image, planes = image_and_planes(*shape, channels)
     table = np.random.default_rng(1).integers(0, np.iinfo(word).max, (channels, 256), word)
-    made = np.zeros(rows.size, word)
-    kernels.to_table(rows, *shape, channels, table.reshape(-1), last, made)
+    made = converted(image, Conversion("table", channels, last, word, table=table))
     expected = np.stack([table[c][planes[c]] for c in range(channels)])
     np.testing.assert_array_equal(made, in_layout(expected, last))
 
@@ -384,3 +464,23 @@ def test_read_only_input_is_accepted() -> None:
         warnings.simplefilter("error")
         made = by_kernel(image, whole(40, 20), whole(40, 20), weights.BILINEAR, False)
     assert made.shape == (20, 20, 3)
+
+
+@pytest.mark.parametrize("fault", ["pixels", "a row's step", "memory", "axis", "elements"])
+def test_what_does_not_fit_is_refused(fault: str) -> None:
+    """The binding is the last that looks: behind it are pointers."""
+    image, x, y = noise(20, 30), kernels.axis(1, 30, 7), kernels.axis(1, 20, 9)
+    out, how = np.zeros(9 * 7 * 3, np.uint8), Conversion("bytes", 3, interleaved=True).native
+    if fault == "pixels":
+        image = image[1:]
+    elif fault == "a row's step":
+        image = np.asfortranarray(image)
+    elif fault == "memory":
+        out = out[1:]
+    elif fault == "axis":
+        x = x._replace(pitch=99)
+    else:
+        image = image.astype(np.uint16)  # type: ignore[assignment]
+    with pytest.raises((ValueError, TypeError)):
+        kernels.resample(image, 1, x, y, False, 0, how, out)
+    assert not out.any()

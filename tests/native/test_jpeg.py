@@ -1,8 +1,9 @@
-"""The fast decoders give Pillow's pixels, for every kind of file that they are trusted with."""
+"""The native decoder gives Pillow's pixels, for every kind of file that it is trusted with."""
 
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastpipe.errors import MissingDependencyError, OptionError
-from fastpipe.read import decoders
-from fastpipe.read.decoders import Decoder, NvImageCodecDecoder, SimpleJpegDecoder, make_decoder
+from fastpipe.core.native import native
+from fastpipe.errors import MissingDependencyError
+from fastpipe.options import Decode
+from fastpipe.read.images import ImageReader
 from fastpipe.read.jpeg_header import read_jpeg_header
 from fastpipe.testing import photograph
 from fastpipe.types import Box
@@ -39,12 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
 SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (8, 8), (15, 17), (16, 16), (17, 33), (33, 31), (70, 93), (130, 40)]
 
 
-@pytest.fixture(scope="module", params=["nvimgcodec", "simplejpeg"])
-def decoder(request: pytest.FixtureRequest) -> Decoder:
-    made = make_decoder(request.param)
-    assert made is not None
-    assert isinstance(made, (NvImageCodecDecoder, SimpleJpegDecoder))
-    assert request.param in type(made).__name__.lower().replace("image", "img")
+def decode(data: Any, box: Box) -> npt.NDArray[np.uint8] | None:
+    made: npt.NDArray[np.uint8] | None = native.decode(data, *box)
     return made
 
 
@@ -68,16 +66,13 @@ def boxes(draw: st.DrawFn, size: tuple[int, int]) -> Box:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_whole_images_equal_pillow(decoder: Decoder, kind: str, size: tuple[int, int]) -> None:
+def test_whole_images_equal_pillow(kind: str, size: tuple[int, int]) -> None:
     data = encoded(size, kind)
     header = read_jpeg_header(data)
     assert header is not None
     assert header.trusted
-    made = decoder.decode(data, Box(0, 0, *size))
-    if made is None:
-        assert isinstance(decoder, NvImageCodecDecoder)
-        assert size[1] == 1, "declined only where libjpeg would not interpolate"
-        return
+    made = decode(data, Box(0, 0, *size))
+    assert made is not None
     assert made.flags.c_contiguous
     np.testing.assert_array_equal(made, by_pillow(data))
 
@@ -85,111 +80,125 @@ def test_whole_images_equal_pillow(decoder: Decoder, kind: str, size: tuple[int,
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(st.data())
-def test_parts_equal_pillow(decoder: Decoder, kind: str, data: st.DataObject) -> None:
+def test_parts_equal_pillow(kind: str, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from(SIZES))
     blob = encoded(size, kind, data.draw(st.integers(0, 3)))
     box = data.draw(boxes(size))
-    made = decoder.decode(blob, box)
-    if made is None:
-        assert isinstance(decoder, NvImageCodecDecoder)
-        assert box.width == 1
-        return
+    made = decode(blob, box)
+    assert made is not None
     assert made.flags.c_contiguous
     assert made.dtype == np.uint8
     expected = by_pillow(blob)[box.top : box.top + box.height, box.left : box.left + box.width]
     np.testing.assert_array_equal(made, expected)
 
 
-def test_large_parts_of_a_large_image(decoder: Decoder) -> None:
+def test_large_parts_of_a_large_image() -> None:
     """Beyond one strip of rows, at every offset from the block grid."""
     for kind in ("4:2:0", "4:2:2", "4:4:4 progressive"):
         data = encoded((301, 403), kind)
         expected = by_pillow(data)
         for offset in range(0, 20, 3):
             box = Box(100 + offset, 57 + offset, 150 - offset, 201 + offset)
-            made = decoder.decode(data, box)
+            made = decode(data, box)
             part = expected[box.top : box.top + box.height, box.left : box.left + box.width]
             np.testing.assert_array_equal(made, part)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:4 progressive"])
 @pytest.mark.parametrize("columns", range(32, 49))  # each place in a unit of 16 is the last one's
-def test_narrow_parts_at_every_column(decoder: Decoder, kind: str, columns: int) -> None:
+def test_narrow_parts_at_every_column(kind: str, columns: int) -> None:
     """libjpeg takes other ways for a column or two than for a whole image."""
     data = encoded((40, columns), kind)
     expected = by_pillow(data)
     for left in range(columns):
         for width in range(1, min(6, columns - left) + 1):
-            made = decoder.decode(data, Box(3, left, 20, width))
-            if made is not None:
-                np.testing.assert_array_equal(made, expected[3:23, left : left + width])
-            else:
-                assert width == 1
+            made = decode(data, Box(3, left, 20, width))
+            assert made is not None
+            np.testing.assert_array_equal(made, expected[3:23, left : left + width])
 
 
-def test_threads_do_not_disturb_each_other(decoder: Decoder) -> None:
+def test_threads_do_not_disturb_each_other() -> None:
     blobs = [encoded(size, kind) for size in SIZES[5:] for kind in KINDS]
     expected = [by_pillow(blob) for blob in blobs]
 
-    def decode(number: int) -> bool:
+    def is_right(number: int) -> bool:
         number %= len(blobs)
         height, width = expected[number].shape[:2]
-        made = decoder.decode(blobs[number], Box(0, 0, height, width))
+        made = decode(blobs[number], Box(0, 0, height, width))
         return made is not None and np.array_equal(made, expected[number])
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(decode, range(4 * len(blobs))))
+        assert all(pool.map(is_right, range(4 * len(blobs))))
 
 
-def test_the_result_outlives_the_next_one(decoder: Decoder) -> None:
-    first = decoder.decode(encoded((40, 50), "4:2:0"), Box(0, 0, 40, 50))
+def test_the_result_outlives_the_next_one() -> None:
+    first = decode(encoded((40, 50), "4:2:0"), Box(0, 0, 40, 50))
     assert first is not None
     kept = first.copy()
     for seed in range(1, 20):
-        decoder.decode(encoded((40, 50), "4:2:0", seed), Box(0, 0, 40, 50))
+        decode(encoded((40, 50), "4:2:0", seed), Box(0, 0, 40, 50))
     np.testing.assert_array_equal(first, kept)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "no jpeg"])
-def test_damaged_data_is_declined(decoder: Decoder, damage: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_data_is_declined(damage: str, capfd: pytest.CaptureFixture[str]) -> None:
     data = encoded((70, 93), "4:2:0")
     blob = {"cut": data[: len(data) // 2], "empty": b"", "no jpeg": b"GIF89a" + bytes(99)}[damage]
-    made = decoder.decode(blob, Box(0, 0, 70, 93))
+    made = decode(blob, Box(0, 0, 70, 93))
     assert made is None
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="messages are kept back on Linux only: run it there")
-def test_libjpeg_does_not_talk_about_damage(decoder: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither the first library that tries nor the one that is asked next."""
+def test_libjpeg_does_not_talk_about_damage(capfd: pytest.CaptureFixture[str]) -> None:
     data = encoded((120, 150), "4:2:0 progressive")
     start, declined = data.index(b"\xff\xda") + 14, 0
     for at in range(start, len(data) - 40, 37):
         spoilt = data[:at] + bytes(20) + data[at + 20 :]
-        declined += decoder.decode(spoilt, Box(10, 10, 50, 60)) is None
+        declined += decode(spoilt, Box(10, 10, 50, 60)) is None
     assert capfd.readouterr().err == ""
     assert declined
 
 
-def test_a_box_larger_than_the_image_is_declined(decoder: Decoder) -> None:
-    assert decoder.decode(encoded((10, 12), "4:2:0"), Box(0, 0, 11, 12)) is None
+BEYOND = (
+    Box(0, 0, 11, 12), Box(0, 0, 10, 13), Box(-1, 0, 5, 5), Box(0, -1, 5, 5), Box(9, 0, 2, 5), Box(0, 11, 5, 2),
+    Box(0, 0, 0, 5), Box(0, 0, 5, 0), Box(0, 0, -1, 5), Box(2**31 - 1, 0, 2, 2), Box(2, 2, 2**31 - 1, 2**31 - 1),
+)  # fmt: skip
 
 
-def test_pillow_and_unknown_back_ends() -> None:
-    assert make_decoder("pillow") is None
-    with pytest.raises(OptionError, match="'no such'"):
-        make_decoder("no such")  # type: ignore[arg-type]
+@pytest.mark.parametrize("box", BEYOND, ids=str)
+def test_a_box_that_is_not_inside_the_image_is_declined(box: Box) -> None:
+    assert decode(encoded((10, 12), "4:2:0"), box) is None
 
 
-def test_auto_takes_the_fastest() -> None:
-    assert isinstance(make_decoder("auto"), NvImageCodecDecoder)
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
+def test_any_contiguous_memory_is_decoded(wrap: Any) -> None:
+    data = encoded((40, 50), "4:2:0")
+    np.testing.assert_array_equal(decode(wrap(data), Box(0, 0, 40, 50)), by_pillow(data))
 
 
-# ---- without the packages ----------------------------------------------------------------------
+@pytest.mark.parametrize("other", ["text", 7, None, np.zeros((8, 8), np.uint8)[:, ::2]], ids=lambda x: type(x).__name__)
+def test_what_is_no_memory_is_refused(other: Any) -> None:
+    with pytest.raises((TypeError, BufferError, ValueError)):
+        decode(other, Box(0, 0, 1, 1))
+
+
+def test_every_instruction_set_decodes_the_same() -> None:
+    data, before, made = encoded((130, 90), "4:2:0"), native.level(), []
+    try:
+        for level in range(3):
+            if native.force_level(level):
+                made.append(decode(data, Box(3, 4, 100, 80)))
+    finally:
+        assert native.force_level(before)
+    assert all(np.array_equal(one, by_pillow(data)[3:103, 4:84]) for one in made)
+
+
+# ---- other packages ---------------------------------------------------------------------------
 
 SCRIPT = """
 import logging, sys
-{block}
+for name in {missing}:
+    sys.modules[name] = None
 logging.basicConfig(format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
 import io
 import numpy as np
@@ -200,19 +209,17 @@ from fastpipe.types import Box
 file = io.BytesIO()
 pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
 Image.fromarray(pixels).save(file, "JPEG", quality=80)
-for _ in range(3):
-    reader = ImageReader(Decode())
+expected = np.asarray(Image.open(file).convert("RGB"))[5:25, 7:30]
+for backend in ("auto", "simplejpeg", "nvimgcodec"):
+    reader = ImageReader(Decode(backend=backend))
     image = reader.open(file.getvalue(), "x.jpg")
-    expected = np.asarray(Image.open(file).convert("RGB"))[5:25, 7:30]
     assert np.array_equal(image.region(Box(5, 7, 20, 23)), expected)
-print("decoder:", reader.describe())
-{more}
+    print(reader.describe())
+print([name for name in ("nvidia", "simplejpeg", "numba", "torch") if sys.modules.get(name)])
 """
 
 
-def run_without(*modules: str, more: str = "") -> list[str]:
-    block = "\n".join(f"sys.modules[{module!r}] = None" for module in modules)
-    script = SCRIPT.format(block=block, more=more)
+def run(script: str) -> list[str]:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -220,101 +227,81 @@ def run_without(*modules: str, more: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_with_everything_nothing_is_said() -> None:
-    (decoder,) = run_without()
-    assert "nvImageCodec" in decoder
+@pytest.mark.parametrize("missing", [(), ("nvidia", "nvidia.nvimgcodec", "simplejpeg")], ids=["all", "without"])
+def test_no_other_package_is_needed_or_loaded(missing: tuple[str, ...]) -> None:
+    *said, loaded = run(SCRIPT.format(missing=missing))
+    assert len(said) == 3
+    assert all(line.startswith("JPEG  →  libjpeg-turbo, only the region that is needed") for line in said)
+    assert loaded == "[]"
 
 
-def test_without_nvimgcodec() -> None:
-    said, decoder = run_without("nvidia.nvimgcodec")
-    assert "simplejpeg" in decoder
-    assert said.startswith("WARNING fastpipe.read decoding without nvimgcodec")
-    assert "pip install 'fastpipe[image]'" in said
-
-
-def test_without_any_package_of_nvidia() -> None:
-    said, decoder = run_without("nvidia")
-    assert "simplejpeg" in decoder
-    assert "decoding without nvimgcodec" in said
-
-
-def test_without_any_fast_decoder() -> None:
-    first, second, decoder = run_without("nvidia.nvimgcodec", "simplejpeg")
-    assert "JPEG" not in decoder
-    assert "without nvimgcodec" in first
-    assert "without simplejpeg" in second
-
-
-def test_a_named_back_end_that_is_missing_is_an_error() -> None:
-    more = """
+def test_a_core_that_cannot_be_loaded_says_how_to_have_it() -> None:
+    script = """
+import sys
+sys.modules["fastpipe.native._native"] = None
 from fastpipe.errors import MissingDependencyError
-for name in ("nvimgcodec", "simplejpeg"):
-    try:
-        ImageReader(Decode(backend=name))
-    except MissingDependencyError as error:
-        print(error)
+try:
+    import fastpipe.read.images
+except MissingDependencyError as error:
+    print(error)
 """
-    lines = run_without("nvidia.nvimgcodec", "simplejpeg", more=more)[3:]
-    assert len(lines) == 2
-    assert all("pip install 'fastpipe[image]'" in line for line in lines)
+    (said,) = run(script)
+    assert "native core cannot be loaded" in said
+    assert "pip install" in said
+    assert "apt-get install g++ libjpeg-dev" in said
     assert issubclass(MissingDependencyError, ImportError)
 
 
-def test_an_nvimgcodec_that_is_too_old(
+def test_pillow_alone_decodes_where_it_is_asked_for() -> None:
+    reader = ImageReader(Decode(backend="pillow"))
+    assert "JPEG" not in reader.describe()
+    assert not reader.is_native
+    assert type(reader.open(encoded((40, 50), "4:2:0"), "x.jpg")).__name__ == "PillowImage"
+
+
+def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    codec = pytest.importorskip("nvidia.nvimgcodec", reason="pip install 'fastpipe[image]'")
-    monkeypatch.delattr(codec, "NVIMGCODEC_DEVICE_CPU_ONLY")
-    monkeypatch.setattr(decoders, "_said", set())
-    assert isinstance(make_decoder("auto"), SimpleJpegDecoder)
-    assert "pip install -U 'fastpipe[image]'" in caplog.text
-    with pytest.raises(MissingDependencyError, match=codec.__version__):
-        make_decoder("nvimgcodec")
+    """As one does that was built with another libjpeg."""
+    from fastpipe.read import as_pillow, images
+
+    fresh = as_pillow.decodes_as_pillow.__wrapped__
+    assert fresh()
+    assert not caplog.text
+    real = Image.Image.convert
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", lambda self, mode: real(self, mode).point(lambda v: v ^ 1))
+        assert not fresh()
+    assert "Pillow decodes all images" in caplog.text
+    monkeypatch.setattr(images, "decodes_as_pillow", lambda: False)
+    reader = ImageReader(Decode())
+    assert not reader.is_native
+    assert "JPEG" not in reader.describe()
 
 
-def test_descriptor_2_is_left_alone_once_the_library_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may be about to turn it as well."""
-    pytest.importorskip("nvidia.nvimgcodec", reason="pip install 'fastpipe[image]'")
-    monkeypatch.setattr(decoders, "_quiet_stderr", None)
-    data = encoded((40, 50), "4:2:0")
-    assert NvImageCodecDecoder().decode(data, Box(0, 0, 40, 50)) is not None
-
-
-def test_a_reader_used_by_threads_that_end(decoder: Decoder) -> None:
+def test_a_reader_used_by_threads_that_end() -> None:
     """What is kept for a thread goes with the thread."""
     data = encoded((40, 50), "4:2:0")
     found: list[Any] = []
     for _ in range(5):
-        thread = threading.Thread(target=lambda: found.append(decoder.decode(data, Box(0, 0, 40, 50))))
+        thread = threading.Thread(target=lambda: found.append(decode(data, Box(0, 0, 40, 50))))
         thread.start()
         thread.join()
     assert len(found) == 5
     assert all(np.array_equal(made, by_pillow(data)) for made in found)
 
 
-def test_simplejpeg_alone_needs_no_nvimgcodec() -> None:
-    assert "simplejpeg" in SimpleJpegDecoder().describe()
-
-
-def test_memory_is_used_again_once_nobody_has_it(decoder: Decoder) -> None:
+def test_views_keep_their_memory() -> None:
     data = encoded((130, 90), "4:2:0")
     expected = by_pillow(data)
-    kept = [decoder.decode(data, Box(top, 3, 50, 60)) for top in range(40)]
+    kept = [decode(data, Box(top, 3, 50, 60)) for top in range(40)]
     parts = [array[10:, ::2] for array in kept if array is not None]
     assert len(parts) == 40
     del kept
     for _ in range(40):
-        decoder.decode(data, Box(0, 0, 50, 60))
+        decode(data, Box(0, 0, 50, 60))
     for top, part in enumerate(parts):
         np.testing.assert_array_equal(part, expected[top : top + 50, 3:63][10:, ::2])
-    if isinstance(decoder, NvImageCodecDecoder):
-        places = set()
-        for top in range(40):
-            array = decoder.decode(data, Box(top, 0, 50, 60))
-            assert array is not None
-            places.add(array.__array_interface__["data"][0])
-            del array
-        assert len(places) == 1
 
 
 # ---- reduced while decoding -------------------------------------------------------------------
@@ -331,7 +318,7 @@ def test_the_first_rows_are_those_of_the_whole_image_reduced(
     data, count = encoded((height, width), kind), min(count, height)
     header = read_jpeg_header(data)
     assert header is not None
-    rows = SimpleJpegDecoder().rows(data, header, count, factor)
+    rows = native.decode_reduced(data, factor, count)
     whole = Image.open(io.BytesIO(data))
     whole.draft("RGB", (width // factor, height // factor))
     expected = np.asarray(whole.convert("RGB"))
@@ -347,6 +334,32 @@ def test_decoding_ends_early_where_rows_are_sent_in_order(kind: str, height: int
     data = encoded((130, 40), kind)
     header = read_jpeg_header(data)
     assert header is not None
-    rows = SimpleJpegDecoder().rows(data, header, 8, 2)
+    rows = native.decode_reduced(data, 2, 8)
     assert rows is not None
     assert rows.shape == (height, 20, 3)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "no jpeg"])
+def test_damaged_data_is_declined_at_a_part_of_its_size_too(damage: str, capfd: pytest.CaptureFixture[str]) -> None:
+    data = encoded((70, 93), "4:2:0")
+    blob = {"cut": data[: len(data) // 2], "empty": b"", "no jpeg": b"GIF89a" + bytes(99)}[damage]
+    assert native.decode_reduced(blob, 2, 35) is None
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ValueError, match="2, 4 or 8"):
+        native.decode_reduced(data, 3, 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc: run it on Linux")
+def test_nothing_is_kept_of_what_was_decoded() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    good = encoded((300, 400), "4:2:0 progressive")
+    bad = good[: len(good) // 2]
+    for _ in range(30):
+        decode(good, Box(0, 0, 300, 400))
+    before = resident()
+    for number in range(400):
+        decode(bad if number % 2 else good, Box(0, 0, 300, 400))
+    assert resident() - before < 20 << 20

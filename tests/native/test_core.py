@@ -1,0 +1,380 @@
+"""The native core in a process: what it exports, its instruction sets, forks, exits, interruptions, memory."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.core import jobs
+from fastpipe.core.native import native
+from fastpipe.errors import ClosedError
+from fastpipe.testing import photo_tree as make_photo_tree
+
+TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(),
+                       v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])  # fmt: skip
+TRANSFORMS = {
+    "training": TRAINING,
+    "evaluation": v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()]),
+    "lanczos": v1.Compose([v1.Resize((33, 47), v1.InterpolationMode.LANCZOS), v1.ToTensor()]),
+    "grey": v1.Compose([v1.RandomResizedCrop(31), v1.Grayscale(3), v1.ToTensor()]),
+    "padded": v1.Compose([v1.RandomCrop(600, pad_if_needed=True, fill=(9, 8, 7)), v1.PILToTensor()]),
+    "tensors": v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32, antialias=True), v2.ToDtype(torch.float16, scale=True)]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=16, sizes=(301, 403))
+
+
+def folder(tree: Path, transform: Any = TRAINING, **options: Any) -> FastImageFolder:
+    return FastImageFolder(tree, transform, **{"cache": "off", "threads": 2, "seed": 3, **options})
+
+
+def batches_of(loader: Any) -> list[Any]:
+    return [images.clone() for images, _ in loader]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) > 0 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(tree: Path) -> list[Any]:
+    """An epoch, in order, by Pillow."""
+    return batches_of(FastLoader(folder(tree, decode=Decode(backend="pillow")), batch_size=4, shuffle=True))
+
+
+# ---- the module -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="apt-get install binutils")
+def test_only_its_own_beginning_is_exported() -> None:
+    """A second libjpeg in the process must never be met."""
+    command = ["nm", "-D", "--defined-only", native.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["PyInit__native"]
+
+
+def test_a_level_that_there_is_not_is_refused() -> None:
+    before = native.level()
+    assert not native.force_level(-1) and not native.force_level(3)
+    assert native.level() == before
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "last"])
+def test_every_instruction_set_makes_the_same_batches(tree: Path, name: str, layout: Any) -> None:
+    before, found = native.level(), []
+    dataset = folder(tree, TRANSFORMS[name], memory_format=layout)
+    try:
+        for level in range(3):
+            if native.force_level(level):
+                found.append(batches_of(FastLoader(dataset, batch_size=8, shuffle=True)))
+    finally:
+        assert native.force_level(before)
+    assert all(same(one, found[0]) for one in found)
+    with_pillow = folder(tree, TRANSFORMS[name], memory_format=layout, decode=Decode(backend="pillow"))
+    assert same(found[0], batches_of(FastLoader(with_pillow, batch_size=8, shuffle=True)))
+
+
+BAD_BATCHES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "paths": lambda batch: batch.update(ends=batch["ends"] + 1),
+    "a path that begins after its end": lambda batch: batch.update(starts=batch["ends"] + 1),
+    "a path before its memory": lambda batch: batch.update(starts=batch["starts"] - 1),
+    "fewer places": lambda batch: batch.update(places=batch["places"][1:]),
+    "a place behind the memory": lambda batch: batch.update(places=batch["places"] + 1),
+    "a place before the memory": lambda batch: batch.update(places=batch["places"] - 1),
+    "too little memory": lambda batch: batch.update(memory=batch["memory"][:-1]),
+    "fewer parameters": lambda batch: batch.update(parameters=batch["parameters"][:, 1:]),
+    "parameters of fewer samples": lambda batch: batch.update(parameters=batch["parameters"][1:]),
+    "parameters of another type": lambda batch: batch.update(parameters=batch["parameters"].astype(np.float32)),
+    "statuses of fewer samples": lambda batch: batch.update(statuses=batch["statuses"][1:]),
+    "small statuses": lambda batch: batch.update(statuses=batch["statuses"][:, :7].copy()),
+    "statuses that cannot be written": lambda batch: batch["statuses"].setflags(write=False),
+    "memory that cannot be written": lambda batch: batch["memory"].setflags(write=False),
+    "a larger sample": lambda batch: batch.update(size=(49, 48)),
+    "no sample": lambda batch: batch.update(size=(0, 48)),
+    "inputs of fewer samples": lambda batch: batch.update(inputs=[None]),
+    "inputs that are none": lambda batch: batch.update(inputs=["text", 7]),
+    "grey inputs": lambda batch: batch.update(inputs=[np.zeros((9, 9, 1), np.uint8)] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [None, *BAD_BATCHES], ids=str)
+def test_what_does_not_fit_together_is_refused(tree: Path, fault: str | None) -> None:
+    """The binding is the last that looks: behind it are pointers."""
+    plan = folder(tree).plan
+    arena = b"".join(os.fsencode(path) for path, _ in folder(tree).samples[:2])
+    length, each = len(arena) // 2, 3 * 48 * 48 * 4
+    batch: dict[str, Any] = {
+        "plan": plan.native(None, False, False), "prefix": b"", "arena": arena,
+        "starts": np.array([0, length]), "ends": np.array([length, 2 * length]),
+        "parameters": np.full((2, plan.draws), 0.5), "memory": np.zeros(2 * each, np.uint8),
+        "places": np.array([0, each]), "size": (48, 48), "keeps_files": False,
+        "statuses": np.zeros((2, 8), np.uint8), "inputs": None,
+    }  # fmt: skip
+    if fault is None:
+        native.run_here(native.image_batch(**batch))
+        assert batch["statuses"][:, 0].tolist() == [1, 1]
+        return
+    BAD_BATCHES[fault](batch)
+    with pytest.raises((ValueError, TypeError, BufferError, RuntimeError)):
+        native.image_batch(**batch)
+
+
+def test_a_batch_keeps_what_it_refers_to(tree: Path) -> None:
+    plan, paths = folder(tree).plan, [os.fsencode(path) for path, _ in folder(tree).samples]
+    lengths = np.array([len(path) for path in paths])
+    memory, statuses = np.zeros(3 * 48 * 48 * 4 * len(paths), np.uint8), np.zeros((len(paths), 8), np.uint8)
+
+    def batch() -> Any:
+        ends = np.cumsum(lengths)
+        return native.image_batch(
+            plan.native(None, False, False), b"", b"".join(paths), ends - lengths, ends,
+            np.full((len(paths), plan.draws), 0.5), memory, np.arange(len(paths)) * (3 * 48 * 48 * 4), (48, 48), False,
+            statuses, None,
+        )  # fmt: skip
+
+    made = batch()
+    filled = [np.full(5000, 255, np.uint8) for _ in range(100)]  # where what was dropped may have been
+    gc.collect()
+    native.run_here(made)
+    assert (statuses[:, 0] == 1).all() and len(filled) == 100
+
+
+# ---- processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
+def test_workers_however_they_are_started(tree: Path, method: str, kind: Any) -> None:
+    transform = TRANSFORMS["evaluation"]  # so that neither loader's seeds make a difference
+    here = batches_of(FastLoader(folder(tree, transform), batch_size=8))
+    assert native.threads() > 0
+    dataset = folder(tree, transform)
+    there = batches_of(kind(dataset, batch_size=8, num_workers=2, multiprocessing_context=method))
+    assert same(here, there)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it elsewhere")
+def test_a_fork_while_batches_are_under_way(
+    tree: Path, expected: list[Any], in_child: Callable[[Callable[[], object]], None]
+) -> None:
+    dataset = folder(tree)
+    loader = FastLoader(dataset, batch_size=4, shuffle=True, prefetch_batches=8)
+    found = []
+    for number, (images, _) in enumerate(loader):
+        found.append(images)
+        if number < 4:
+
+            def work() -> None:
+                assert not jobs._jobs
+                assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
+                assert same(batches_of(FastLoader(dataset, batch_size=4, shuffle=True)), batches_of(
+                    FastLoader(folder(tree), batch_size=4, shuffle=True)))  # fmt: skip
+
+            in_child(work)
+    assert same(found, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it elsewhere")
+def test_a_batch_of_the_parents_is_not_waited_for_in_a_child(
+    tree: Path, in_child: Callable[[Callable[[], object]], None]
+) -> None:
+    dataset = folder(tree)
+    batch = dataset._start_batch(range(32))
+
+    def work() -> None:
+        with pytest.raises(ClosedError, match="parent process"):
+            dataset._finish_batch(batch)
+
+    in_child(work)
+    assert len(dataset._finish_batch(batch)) == 32
+
+
+SCRIPT = """
+import os, sys, threading
+import torch
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from fastpipe import FastImageFolder, FastLoader
+
+def main():
+    transform = v1.Compose([v1.RandomResizedCrop(48), v1.ToTensor()])
+    dataset = FastImageFolder(sys.argv[1], transform, cache="off", threads=2)
+    numbers = list(range(len(dataset))) * 100
+    {}
+
+if __name__ == "__main__":
+    main()
+"""
+ENDINGS = {
+    "one batch": "batch = dataset._start_batch(numbers)",
+    "dropped": "dataset._start_batch(numbers)",
+    "many": "batches = [dataset._start_batch(numbers) for _ in range(20)]",
+    "kept for ever": "sys.kept = [dataset._start_batch(numbers) for _ in range(5)]",
+    "a loader": "batches = iter(FastLoader(dataset, 4, sampler=numbers, prefetch_batches=50)); next(batches); sys.b = batches",
+    "exit": "dataset._start_batch(numbers); sys.exit(0)",
+    "in a thread": "t = threading.Thread(target=lambda: sys.__setattr__('b', dataset._start_batch(numbers))); t.start(); t.join()",
+    "closed": "batch = dataset._start_batch(numbers); dataset.close()",
+    "of pictures": "dataset.transform = v1.Resize(40); sys.b = dataset._start_batch(numbers)",
+    "never used": "pass",
+    "a fork": "dataset._start_batch(numbers); pid = os.fork() or sys.exit(0); assert not os.waitpid(pid, 0)[1]",
+    "a daemon that waits": (
+        "b = dataset._start_batch(numbers);"
+        " threading.Thread(target=lambda: dataset._finish_batch(b), daemon=True).start()"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_that_ends_with_batches_under_way(tree: Path, ending: str) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(ENDINGS[ending]), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- giving up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[float], None]]:
+    """Raises ``KeyboardInterrupt`` in the script's thread after some seconds."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer here: run it elsewhere")
+def test_an_interrupted_loop_ends_and_the_next_is_right(
+    tree: Path, expected: list[Any], interrupts: Callable[[float], None]
+) -> None:
+    dataset, rng = folder(tree), random.Random(1)
+    for _ in range(15):
+        loader = FastLoader(dataset, batch_size=4, sampler=list(range(32)) * 1000, prefetch_batches=4)
+        batches = iter(loader)
+        next(batches)
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts(rng.uniform(0.001, 0.06))
+            for _batch in batches:
+                pass
+        assert time.monotonic() - begun < 20
+        del batches, loader
+    assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
+
+
+def test_batches_that_nobody_waits_for_write_nowhere_else(tree: Path, expected: list[Any]) -> None:
+    dataset = folder(tree)
+    for number in range(60):
+        batch = dataset._start_batch(range(32))
+        if number % 3:
+            time.sleep(0.002 * (number % 5))
+        del batch
+        other = np.zeros((32, 3, 48, 48), np.float32)  # where its memory may have been
+        time.sleep(0.003)
+        assert not other.any()
+    assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
+    deadline = time.monotonic() + 30
+    while jobs._jobs and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not jobs._jobs
+
+
+def test_loops_that_are_left_early(tree: Path, expected: list[Any]) -> None:
+    dataset = folder(tree)
+    for number in range(20):
+        for place, _ in enumerate(FastLoader(dataset, batch_size=4, shuffle=True)):
+            if place == number % 4:
+                break
+    assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
+
+
+def test_a_closed_dataset_works_again(tree: Path) -> None:
+    dataset = folder(tree, TRANSFORMS["evaluation"])
+    first = [image for image, _ in dataset.__getitems__(range(8))]
+    batch = dataset._start_batch(range(32))
+    dataset.close()
+    try:
+        assert len(dataset._finish_batch(batch)) == 32  # of what the engine had begun
+    except ClosedError:
+        pass
+    assert same([image for image, _ in dataset.__getitems__(range(8))], first)
+    dataset.close()
+    dataset.close()
+
+
+@pytest.mark.hang_after(120)
+def test_from_many_threads_at_once(tree: Path) -> None:
+    dataset = folder(tree, TRANSFORMS["evaluation"])
+    expected, wrong = [image for image, _ in dataset.__getitems__(range(32))], []
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(15):
+            numbers = [rng.randrange(32) for _ in range(rng.randrange(1, 9))]
+            made = [image for image, _ in dataset.__getitems__(numbers)]
+            if not same(made, [expected[number] for number in numbers]):
+                wrong.append(numbers)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- memory -----------------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="run it on Linux, which says what is resident")
+@pytest.mark.parametrize("name", ["training", "pictures", "bad files"])
+def test_memory_does_not_grow_with_epochs(tree: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(tree, tmp_path / "tree")
+    if name == "bad files":
+        for path in sorted((tmp_path / "tree").rglob("*.jpg"))[::3]:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    transform = v1.Resize(60) if name == "pictures" else TRAINING
+    loader = FastLoader(
+        folder(tmp_path / "tree", transform, bad_samples="skip"), batch_size=8, shuffle=True,
+        collate_fn=list if name == "pictures" else None,
+    )  # fmt: skip
+    for _ in range(5):
+        for _batch in loader:
+            pass
+    del _batch
+    gc.collect()
+    before = resident()
+    for _ in range(10):
+        for _batch in loader:
+            pass
+    del _batch
+    gc.collect()
+    assert resident() - before < 16 << 20
+    loader.dataset.close()
