@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
 from fastpipe._extras import briefly_set, require
+from fastpipe.device.quiet import quiet_stderr
 from fastpipe.read.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
@@ -22,8 +24,16 @@ _PARSING = 2
 
 def _require_nvimgcodec() -> Any:
     """Import nvImageCodec, which says nothing on stderr of what it cannot decode: that comes back as None."""
-    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):  # read when it is imported
+    is_there = "nvidia.nvimgcodec" in sys.modules
+    quiet = nullcontext() if is_there else quiet_stderr(_is_extension_noise)
+    with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"), quiet:
         return require("nvidia.nvimgcodec", extra="gpu")
+
+
+def _is_extension_noise(line: bytes) -> bool:
+    """Complaints about libraries for other formats."""
+    words = (b"Failed to load nv", b"If using nvImageCodec", b"nvjpeg2k", b"nvtiff")
+    return any(word in line for word in words)
 
 
 class NvJpegDecoder:
