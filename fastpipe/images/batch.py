@@ -167,4 +167,3 @@ class ImageBatch(PendingBatch):
     def _info(self, number: int) -> dict[Any, Any]:
         """What Pillow says of a sample's file."""
         return self._file_info(self._batch.take_file(number), self.items[number].path)
-

@@ -19,7 +19,7 @@ _WORKER_OPTIONS = (
     "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
     "persistent_workers",
 )  # fmt: skip
-_OWN = ("seed", "shard", "device", "augment", "cache", "workers")
+_OWN = ("seed", "shard", "device", "dtype", "augment", "cache", "workers")
 _SHARED_OPTIONS = ("dataset", "collate_fn", "pin_memory", "pin_memory_device", "generator", "in_order")
 
 
@@ -29,6 +29,7 @@ def accelerate(
     seed: int | None = None,
     shard: Shard | None = None,
     device: Any = None,
+    dtype: Any = None,
     augment: Callable[..., Any] | None = None,
     cache: Cache | Literal["auto", "ram", "disk", "off"] | None = None,
     num_workers: int | None = None,
@@ -45,7 +46,7 @@ def accelerate(
 
     Args:
         loader: a ``DataLoader``.  It is not changed, and may be used on.
-        seed, shard, device, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
+        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
             ``shuffle=True`` shuffles by the seed; any other sampler stays.
         num_workers, workers: as in ``FastLoader``; default: as the loader has them.
         prefetch_factor, prefetch_batches: batches made ahead, by each of them or without any; as in
@@ -64,8 +65,8 @@ def accelerate(
     options = {name: getattr(loader, name) for name in _SHARED_OPTIONS if hasattr(loader, name)}
     options |= {name: getattr(loader, name) for name in ("prefetch_batches", *_OWN) if hasattr(loader, name)}
     given = {
-        "seed": seed, "shard": shard, "device": device, "augment": augment, "cache": cache,
-        "workers": workers, "prefetch_batches": prefetch_batches,
+        "seed": seed, "shard": shard, "device": device, "dtype": dtype, "augment": augment,
+        "cache": cache, "workers": workers, "prefetch_batches": prefetch_batches,
     }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
     options |= _batching(loader, options)

@@ -41,6 +41,7 @@ class Delivery:
         seed: makes its draws a function of epoch and batch.
         rank: this rank and the number of ranks.
         is_made_there: whether batches may be made on the device, and are to be collated there.
+        dtype: of the first part of each batch where that is float32; None leaves it.
 
     Attributes:
         is_made_there: the same.
@@ -56,10 +57,11 @@ class Delivery:
         rest: Chain | None = None,
         on_epoch: Callable[[float, float], None] | None = None,
         is_made_there: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.finishes, self._rest, self._on_epoch = finishes, rest, on_epoch
         self._pace, self.is_made_there = _Pace(), is_made_there
-        self._transfer, self._augment = transfer, augment
+        self._transfer, self._augment, self._dtype = transfer, augment, dtype
         self._seed, self._rank = seed, rank
         self._ahead: _Moving | None = None
         self._pulled = 0
@@ -133,7 +135,8 @@ class Delivery:
         return self._augment(*batch) if isinstance(batch, (list, tuple)) else self._augment(batch)
 
     def _finished(self, batch: Any) -> Any:
-        return self._finish(batch) if isinstance(batch, Unfinished) else batch
+        batch = self._finish(batch) if isinstance(batch, Unfinished) else batch
+        return batch if self._dtype is None else _in_dtype(batch, self._dtype)
 
     @ranged("finish")
     def _finish(self, unfinished: Unfinished) -> Any:
@@ -145,6 +148,15 @@ class Delivery:
             return [end.of_tensor(images), *others]
         assert self._rest is not None
         return [self._rest(images, (), None, key), *others]
+
+
+def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
+    """A batch whose first part, or that itself, is of another type where it is a float32 tensor."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(dtype) if batch.dtype == torch.float32 else batch
+    if type(batch) in (list, tuple) and batch:
+        return type(batch)([_in_dtype(batch[0], dtype), *batch[1:]])
+    return batch
 
 
 class _Pace:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -87,6 +88,9 @@ class FastLoader(DataLoader[_T_co]):
         device: where batches are handed out, such as ``"cuda"``: each is copied from pinned memory
             on a stream of its own, beside the step before.  Where the transform ends in
             ``ToTensor`` and ``Normalize``, bytes are sent and normalised there, to the same values.
+        dtype: ``torch.float16`` or ``torch.bfloat16``: the first part of each batch, where it is float32, is
+            handed out in this type: the same values, rounded.  Kernels write it so, or it is done on the
+            device, after augmentation by ``"auto"`` and ``"split"`` and before a function.
         augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
             what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
             seed its draws depend on epoch and batch alone.  Or ``"split"``: what of the dataset's
@@ -138,18 +142,19 @@ class FastLoader(DataLoader[_T_co]):
         seed: int | None = None,
         shard: Shard | None = None,
         device: Any = None,
+        dtype: torch.dtype | None = None,
         augment: Callable[..., Any] | Literal["auto", "split"] | None = None,
         cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
         workers: Literal["auto", "threads", "processes"] = "auto",
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
-        _check_options(num_workers, workers, prefetch_batches)
+        _check_options(num_workers, workers, prefetch_batches, dtype)
         if isinstance(dataset, IterableDataset):
-            given = {"device": device, "augment": augment}
+            given = {"device": device, "dtype": dtype, "augment": augment}
             _refuse_for_iterable([name for name, value in given.items() if value is not None])
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
-        self.device = device
+        self.device, self.dtype = device, dtype
         self._device = None if device is None else checked_device(device)
         self.augment = augment
         self._splitting = Splitting(augment, self._device)
@@ -426,8 +431,10 @@ class FastLoader(DataLoader[_T_co]):
         """What is done to batches on their way to the user; None for nothing."""
         split, is_there = self._split(source)
         augment = None if isinstance(self.augment, str) else self.augment
-        if self._device is None and augment is None and not is_there:
+        if self._device is None and augment is None and self.dtype is None and not is_there:
             return None
+        if source is not None and self.dtype is not None and self._is_plain:
+            source.make_dtype(str(self.dtype).removeprefix("torch."))
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
             transfer = Transfer(self._device)
@@ -440,7 +447,9 @@ class FastLoader(DataLoader[_T_co]):
         rest = split.chain if split is not None and is_there else None
         # Workers that persist go on as they began.
         on_epoch = None if self.persistent_workers else self._splitting.seen
-        return Delivery(transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch, is_made_there)
+        return Delivery(
+            transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch, is_made_there, self.dtype
+        )
 
     @property
     def _is_plain(self) -> bool:
@@ -487,7 +496,12 @@ class FastLoader(DataLoader[_T_co]):
         check_stateful(method, self._order, is_map_style(self), comes_in_order)
 
 
-def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any) -> None:
+def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise OptionError(
+            f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}. For bytes end the transform in "
+            "PILToTensor(), and normalise on the GPU"
+        )
     if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
         raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")
     if workers not in ("auto", "threads", "processes"):

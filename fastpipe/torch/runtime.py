@@ -16,10 +16,10 @@ from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
 from fastpipe.arrays.process import KEPT_SLOTS, Process
 from fastpipe.cache.images import open_cache
+from fastpipe.core.native import native
 from fastpipe.device.decoders import device_decoder, share_of
 from fastpipe.device.making import DeviceMaker, Turn
 from fastpipe.device.sharing import new_share
-from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock

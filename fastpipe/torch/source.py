@@ -111,6 +111,10 @@ class Source(ABC):
         """Leave out the end of a transform that can be made up for on the device, where there is one."""
         return
 
+    def make_dtype(self, dtype: str) -> None:
+        """Make float32 samples of another type, where that costs nothing: a name of torch's."""
+        return
+
     def make_on(self, device: Any) -> bool:
         """Make batches of bytes on a device, where that is possible; whether it is."""
         return False

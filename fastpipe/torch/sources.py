@@ -54,7 +54,7 @@ class FolderSource(Source):
         self._dataset = dataset
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
-        self._sends_bytes = False
+        self._sends_bytes, self._dtype = False, ""
         self._device: torch.device | None = None  # where batches are made
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
@@ -71,6 +71,10 @@ class FolderSource(Source):
         """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
         what is still to be done to such a batch."""
         self._sends_bytes = True
+
+    def make_dtype(self, dtype: str) -> None:
+        """Make float32 samples of another type, where the kernels can: ``"float16"`` or ``"bfloat16"``."""
+        self._dtype = dtype
 
     def make_on(self, device: torch.device) -> bool:
         """Make batches of bytes on a device, where that is possible; whether it is."""
@@ -137,9 +141,9 @@ class FolderSource(Source):
             for end, rows, local in located(self._dataset, integers(indices))
         ]
         if len(parts) > 1:
-            return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device)
+            return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
         base, local = (parts[0][0], parts[0][2].tolist()) if parts else (self.bases[0], [])
-        return _Simple(base, local, key, self._sends_bytes, self._split_now(), self._device)
+        return _Simple(base, local, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
@@ -219,9 +223,12 @@ class _Simple:
         sends_bytes: bool,
         split: Split | None,
         device: torch.device | None,
+        dtype: str,
     ) -> None:
         self._base = base
-        self._batch = base._start_batch(indices, key, sends_bytes=sends_bytes, split=split, device=device)
+        self._batch = base._start_batch(
+            indices, key, sends_bytes=sends_bytes, split=split, device=device, dtype=dtype
+        )
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
 
@@ -256,6 +263,7 @@ class _Mixed(MixedBatch):
         sends_bytes: bool,
         split: Split | None,
         device: torch.device | None,
+        dtype: str,
     ) -> None:
         super().__init__()
         self._count = sum(len(rows) for _, rows, _ in parts)
@@ -265,8 +273,7 @@ class _Mixed(MixedBatch):
         plans = [base.plan if split is None else split.head for base, _, _ in parts]
         ends = {None if plan.end is None else plan.end.affine for plan in (plan.as_bytes() for plan in plans)}
         sends_bytes = sends_bytes and len(ends) == 1
-        if sends_bytes:
-            plans = [plan.as_bytes() for plan in plans]
+        plans = [plan.as_bytes() if sends_bytes else plan.of_dtype(dtype) for plan in plans]
         slots, kind = parts[0][0]._running().slots, plans[0].kind
         if split is not None and not sends_bytes:
             memory = self._tensor = batch_memory_like(split.like, self._count, slots)
@@ -280,7 +287,7 @@ class _Mixed(MixedBatch):
             rows = None if memory is None else RowsOf(memory, numbers)
             batch = base._start_batch(
                 local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split,
-                device=None if memory is None else device,
+                device=None if memory is None else device, dtype=dtype,
             )  # fmt: skip
             self.parts.append((base, numbers, batch))
 

@@ -57,9 +57,7 @@ def axis(
     """
     length = out_size if length is None else length
     extent8 = 8 * in_size if extent8 is None else extent8
-    return Axis(
-        *native.make_axis(mode, in_size, out_size, first, length, turned, mirrored, start8, extent8)
-    )
+    return Axis(*native.make_axis(mode, in_size, out_size, first, length, turned, mirrored, start8, extent8))
 
 
 def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:

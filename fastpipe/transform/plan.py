@@ -111,6 +111,7 @@ class Plan:
         self.end: Conversion | None = None
         self._bytes: Plan | None = None
         self._native: dict[tuple[int | None, bool, bool], Any] = {}
+        self._of_dtype: dict[str, Plan] = {}
 
     def __repr__(self) -> str:
         return "Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")"
@@ -265,6 +266,29 @@ class Plan:
             plan.output = plan._fixed_output()
             self._bytes = plan
         return self._bytes
+
+    def of_dtype(self, dtype: str) -> Plan:
+        """This plan with samples of another type, if they are float32 that the kernels make: the same values,
+        rounded.  Else this plan.
+
+        Args:
+            dtype: name of torch's dtype of 16 bits, such as ``"bfloat16"``; empty for as it is.
+        """
+        if not dtype or self.output is None or self._how.kind != "affine":
+            return self
+        if dtype not in self._of_dtype:
+            torch, how = require("torch", extra="torch"), self._how
+            ramp = torch.arange(256, dtype=torch.uint8).expand(1, how.channels, 1, 256)
+            values = how.of_tensor(ramp).to(getattr(torch, dtype)).view(torch.int16).numpy()
+            plan = copy.copy(self)
+            plan._how = Conversion(
+                "table", how.channels, how.interleaved, np.uint16,
+                table=np.ascontiguousarray(values).view(np.uint16).reshape(-1),
+            )  # fmt: skip
+            plan._dtype, plan._native, plan._of_dtype = dtype, {}, {}
+            plan.output = plan._fixed_output()
+            self._of_dtype = {dtype: plan}
+        return self._of_dtype[dtype]
 
     def rows(self, batch: Any) -> list[Any]:
         """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""

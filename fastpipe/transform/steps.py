@@ -128,7 +128,10 @@ def _described(kind: int, **fields: Any) -> Any:
     step = native.Step()
     step.kind = kind
     for name, value in fields.items():
-        if not all(type(one) in (int, float, bool) for one in (value if isinstance(value, (tuple, list)) else [value])):
+        if not all(
+            type(one) in (int, float, bool)
+            for one in (value if isinstance(value, (tuple, list)) else [value])
+        ):
             return None
         try:
             setattr(step, name, value)
