@@ -1,8 +1,8 @@
 """Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
 
-The engine's threads know nothing of Python.  One thread of this module's, the *watcher*, hears from the engine
-when a job's items are all begun and when it is done, and does what follows, so that no batch waits for the
-script's thread to come by.
+The engine's threads know nothing of Python.  One thread of this module's, the *watcher*, hears from the
+engine when a job's items are all begun and when it is done, and does what follows, so that no batch waits for
+the script's thread to come by.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _log = logging.getLogger("fastpipe")
 
 _BEGUN, _DONE, _STOPPED = 1, 2, 3  # kinds of events
 _LISTEN_MS = 10_000
-# The training's thread comes first: where it wants a core that a thread of the engine is at, it gets it.  With as
-# many equal threads as cores a step of 5 ms took half as long again (16 cores).
+# The training's thread comes first: where it wants a core that a thread of the engine is at, it gets it.
+# Beside as many equal threads as cores a step of 5 ms took half as long again (16 cores).
 _NICENESS = 10
 _LEAVE_MS = 10_000  # at the interpreter's end, for images that are being made
 

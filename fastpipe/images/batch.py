@@ -1,4 +1,4 @@
-"""A batch of images: described by arrays, made by the native engine; what it declines is made here, one by one."""
+"""A batch of images: described by arrays, made by the native engine; what that declines is made here."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ class ImageBatch(PendingBatch):
             places = numbers * (flat.size // max(len(whole), 1))
             size = spec.shape[1:]
         return native.image_batch(
-            described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat, places,
-            size, self._plan.makes_images, self._statuses, described.inputs,
+            described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
+            places, size, self._plan.makes_images, self._statuses, described.inputs,
         )  # fmt: skip
 
     def _look(self) -> None:

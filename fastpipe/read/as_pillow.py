@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ __all__ = ["decodes_as_pillow"]
 
 _log = logging.getLogger("fastpipe.read")
 
-_KINDS = (  # of the files that are trusted
+_KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
     {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"subsampling": 2, "progressive": True}, {},
 )  # fmt: skip
 
@@ -34,8 +35,9 @@ def decodes_as_pillow() -> bool:
             found = native.decode(file.getvalue(), top, left, height, width)
             if found is None or not np.array_equal(found, expected[top : top + height, left : left + width]):
                 _log.warning(
-                    "Pillow %s decodes JPEGs otherwise than libjpeg-turbo %s, which fastpipe was compiled with; so "
-                    "Pillow decodes all images, which is slower", pillow.__version__, native.jpeg_version(),
+                    "Pillow %s decodes JPEGs otherwise than libjpeg-turbo %s, which fastpipe was compiled "
+                    "with; so Pillow decodes all images, which is slower", pillow.__version__,
+                    native.jpeg_version(),
                 )  # fmt: skip
                 return False
     return True

@@ -291,8 +291,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     ) -> Batch:
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
         transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it.  With
-        ``sends_bytes`` it is made on a device, where there is a way to; else samples are of a dtype of 16 bits, if
-        one is named and they can be."""
+        ``sends_bytes`` it is made on a device, where there is a way to; else samples are of a dtype of 16
+        bits, if one is named and they can be."""
         samples = self.samples
         items = Items(samples, self._positions(indices))
         plan, runtime = self.plan if split is None else split.head, self._running()

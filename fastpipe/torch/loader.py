@@ -52,8 +52,8 @@ from fastpipe.torch.workers import WorkerInit, lanes_for
 
 __all__ = ["FastLoader"]
 
-# Where Python runs for each sample, its lock ends what the threads of one process can do at about what so many
-# of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's own transforms.
+# Where Python runs for each sample, its lock ends what the threads of one process can do at about what so
+# many of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's transforms.
 _MOST_BY_THREADS, _MOST_WITH_TORCHVISION = 8, 2
 # Of batches that a GPU makes, beside the one that is next: it decodes two at once, and another is opened.
 _AHEAD_THERE = 3
@@ -499,8 +499,8 @@ class FastLoader(DataLoader[_T_co]):
 def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise OptionError(
-            f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}. For bytes end the transform in "
-            "PILToTensor(), and normalise on the GPU"
+            f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}. For bytes end the "
+            "transform in PILToTensor(), and normalise on the GPU"
         )
     if prefetch_batches != "auto" and (not isinstance(prefetch_batches, int) or prefetch_batches < 0):
         raise OptionError(f"prefetch_batches must be 'auto' or a number from 0, got {prefetch_batches!r}")

@@ -66,13 +66,13 @@ def is_pristine(transform: Any) -> bool:
 
 
 @cache
-def _callables(kind: type) -> frozenset[str]:
+def _callables(kind: Any) -> frozenset[str]:
     """Names that an object's own attributes would hide."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 @cache
-def _own_methods(kind: type) -> list[tuple[Any, str, Any]]:
+def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
     """Where torchvision's classes among the bases say what a call does (not ``torch.nn.Module``, whose
     ``__call__`` tools wrap for all modules), and what they say, if that is torchvision's."""
     bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]

@@ -67,8 +67,8 @@ def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:
         axes: of each the filter, and the axis.
 
     Returns:
-        int32 (M,): of each axis ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of inputs,
-        and weights.
+        int32 (M,): of each axis ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of
+        inputs, and weights.
     """
     sizes = [one.length * (one.pitch + 2) for _, one in axes]
     tables = np.empty(sum(sizes), np.int32)

@@ -187,11 +187,13 @@ class Plan:
         key = max_pixels, turns, scaled
         found = self._native.get(key)
         if found is None:
-            steps = [step.described and step.described(domain) for step, domain, _ in self._moving]
-            if None in steps:
-                return None
-            for described, (_, _, part) in zip(steps, self._moving, strict=True):
+            steps = []
+            for step, domain, part in self._moving:
+                described = None if step.described is None else step.described(domain)
+                if described is None:
+                    return None
                 described.draw = part.start
+                steps.append(described)
             limit = -1 if max_pixels is None else max_pixels
             found = native.ImagePlan(steps, self._how.native, self.draws, limit, turns, scaled)
             self._native = {key: found}  # of one that a script changes, the last

@@ -128,10 +128,8 @@ def _described(kind: int, **fields: Any) -> Any:
     step = native.Step()
     step.kind = kind
     for name, value in fields.items():
-        if not all(
-            type(one) in (int, float, bool)
-            for one in (value if isinstance(value, (tuple, list)) else [value])
-        ):
+        values = value if isinstance(value, (tuple, list)) else [value]
+        if not all(type(one) in (int, float, bool) for one in values):
             return None
         try:
             setattr(step, name, value)
@@ -141,7 +139,7 @@ def _described(kind: int, **fields: Any) -> Any:
 
 
 def _filter_of(transform: Any, domain: Domain) -> dict[str, int]:
-    """The filter and the order of passes that a transform's interpolation is, where ``_resize_of`` has one."""
+    """The filter and the order of passes of a transform's interpolation, where ``_resize_of`` has one."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
         found = pillow_filter(_PIL_MODES[name])
