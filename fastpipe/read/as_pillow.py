@@ -31,6 +31,7 @@ def decodes_as_pillow() -> bool:
         image = pillow.fromarray(noise if kind else noise[:, :, 0])
         file = io.BytesIO()
         image.save(file, "JPEG", quality=90, **kind)
+        file.seek(0)
         expected = np.asarray(jpegs.JpegImageFile(file).convert("RGB"))
         for top, left, height, width in ((0, 0, 37, 45), (9, 14, 19, 23)):
             found = native.decode(file.getvalue(), top, left, height, width)
