@@ -24,14 +24,14 @@ _KINDS = (  # of the files that are trusted
 def decodes_as_pillow() -> bool:
     """Whether a few small images come out the same, of each kind of file that the core is trusted with."""
     pillow = require("PIL.Image", extra="image")
-    # With its class for JPEGs, and a name: else it would load plugins of other formats.
+    # With its class for JPEGs, and a name instead of a format: else it would load plugins of other formats.
     jpegs = require("PIL.JpegImagePlugin", extra="image")
     noise = np.random.Generator(np.random.PCG64(3)).integers(0, 256, (37, 45, 3), np.uint8)
     for kind in _KINDS:
         image = pillow.fromarray(noise if kind else noise[:, :, 0])
         file = io.BytesIO()
         file.name = "x.jpg"
-        image.save(file, "JPEG", quality=90, **kind)
+        image.save(file, quality=90, **kind)
         file.seek(0)
         expected = np.asarray(jpegs.JpegImageFile(file).convert("RGB"))
         for top, left, height, width in ((0, 0, 37, 45), (9, 14, 19, 23)):
