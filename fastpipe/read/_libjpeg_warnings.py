@@ -28,8 +28,8 @@ _JUMP_SLOTS = {62: 7, 183: 1026}
 _SHT_RELA, _SHT_DYNSYM = 4, 11
 
 
-# nvImageCodec's, with which DALI decodes.  If libjpeg-turbo gives up on a file, OpenCV's own copy of libjpeg is
-# tried.
+# nvImageCodec's, with which DALI decodes.  If libjpeg-turbo gives up on a file, OpenCV's own copy of libjpeg
+# is tried.
 _CODECS = ("libjpeg_turbo_ext", "libopencv_ext")
 
 

@@ -159,7 +159,9 @@ def test_a_wrong_label_of_a_sample_is_found(tree: Path, monkeypatch: pytest.Monk
     def targets(self: Items, numbers: Sequence[int]) -> list[Any]:
         return [
             target + (position == 5)
-            for target, position in zip(real(self, numbers), self.positions[list(numbers)].tolist(), strict=True)
+            for target, position in zip(
+                real(self, numbers), self.positions[list(numbers)].tolist(), strict=True
+            )
         ]
 
     monkeypatch.setattr(Items, "targets", targets)

@@ -155,7 +155,12 @@ def test_a_decoder_that_is_missing_and_one_that_is_faster(monkeypatch: pytest.Mo
         "libjpeg-turbo": {"what": "libjpeg-turbo, the whole image", "rate": 500.0},
         "pillow": {"what": "Pillow-SIMD 9.5.0.post2, the whole image", "rate": 900.0},
     }
-    value = {"of": "photographs", "decoders": rates, "chosen": "libjpeg-turbo", "used": "JPEG → libjpeg-turbo"}
+    value = {
+        "of": "photographs",
+        "decoders": rates,
+        "chosen": "libjpeg-turbo",
+        "used": "JPEG → libjpeg-turbo",
+    }
     found, examined = measured(monkeypatch, Answer(value))
     assert [one.text for one in bad(found)] == [
         "dali cannot be used: not installed",
