@@ -70,7 +70,18 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "arrays": _BASE | _MIDDLE | {"sampling", "arrays"},
     "torch": _BASE
     | _MIDDLE
-    | {"_beside", "_intraop", "_replacing", "sampling", "arrays", "core", "images", "device", "augment", "torch"},
+    | {
+        "_beside",
+        "_intraop",
+        "_replacing",
+        "sampling",
+        "arrays",
+        "core",
+        "images",
+        "device",
+        "augment",
+        "torch",
+    },
     "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "sampling", "arrays", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {

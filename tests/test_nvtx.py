@@ -87,7 +87,9 @@ def test_every_range_of_a_loader_ends_in_the_thread_that_began_it(
         assert within.keys() == of_batches
         return
     assert len(stacks) >= 2
-    assert within.keys() == of_batches | {f"fastpipe.{name}" for name in ("sample", "read", "decode", "transform")}
+    assert within.keys() == of_batches | {
+        f"fastpipe.{name}" for name in ("sample", "read", "decode", "transform")
+    }
     assert within["fastpipe.read"] == {("fastpipe.sample",)}
     assert within["fastpipe.decode"] <= {("fastpipe.sample", "fastpipe.transform"), ("fastpipe.sample",)}
 

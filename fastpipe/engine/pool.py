@@ -46,7 +46,7 @@ class Job:
         self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None
     ) -> None:
         # Dropped with the last task: a task's closure may hold a batch, which holds the job.
-        self._task: Callable[[int], None] | None = task
+        self._task: Callable[[int], None] | None = task if count else None
         self._last = last
         self._count = count
         # A finalizer, run by the garbage collector, may cancel the job in the middle of any of

@@ -64,9 +64,11 @@ class ImageBatch(PendingBatch):
 
     Attributes:
         when_seen: called with the number of images whose sizes the engine knows, and their decoded bytes.
+        note: called with the path of a sample before Python finishes it, by the thread that does.
     """
 
     when_seen: Callable[[int, int], None] | None = None
+    note: Callable[[str], None] | None = None
 
     def __init__(
         self,
@@ -151,6 +153,8 @@ class ImageBatch(PendingBatch):
     def _make_left(self, place: int) -> None:
         """Make, or finish, one of the samples that are left."""
         number = self._numbers[place]
+        if self.note is not None:
+            self.note(self.items[number].path)
         if not self._is_made[number]:
             self.make(number)
             return

@@ -139,6 +139,8 @@ class Runtime:
         batch = ImageBatch(maker, items, plan, parameters, place.memory, place.finish, substitute)
         if self.cache is not None:
             batch.when_seen = self.cache.saw
+        if get_worker_info():
+            batch.note = note
         inputs = self._source.inputs(items, place.memory is not None)
         batch.begin_natively(
             Described(described, items.packed_paths(), self._source.info_in, inputs), pool, self._channel,

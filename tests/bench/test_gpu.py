@@ -42,8 +42,8 @@ from fastpipe.bench.results import RowInfo, load
 from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume.data import made_scroll
 from fastpipe.cli import main
-from fastpipe.device.transfer import Transfer
 from fastpipe.core.native import native
+from fastpipe.device.transfer import Transfer
 from fastpipe.testing.clock import ManualClock
 from fastpipe.torch import runtime
 

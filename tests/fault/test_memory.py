@@ -70,6 +70,8 @@ def test_iterators_that_are_broken_off_leave_nothing(tree: Path, workers: int) -
     dataset = FastImageFolder(tree, CROP, threads=2)
     loader = FastLoader(dataset, 2, num_workers=workers, workers="processes")
     next(iter(loader))
+    for _ in range(0 if workers else 3):
+        list(loader)  # until Python's threads have something to keep, and are there
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     for _ in range(5 if workers else 50):
         next(iter(loader))

@@ -6,13 +6,11 @@ import io
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import event, example, given, settings
@@ -29,8 +27,8 @@ from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
 from fastpipe.images.paths import paths_of
 from fastpipe.testing import photograph, write_fifo
-from fastpipe.torch.keys import keyed
 from fastpipe.torch.kept import ImageSource
+from fastpipe.torch.keys import keyed
 from fastpipe.types import Key
 
 # torchvision says so when antialias=False has no effect on PIL images.
@@ -192,7 +190,11 @@ EVERY = list(range(len(KINDS) * len(SIZES)))
 
 
 def check(
-    datasets: tuple[FastImageFolder, FastImageFolder], chain: list[Any], numbers: list[int], seed: int, last: bool
+    datasets: tuple[FastImageFolder, FastImageFolder],
+    chain: list[Any],
+    numbers: list[int],
+    seed: int,
+    last: bool,
 ) -> None:
     key = Key(seed, 0, np.arange(len(numbers)))
     made = []
@@ -248,7 +250,9 @@ def test_native_batches_are_torchvisions_at_length(
     check(datasets, chain, numbers, seed, last)
 
 
-@pytest.mark.parametrize("chain", [CLASSIC, MODERN, [v1.Resize((9, 9))], [v1.RandomResizedCrop(24), v1.ToTensor()]])
+@pytest.mark.parametrize(
+    "chain", [CLASSIC, MODERN, [v1.Resize((9, 9))], [v1.RandomResizedCrop(24), v1.ToTensor()]]
+)
 def test_python_makes_only_what_the_core_is_not_trusted_with(
     datasets: Any, chain: list[Any], counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +291,9 @@ def test_pictures_have_the_info_of_image_folder(tmp_path: Path, counted: Counted
     exif = Image.Exif()
     exif[0x010E] = "a description"
     picture = Image.fromarray(photograph(np.random.default_rng(0), (40, 50)))
-    picture.save(tmp_path / "a" / "0.jpg", exif=exif, dpi=(72, 99), comment=b"a comment", icc_profile=b"a profile")
+    picture.save(
+        tmp_path / "a" / "0.jpg", exif=exif, dpi=(72, 99), comment=b"a comment", icc_profile=b"a profile"
+    )
     picture.save(tmp_path / "a" / "1.jpg", progressive=True)
     picture.save(tmp_path / "a" / "2.png", dpi=(50, 50))
     for transform in (None, v1.Resize(20), v1.RandomHorizontalFlip(1.0), v1.Lambda(lambda image: image)):
@@ -329,7 +335,15 @@ def mixed(tmp_path: Path) -> list[tuple[str, int]]:
     (tmp_path / "circle.jpg").symlink_to("circle.jpg")
     (tmp_path / "unreadable.jpg").symlink_to("/proc/self/mem")
     (tmp_path / "linked.jpg").symlink_to("0 good.jpg")
-    odd = ["folder.jpg", "link.jpg", "circle.jpg", "missing.jpg", "linked.jpg", "x" * 300 + ".jpg", "0 good.jpg/x.jpg"]
+    odd = [
+        "folder.jpg",
+        "link.jpg",
+        "circle.jpg",
+        "missing.jpg",
+        "linked.jpg",
+        "x" * 300 + ".jpg",
+        "0 good.jpg/x.jpg",
+    ]
     if os.path.exists("/proc/self/mem"):
         odd.append("unreadable.jpg")
     if hasattr(os, "mkfifo"):
@@ -348,7 +362,10 @@ TRANSFORMS = {
 def pair(samples: Any, transform: Any, **options: Any) -> list[FastImageFolder]:
     return [
         FastImageFolder.from_samples(
-            samples, transform, **{"cache": "off", "threads": 2, "seed": 4, **options}, decode=Decode(backend=backend)
+            samples,
+            transform,
+            **{"cache": "off", "threads": 2, "seed": 4, **options},
+            decode=Decode(backend=backend),
         )
         for backend in ("auto", "pillow")
     ]
@@ -398,22 +415,24 @@ def test_policies_do_the_same(
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     epochs: list[list[Any]] = []
     said: list[list[str]] = []
-    for log, dataset in zip(
-        logs, pair(mixed, TRANSFORMS[name]), strict=True
-    ):
+    for log, dataset in zip(logs, pair(mixed, TRANSFORMS[name]), strict=True):
         dataset.bad_samples = BadSamples(policy, log=log)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fastpipe.bad_samples"):
             loader = FastLoader(dataset, batch_size=9, shuffle=True, collate_fn=list)
             epochs.append([sample for _ in range(2) for batch in loader for sample in batch])
-        said.append(sorted(record.getMessage() for record in caplog.records if "bad sample" in record.getMessage()))
+        said.append(
+            sorted(record.getMessage() for record in caplog.records if "bad sample" in record.getMessage())
+        )
     assert len(epochs[0]) == len(epochs[1]) > 0
     for (image, target), (expected, other) in zip(*epochs, strict=True):
         assert target == other
         assert_same(image, expected)
     assert said[0] == said[1]
     assert len(said[0]) >= 14
-    lines = [sorted(map(json.loads, log.read_text().splitlines()), key=lambda line: line["index"]) for log in logs]
+    lines = [
+        sorted(map(json.loads, log.read_text().splitlines()), key=lambda line: line["index"]) for log in logs
+    ]
     assert lines[0] == lines[1]
 
 
@@ -423,7 +442,9 @@ def test_pillows_limit_of_pixels_holds(mixed: Any, limit: Any, monkeypatch: pyte
     """Above twice as many it raises."""
     if limit != "own":
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit and limit // 2)
-    samples = [sample for sample in mixed if ("huge" in sample[0] and limit is not None) or "behind" in sample[0]]
+    samples = [
+        sample for sample in mixed if ("huge" in sample[0] and limit is not None) or "behind" in sample[0]
+    ]
     found = [
         outcome(lambda dataset=dataset, n=number: dataset.__getitems__([n])[0][0])
         for dataset in pair(samples, v1.Compose([v1.CenterCrop(9), v1.ToTensor()]))
@@ -449,7 +470,20 @@ def test_an_own_limit_of_pixels_holds(mixed: Any, limit: int, counted: Counted) 
 
 # ---- names ----------------------------------------------------------------------------------------------
 
-NAMES = ["plain", "ü", "日本", "a b", "ends with dot.", "new\nline", "\udcff\udc80", "x" * 251, "é" * 125 + "x", "-", "~", "%s"]
+NAMES = [
+    "plain",
+    "ü",
+    "日本",
+    "a b",
+    "ends with dot.",
+    "new\nline",
+    "\udcff\udc80",
+    "x" * 251,
+    "é" * 125 + "x",
+    "-",
+    "~",
+    "%s",
+]
 
 
 @pytest.mark.parametrize("prefix", ["a", "ü\udcfe"])
@@ -462,7 +496,10 @@ def test_files_of_any_name(tmp_path: Path, prefix: str, counted: Counted) -> Non
     except (OSError, UnicodeError):
         pytest.skip("this file system does not take such names: run it on one that does")
     transform = v1.Compose([v1.CenterCrop((20, 24)), v1.PILToTensor()])
-    fast, stock = FastImageFolder(tmp_path / prefix, transform, cache="off"), ImageFolder(tmp_path / prefix, transform)
+    fast, stock = (
+        FastImageFolder(tmp_path / prefix, transform, cache="off"),
+        ImageFolder(tmp_path / prefix, transform),
+    )
     assert list(fast.samples) == stock.samples
     made = fast.__getitems__(range(len(NAMES)))
     assert all(torch.equal(made[number][0], stock[number][0]) for number in range(len(NAMES)))
@@ -490,7 +527,8 @@ def test_paths_are_packed_as_they_are(tmp_path: Path) -> None:
     for samples in (dataset.samples.frozen, list(dataset.samples)):
         packed = paths_of(samples, np.array([2, 0, 2, 1]))
         made = [
-            packed.prefix + packed.arena[start:end] for start, end in zip(packed.starts, packed.ends, strict=True)
+            packed.prefix + packed.arena[start:end]
+            for start, end in zip(packed.starts, packed.ends, strict=True)
         ]
         assert made == [os.fsencode(dataset.samples[number][0]) for number in (2, 0, 2, 1)]
 
@@ -525,7 +563,9 @@ def test_wrapped_datasets(files: list[str], kind: Any, counted: Counted) -> None
         FastImageFolder.from_samples([(path, 0) for path in part], transform, cache="off")
         for part in (files[:40], files[40:80])
     ]
-    whole = ConcatDataset([Subset(halves[0], range(39, 3, -3)), halves[1], Subset(Subset(halves[1], [5, 6, 7]), [2, 0])])
+    whole = ConcatDataset(
+        [Subset(halves[0], range(39, 3, -3)), halves[1], Subset(Subset(halves[1], [5, 6, 7]), [2, 0])]
+    )
     paths = [*files[:40][39:3:-3], *files[40:80], files[47], files[45]]
     made = [image for images, _ in kind(whole, batch_size=7) for image in images]
     assert len(made) == len(paths) == len(whole)

@@ -353,7 +353,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="run it on Linux, which says what is resident")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="run it on Linux, which says what is resident"
+)
 @pytest.mark.parametrize("name", ["training", "pictures", "bad files"])
 def test_memory_does_not_grow_with_epochs(tree: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(tree, tmp_path / "tree")

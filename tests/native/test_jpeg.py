@@ -176,7 +176,9 @@ def test_any_contiguous_memory_is_decoded(wrap: Any) -> None:
     np.testing.assert_array_equal(decode(wrap(data), Box(0, 0, 40, 50)), by_pillow(data))
 
 
-@pytest.mark.parametrize("other", ["text", 7, None, np.zeros((8, 8), np.uint8)[:, ::2]], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "other", ["text", 7, None, np.zeros((8, 8), np.uint8)[:, ::2]], ids=lambda x: type(x).__name__
+)
 def test_what_is_no_memory_is_refused(other: Any) -> None:
     with pytest.raises((TypeError, BufferError, ValueError)):
         decode(other, Box(0, 0, 1, 1))
@@ -227,7 +229,9 @@ def run(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("missing", [(), ("nvidia", "nvidia.nvimgcodec", "simplejpeg")], ids=["all", "without"])
+@pytest.mark.parametrize(
+    "missing", [(), ("nvidia", "nvidia.nvimgcodec", "simplejpeg")], ids=["all", "without"]
+)
 def test_no_other_package_is_needed_or_loaded(missing: tuple[str, ...]) -> None:
     *said, loaded = run(SCRIPT.format(missing=missing))
     assert len(said) == 3
@@ -329,18 +333,17 @@ def test_the_first_rows_are_those_of_the_whole_image_reduced(
     np.testing.assert_array_equal(rows[:needed], expected[:needed])
 
 
-@pytest.mark.parametrize(("kind", "height"), [("4:2:0", 16), ("4:2:0 progressive", 65)])
-def test_decoding_ends_early_where_rows_are_sent_in_order(kind: str, height: int) -> None:
-    data = encoded((130, 40), kind)
-    header = read_jpeg_header(data)
-    assert header is not None
-    rows = native.decode_reduced(data, 2, 8)
+@pytest.mark.parametrize("kind", ["4:2:0", "4:2:0 progressive"])
+def test_no_more_rows_are_made_than_are_asked_for(kind: str) -> None:
+    rows = native.decode_reduced(encoded((130, 40), kind), 2, 8)
     assert rows is not None
-    assert rows.shape == (height, 20, 3)
+    assert rows.shape == (8, 20, 3)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "no jpeg"])
-def test_damaged_data_is_declined_at_a_part_of_its_size_too(damage: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_data_is_declined_at_a_part_of_its_size_too(
+    damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = encoded((70, 93), "4:2:0")
     blob = {"cut": data[: len(data) // 2], "empty": b"", "no jpeg": b"GIF89a" + bytes(99)}[damage]
     assert native.decode_reduced(blob, 2, 35) is None

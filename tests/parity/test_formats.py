@@ -195,7 +195,10 @@ def test_a_sample_that_became_a_folder(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no other user to be: run it elsewhere")
 @pytest.mark.parametrize("backend", ["auto", "pillow"])
 def test_a_file_without_permission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_child: Callable[[Callable[[], object]], None], backend: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_child: Callable[[Callable[[], object]], None],
+    backend: Any,
 ) -> None:
     (tmp_path / "a").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.jpg")

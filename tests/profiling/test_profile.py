@@ -240,7 +240,7 @@ def test_workers_that_persist_are_looked_at_and_none_are_left() -> None:
 
 def test_a_fast_loaders_stages_are_those_of_its_clock(photo_tree: Path) -> None:
     transform = transforms.Compose([transforms.RandomResizedCrop(96), transforms.ToTensor()])
-    loader = FastLoader(FastImageFolder(photo_tree, transform), batch_size=4, shuffle=True)
+    loader = FastLoader(FastImageFolder(photo_tree, transform, cache="off"), batch_size=4, shuffle=True)
     report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
     assert {"read", "decode", "transform"} <= set(report.costs.stages)
     assert report.loader is not None and report.loader.kind == "FastLoader over FastImageFolder"

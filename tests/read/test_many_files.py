@@ -76,7 +76,11 @@ def test_a_file_of_another_size_than_it_had_is_left(tmp_path: Path) -> None:
 
 def test_a_file_that_says_another_size_is_left() -> None:
     """The system's own have no bytes, as they say, and yet there is something to read; or fewer than they say."""
-    paths = [path for path in ("/proc/cpuinfo", "/sys/kernel/mm/transparent_hugepage/enabled") if os.path.exists(path)]
+    paths = [
+        path
+        for path in ("/proc/cpuinfo", "/sys/kernel/mm/transparent_hugepage/enabled")
+        if os.path.exists(path)
+    ]
     assert paths
     assert read_many(paths) == [None] * len(paths)
 

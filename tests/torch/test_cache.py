@@ -23,6 +23,7 @@ from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
 from fastpipe.cache import identity, places
 from fastpipe.cache.places import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
+from fastpipe.images.batch import _MADE, ImageBatch
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import OddImage, odd_images, photo_tree
 
@@ -82,7 +83,7 @@ def _no_stores_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Decoded:
-    """The files opened for decoding, here and in forked workers."""
+    """The files opened for decoding, by Python or natively, here and in forked workers."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, 0
@@ -107,7 +108,21 @@ def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoded:
         found.note(path)
         return real(self, blob, path, *more)
 
+    begin, look = ImageBatch.begin_natively, ImageBatch._look
+
+    def begin_natively(self: Any, described: Any, *more: Any) -> None:
+        self.inputs = described.inputs or [None] * len(self.items)
+        begin(self, described, *more)
+
+    def look_and_note(self: Any) -> None:
+        for item, status, given in zip(self.items, self._statuses, self.inputs, strict=True):
+            if status[0] == _MADE and given is None:
+                found.note(item.path)
+        look(self)
+
     monkeypatch.setattr(ImageReader, "open", opened)
+    monkeypatch.setattr(ImageBatch, "begin_natively", begin_natively)
+    monkeypatch.setattr(ImageBatch, "_look", look_and_note)
     return found
 
 

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import pickle
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -34,7 +36,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
-from fastpipe import FastImageFolder, FastLoader
+from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.images.batch import ImageBatch
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -642,7 +645,7 @@ def test_batches_that_nobody_keeps_use_the_same_memory(tree: Path, seed: int | N
 @pytest.mark.usefixtures("no_gc")
 def test_dropping_loader_and_dataset_frees_the_threads(tree: Path) -> None:
     before = set(threading.enumerate())
-    dataset = FastImageFolder(tree, RANDOM, threads=2)
+    dataset = FastImageFolder(tree, RANDOM, threads=2, decode=Decode(backend="pillow"))  # in Python's threads
     loader = FastLoader(dataset, 3)
     iterator = iter(loader)
     next(iterator)
@@ -687,50 +690,71 @@ def test_dropping_an_iterator_cancels_what_was_not_begun(tree: Path) -> None:
     assert len(ran) == 1
 
 
+@pytest.fixture(params=["python", "native"])
+def slow_first(
+    request: pytest.FixtureRequest, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], None], Callable[[], None]], FastImageFolder]:
+    """Makes a dataset which calls a function before its first image is read, and another for each other image
+    that is read: by Python's threads, or by those of the native core, which leave the first, a PNG, to Python."""
+
+    def make(before_first: Callable[[], None], of_another: Callable[[], None]) -> FastImageFolder:
+        shutil.copytree(tree, tmp_path / "slow")
+        if request.param == "native":
+            path = min((tmp_path / "slow").rglob("*.jpg"))
+            Image.open(path).save(path, "PNG")
+        decode = Decode(backend="pillow" if request.param == "python" else "auto")
+        dataset = FastImageFolder(tmp_path / "slow", STEADY, threads=2, decode=decode)
+        maker, first, look = dataset._running().maker, dataset.samples[0][0], ImageBatch._look
+        read = maker.read
+
+        def read_and_tell(path: str) -> Any:
+            (before_first if path == first else of_another)()
+            return read(path)
+
+        def look_and_tell(self: Any) -> None:
+            for item in self.items:
+                if item.path != first:
+                    of_another()
+            look(self)
+
+        maker.read = read_and_tell
+        monkeypatch.setattr(ImageBatch, "_look", look_and_tell)
+        return dataset
+
+    return make
+
+
 @pytest.mark.parametrize("prefetch", ["auto", 2])
-def test_one_slow_image_does_not_leave_threads_idle(tree: Path, prefetch: Any) -> None:
+def test_one_slow_image_does_not_leave_threads_idle(slow_first: Any, prefetch: Any) -> None:
     """The first image is read when those of all other batches have been, which needs them begun."""
-    dataset = FastImageFolder(tree, STEADY, threads=2)
     others = threading.Semaphore(0)
-    maker = dataset._running().maker
-    read, first = maker.read, dataset.samples[0][0]
     waited: list[bool] = []
 
-    def slow(path: str) -> Any:
-        if path == first:
-            count = 14 if prefetch == "auto" else 5  # with a number, no more than that are begun
-            waited.extend(others.acquire(timeout=WAIT_S) for _ in range(count))
-            if prefetch != "auto":
-                waited.append(not others.acquire(blocking=False))
-        else:
-            others.release()
-        return read(path)
+    def wait_for_others() -> None:
+        count = 14 if prefetch == "auto" else 5  # with a number, no more than that are begun
+        waited.extend(others.acquire(timeout=WAIT_S) for _ in range(count))
+        if prefetch != "auto":
+            waited.append(not others.acquire(blocking=False))
 
-    maker.read = slow
+    dataset = slow_first(wait_for_others, others.release)
     batches = list(FastLoader(dataset, 2, prefetch_batches=prefetch))
     assert all(waited)
     assert len(waited) == (14 if prefetch == "auto" else 6)
-    expected = list(DataLoader(ImageFolder(tree, STEADY), 2))
+    expected = list(DataLoader(ImageFolder(dataset.root, STEADY), 2))
     for (images, labels), (their_images, their_labels) in zip(batches, expected, strict=True):
         assert torch.equal(images, their_images)
         assert torch.equal(labels, their_labels)
 
 
 def test_batches_begun_beyond_the_usual_are_bounded_in_bytes(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+    slow_first: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = FastImageFolder(tree, STEADY, threads=2)
-    maker, first = dataset._running().maker, dataset.samples[0][0]
-    read, opened, begun = maker.read, threading.Event(), threading.Semaphore(0)
+    opened, begun = threading.Event(), threading.Semaphore(0)
 
-    def slow(path: str) -> Any:
-        if path == first:
-            assert opened.wait(WAIT_S)
-        else:
-            begun.release()
-        return read(path)
+    def wait() -> None:
+        assert opened.wait(WAIT_S)
 
-    maker.read = slow
+    dataset = slow_first(wait, begun.release)
     sample = 3 * 32 * 32 * 4
     monkeypatch.setattr("fastpipe.torch.source.MOST_SPARE", 2 * sample)
     iterator: Any = iter(FastLoader(dataset, 1))

@@ -18,11 +18,11 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
+from fastpipe.core.native import native
 from fastpipe.device.decoders import device_decoder
 from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
-from fastpipe.core.native import native
 from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch import runtime
 from fastpipe.torch.splitting import Splitting

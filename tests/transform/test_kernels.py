@@ -61,7 +61,13 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> UInt8Arr
 
 
 def by_kernel(
-    image: UInt8Array, y: Axis, x: Axis, mode: int, columns_first: bool, how: Conversion | None = None, grey: int = 0
+    image: UInt8Array,
+    y: Axis,
+    x: Axis,
+    mode: int,
+    columns_first: bool,
+    how: Conversion | None = None,
+    grey: int = 0,
 ) -> npt.NDArray[Any]:
     """(H, W, C) in, (H, W, C) out, or as ``how`` has it in memory."""
     x_axis, y_axis = (
@@ -80,7 +86,15 @@ def by_kernel(
 
 def converted(image: UInt8Array, how: Conversion, grey: int = 0) -> npt.NDArray[Any]:
     """The pixels as they are, in memory as ``how`` has them."""
-    return by_kernel(image, whole(*image.shape[:1] * 2), whole(*image.shape[1:2] * 2), weights.NEAREST_FLOOR, False, how, grey)
+    return by_kernel(
+        image,
+        whole(*image.shape[:1] * 2),
+        whole(*image.shape[1:2] * 2),
+        weights.NEAREST_FLOOR,
+        False,
+        how,
+        grey,
+    )
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
@@ -257,7 +271,9 @@ def conversions(draw: st.DrawFn, channels: int) -> Conversion:
         mean, std = rng.random((2, channels), np.float32) + np.float32(0.1)
         return Conversion("affine", channels, last, np.float32, draw(st.booleans()), mean, std)
     word = draw(st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]))
-    return Conversion("table", channels, last, word, table=rng.integers(0, np.iinfo(word).max, (channels, 256), word))
+    return Conversion(
+        "table", channels, last, word, table=rng.integers(0, np.iinfo(word).max, (channels, 256), word)
+    )
 
 
 @settings(max_examples=200)
@@ -275,7 +291,9 @@ def test_every_instruction_set_gives_the_same(
     try:
         for number in range(3):
             if native.force_level(number):
-                found.append(by_kernel(image, y, x, mode, columns_first, how, grey if channels == 3 else 0).tobytes())
+                found.append(
+                    by_kernel(image, y, x, mode, columns_first, how, grey if channels == 3 else 0).tobytes()
+                )
     finally:
         assert native.force_level(before)
     assert len(set(found)) == 1
@@ -434,7 +452,9 @@ def test_to_affine(shape: tuple[int, int], channels: int, last: bool, divide: bo
     st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=3),
     st.lists(st.floats(np.float32(1e-3), 4, width=32), min_size=3, max_size=3), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_every_byte_by_any_mean_and_deviation(mean: list[float], std: list[float], last: bool, divide: bool) -> None:
+def test_every_byte_by_any_mean_and_deviation(
+    mean: list[float], std: list[float], last: bool, divide: bool
+) -> None:
     image = np.repeat(np.arange(256, dtype=np.uint8).reshape(4, 64, 1), 3, axis=2)
     m, d = np.array(mean, np.float32), np.array(std, np.float32)
     made = converted(image, Conversion("affine", 3, last, np.float32, divide, m, d))

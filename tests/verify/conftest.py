@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fastpipe.engine.bad import Item
 from fastpipe.read.images import ImageReader
 from fastpipe.testing import photo_tree
+from fastpipe.torch.kept import ImageSource
 
 
 @pytest.fixture
@@ -31,5 +34,21 @@ def spoil_decoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None
             return np.where(pixels >= levels, pixels - levels, pixels).astype(np.uint8)
 
         monkeypatch.setattr(ImageReader, "fast_region", region)
+        leave_to_python(path, monkeypatch)
 
     return spoil
+
+
+def leave_to_python(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the native core leave a file to Python, where its pixels can be changed."""
+
+    def inputs(self: ImageSource, items: Sequence[Item], takes_pixels: bool) -> list[Any]:
+        return [False if item.path == str(path) else None for item in items]
+
+    monkeypatch.setattr(ImageSource, "inputs", inputs)
+
+
+@pytest.fixture
+def left_to_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Has the native core leave a file to Python."""
+    return lambda path: leave_to_python(path, monkeypatch)

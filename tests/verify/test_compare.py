@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import fastpipe
 from fastpipe.errors import OptionError
 from fastpipe.testing import odd_images
 from fastpipe.torch.image_folder import FastImageFolder
+from fastpipe.torch.substitutes import Items
 from fastpipe.verify.chains import NAMED, Chain, chain_of
 from fastpipe.verify.compare import Outcome, chosen, compare_folder
 
@@ -110,8 +111,11 @@ def test_a_file_that_is_cut_short(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["fast", "stock"])
-def test_a_failure_of_one_only_is_a_difference(tree: Path, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_one_only_is_a_difference(
+    tree: Path, who: str, monkeypatch: pytest.MonkeyPatch, left_to_python: Callable[[Path], None]
+) -> None:
     path = tree / "class_001" / "0000.jpg"
+    left_to_python(path)
 
     def fails(where: type, method: str) -> None:
         real = getattr(where, method)
@@ -150,10 +154,17 @@ def test_another_order_of_labels_ends_it(tree: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_wrong_label_of_a_sample_is_found(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FastImageFolder._target_of
-    monkeypatch.setattr(
-        FastImageFolder, "_target_of", lambda self, item: real(self, item) + (item.index == 5)
-    )
+    real = Items.targets
+
+    def targets(self: Items, numbers: Sequence[int]) -> list[Any]:
+        return [
+            target + (position == 5)
+            for target, position in zip(
+                real(self, numbers), self.positions[list(numbers)].tolist(), strict=True
+            )
+        ]
+
+    monkeypatch.setattr(Items, "targets", targets)
     outcome = compared(tree)
     assert not outcome.equal
     assert [(one.index, one.note) for one in outcome.check.worst] == [(5, "label 2 instead of 1")]

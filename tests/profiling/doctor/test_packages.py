@@ -151,14 +151,19 @@ def test_decoders_that_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_decoder_that_is_missing_and_one_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {
-        "nvimgcodec": {"why": "MissingDependencyError: not installed"},
-        "simplejpeg": {"what": "simplejpeg, the whole image", "rate": 500.0},
+        "dali": {"why": "MissingDependencyError: not installed"},
+        "libjpeg-turbo": {"what": "libjpeg-turbo, the whole image", "rate": 500.0},
         "pillow": {"what": "Pillow-SIMD 9.5.0.post2, the whole image", "rate": 900.0},
     }
-    value = {"of": "photographs", "decoders": rates, "chosen": "simplejpeg", "used": "JPEG → simplejpeg"}
+    value = {
+        "of": "photographs",
+        "decoders": rates,
+        "chosen": "libjpeg-turbo",
+        "used": "JPEG → libjpeg-turbo",
+    }
     found, examined = measured(monkeypatch, Answer(value))
     assert [one.text for one in bad(found)] == [
-        "nvImageCodec cannot be used: not installed",
+        "dali cannot be used: not installed",
         "pillow decodes 1.8 times as many of these images a second",
     ]
     assert examined.images_s == 500.0
