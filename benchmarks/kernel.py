@@ -22,7 +22,7 @@ from rounds import rounds_asked
 
 from fastpipe.bench.loaders import MEAN, STD
 from fastpipe.core.native import native
-from fastpipe.transform import kernels, weights
+from fastpipe.images import kernels, weights
 
 _SIZE, _TO, _CALLS = (300, 340), (224, 224), 50
 _LEVELS = ("baseline", "AVX2", "AVX-512")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.transform.keys import uniforms
+from fastpipe.core.keys import uniforms
 
 __all__ = ["another_of_its_class"]
 

@@ -100,7 +100,7 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
         ("numba", "__import__('fastpipe.augment.fused_kernels')", "pip install 'fastpipe[image]'"),
         (
             "PIL",
-            "__import__('fastpipe.read.images').read.images.ImageReader(fastpipe.Decode())",
+            "__import__('fastpipe.images.reader').read.images.ImageReader(fastpipe.Decode())",
             "pip install 'fastpipe[image]'",
         ),
         *(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastpipe import _nvtx
-from fastpipe.read.files import read_file
+from fastpipe.core.files import read_file
 
 _FAKE = """
 import threading

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.engine.reads import ReadPolicy, Task
 from fastpipe.errors import OptionError
-from fastpipe.transform.keys import sample_seed, uniforms
 from fastpipe.types import Key
 
 __all__ = ["BatchReader", "Reading", "checked_threads", "drawn_substitute"]

@@ -8,8 +8,8 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.core.keys import uniforms
 from fastpipe.errors import OptionError
-from fastpipe.transform.keys import uniforms
 from fastpipe.types import Key
 
 __all__ = ["uniform_rows"]

@@ -18,7 +18,7 @@ from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, R
 from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.policy import RandAugment
 from fastpipe.errors import AugmentError
-from fastpipe.transform.containers import is_pristine, is_torchvision
+from fastpipe.images.containers import is_pristine, is_torchvision
 
 __all__ = ["from_torchvision", "translated"]
 

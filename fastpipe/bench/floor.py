@@ -16,7 +16,7 @@ from fastpipe.bench.runner import ContenderError
 from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
 from fastpipe.images.paths import PackedPaths, paths_of
-from fastpipe.transform.plan import compile_plan
+from fastpipe.images.plan import compile_plan
 
 __all__ = ["DecodeRow"]
 

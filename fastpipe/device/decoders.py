@@ -7,8 +7,8 @@ from typing import Any, Literal
 from fastpipe._extras import require
 from fastpipe.device.making import DeviceDecoder
 from fastpipe.device.nvjpeg import NvJpegDecoder
+from fastpipe.images.dali import DaliDecoder
 from fastpipe.options import Decode
-from fastpipe.read.dali import DaliDecoder
 
 __all__ = ["device_decoder", "share_of"]
 

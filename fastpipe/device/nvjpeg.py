@@ -11,7 +11,7 @@ from typing import Any
 
 from fastpipe._extras import briefly_set, require
 from fastpipe.device.quiet import quiet_stderr
-from fastpipe.read.gpu_regions import decodes_regions, region_of
+from fastpipe.images.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
 __all__ = ["NvJpegDecoder"]

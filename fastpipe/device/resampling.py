@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.device.transfer import uploaded
-from fastpipe.transform.kernels import Axis, axis_tables
-from fastpipe.transform.pixels import Resampling
+from fastpipe.images.kernels import Axis, axis_tables
+from fastpipe.images.pixels import Resampling
 
 __all__ = ["Tables", "resample_by_torch", "tables_of"]
 
@@ -32,7 +32,7 @@ class Tables(NamedTuple):
             from the top; where the tables of columns and of rows begin in ``flat``; how many weights each has
             for an output; whether columns are resampled first.
         flat: int32 (M,): of each axis, for each output its first input, then their numbers of inputs, then
-            their weights; see `fastpipe.transform.kernels.axis_tables`.
+            their weights; see `fastpipe.images.kernels.axis_tables`.
     """
 
     numbers: npt.NDArray[np.int64]

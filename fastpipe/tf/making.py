@@ -14,17 +14,17 @@ import numpy.typing as npt
 from fastpipe._nvtx import ranged
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
+from fastpipe.core.files import read_file
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import PendingSamples, say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.watched import UnreadableError, judged
 from fastpipe.protocols import PartlyDecoded
-from fastpipe.read.files import read_file
 from fastpipe.tf.kept import KeptColumn
 from fastpipe.tf.pixels import SampleMaker
 from fastpipe.tf.preprocessing import Preprocessing
 from fastpipe.tf.rows import Column
-from fastpipe.transform.sample_kernels import scale_bytes
+from fastpipe.tf.sample_kernels import scale_bytes
 from fastpipe.types import Box, UInt8Array
 
 __all__ = ["ColumnMaker", "PendingRows", "RowItem"]

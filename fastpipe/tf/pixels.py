@@ -11,15 +11,15 @@ import PIL.Image
 import simplejpeg
 import tensorflow as tf
 
+from fastpipe.images.geometry import Crop, Grey, Operation, Region, fold
+from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pixels import Conversion, draw, part_of
+from fastpipe.images.reader import ImageReader
+from fastpipe.images.whole import WholeImage
 from fastpipe.options import Decode
-from fastpipe.read.images import ImageReader
-from fastpipe.read.whole import WholeImage
 from fastpipe.tf.graph_ops import MARGIN, decoded, resized
 from fastpipe.tf.options import ImageSpec
-from fastpipe.transform.geometry import Crop, Grey, Operation, Region, fold
-from fastpipe.transform.pillow import FILTERS, pillow_resize
-from fastpipe.transform.pixels import Conversion, draw, part_of
-from fastpipe.transform.sample_kernels import bilinear_scratch, resize_bilinear
+from fastpipe.tf.sample_kernels import bilinear_scratch, resize_bilinear
 from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["OpenedImage", "PillowPixels", "SampleMaker", "TensorFlowPixels", "maker_of"]

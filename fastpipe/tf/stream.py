@@ -11,22 +11,22 @@ import numpy.typing as npt
 
 from fastpipe._cpus import default_threads
 from fastpipe._replacing import another_of_its_class
+from fastpipe.core.keys import sample_seed
 from fastpipe.engine.bad import BadSampleLog, why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.engine.together import said_of
+from fastpipe.images.dali import make_batch_decoder
 from fastpipe.index.order import epoch_order
 from fastpipe.options import Cache, Decode
-from fastpipe.read.dali import make_batch_decoder
 from fastpipe.tf.form import Form
 from fastpipe.tf.kept import open_kept
 from fastpipe.tf.making import ColumnMaker, PendingRows, RowItem
 from fastpipe.tf.pixels import maker_of
 from fastpipe.tf.rows import Rows
+from fastpipe.tf.sample_kernels import gather_scaled
 from fastpipe.tf.streaming import IN_FLIGHT, Batching, Begun, Made, Stream
-from fastpipe.transform.keys import sample_seed
-from fastpipe.transform.sample_kernels import gather_scaled
 
 __all__ = ["Making", "RowStream"]
 

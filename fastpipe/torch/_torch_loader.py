@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fastpipe._nvtx import ranged
+from fastpipe.core.keys import sample_seed
 from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
 from fastpipe.torch.advice import Advice
@@ -40,7 +41,6 @@ from fastpipe.torch.progress import Progress
 from fastpipe.torch.samples import collate_unfinished
 from fastpipe.torch.source import Source
 from fastpipe.torch.workers import WorkerInit
-from fastpipe.transform.keys import sample_seed
 
 __all__ = ["LoaderView", "ThreadedIterator", "forget_iterator", "is_map_style", "stock_iterator"]
 

@@ -12,17 +12,17 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from fastpipe.core.keys import sample_seed
 from fastpipe.device.making import Turn
 from fastpipe.device.transfer import uploaded
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import SlotPool
+from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.noting import note
 from fastpipe.torch.split import Split
 from fastpipe.torch.stock import run_keyed, run_seeded
-from fastpipe.transform.keys import sample_seed
-from fastpipe.transform.plan import Layout, Plan
 from fastpipe.types import Key
 
 __all__ = [

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastpipe._nvtx import ranged
+from fastpipe.core.keys import sample_seed
 from fastpipe.device.transfer import Transfer
 from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
-from fastpipe.transform.keys import sample_seed
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain

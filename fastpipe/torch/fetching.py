@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset, get_worker_info
 
+from fastpipe.core.keys import sample_seed
 from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, draws_at_once
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
@@ -27,7 +28,6 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.torch.views import integers, located
-from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = [

@@ -21,6 +21,7 @@ from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.index import folder
 from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
@@ -35,7 +36,6 @@ from fastpipe.torch.split import Split
 from fastpipe.torch.staging import remote_images, staged_images
 from fastpipe.torch.stock import is_thread_safe, stock_note
 from fastpipe.torch.substitutes import Items, substitute_of
-from fastpipe.transform.plan import Plan, compile_plan, plan_state
 from fastpipe.types import Key
 
 if TYPE_CHECKING:

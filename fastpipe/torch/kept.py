@@ -12,12 +12,12 @@ from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
 from fastpipe.engine.bad import Item
+from fastpipe.images.jpeg_header import JpegHeader
+from fastpipe.images.many_files import read_many
+from fastpipe.images.reader import ImageReader, PillowImage
+from fastpipe.images.short_side import ShortSide
+from fastpipe.images.whole import WholeImage
 from fastpipe.protocols import EncodedImage
-from fastpipe.read.images import ImageReader, PillowImage
-from fastpipe.read.jpeg_header import JpegHeader
-from fastpipe.read.many_files import read_many
-from fastpipe.read.whole import WholeImage
-from fastpipe.transform.short_side import ShortSide
 from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["ImageSource"]

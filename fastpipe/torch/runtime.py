@@ -16,6 +16,7 @@ from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
 from fastpipe.arrays.process import KEPT_SLOTS, Process
 from fastpipe.cache.images import open_cache
+from fastpipe.core.files import read_file
 from fastpipe.core.native import native
 from fastpipe.device.decoders import device_decoder, share_of
 from fastpipe.device.making import DeviceMaker, Turn
@@ -27,18 +28,17 @@ from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.engine.together import said_of
 from fastpipe.images.batch import Described, ImageBatch
+from fastpipe.images.dali import make_batch_decoder
+from fastpipe.images.plan import Plan
+from fastpipe.images.reader import ImageReader
+from fastpipe.images.short_side import ShortSide
 from fastpipe.options import BadSamples, Cache, Decode
-from fastpipe.read.dali import make_batch_decoder
-from fastpipe.read.files import read_file
-from fastpipe.read.images import ImageReader
 from fastpipe.torch.batches import Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import note
 from fastpipe.torch.staging import RemoteImages
 from fastpipe.torch.substitutes import Items
-from fastpipe.transform.plan import Plan
-from fastpipe.transform.short_side import ShortSide
 
 __all__ = ["Options", "Runtime", "new_pool", "process_of"]
 

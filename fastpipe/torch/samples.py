@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
-from fastpipe.transform.pixels import Conversion
+from fastpipe.images.pixels import Conversion
 from fastpipe.types import Key
 
 __all__ = ["BatchSample", "Unfinished", "Whole", "collate_unfinished", "samples_of"]

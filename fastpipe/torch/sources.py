@@ -17,6 +17,8 @@ from fastpipe.device.transfer import uploaded
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf
+from fastpipe.images.plan import plan_state
+from fastpipe.images.ramp import rows_of
 from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
@@ -30,8 +32,6 @@ from fastpipe.torch.split import Split, SplitError, split_of
 from fastpipe.torch.staging import RowsAhead
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import ends_of, integers, located
-from fastpipe.transform.plan import plan_state
-from fastpipe.transform.ramp import rows_of
 from fastpipe.types import Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]

@@ -11,11 +11,11 @@ import torch
 from torchvision import transforms as v1
 
 from fastpipe.errors import AugmentError
+from fastpipe.images.containers import flatten
+from fastpipe.images.plan import Layout, Plan, compile_plan, shortened
+from fastpipe.images.ramp import of_kind
 from fastpipe.torch.likeness import Like
 from fastpipe.torch.stock import is_thread_safe, run_keyed
-from fastpipe.transform.containers import flatten
-from fastpipe.transform.plan import Layout, Plan, compile_plan, shortened
-from fastpipe.transform.ramp import of_kind
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain

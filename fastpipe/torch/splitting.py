@@ -16,10 +16,10 @@ from fastpipe._intraop import do_without_helpers
 from fastpipe._sizes import in_duration
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import OptionError
+from fastpipe.images.plan import shortened
 from fastpipe.torch.source import Source
 from fastpipe.torch.split import Split, SplitError
 from fastpipe.torch.stock import run_keyed
-from fastpipe.transform.plan import shortened
 from fastpipe.types import Key
 
 __all__ = ["Costs", "Placing", "Splitting"]

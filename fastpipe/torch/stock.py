@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastpipe.transform.containers import is_pristine
-from fastpipe.transform.keys import sample_seed
+from fastpipe.core.keys import sample_seed
+from fastpipe.images.containers import is_pristine
 
 __all__ = [
     "THREAD_SAFE",
@@ -167,7 +167,7 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[
     Args:
         transforms: callables of one argument.
         value: what the first one gets: a PIL image, a tensor, or any structure they accept.
-        seed: any integer, taken modulo 2**64, such as ``fastpipe.transform.keys.sample_seed``
+        seed: any integer, taken modulo 2**64, such as ``fastpipe.core.keys.sample_seed``
             gives; or a function that gives it, called when a transform draws.
 
     Returns:

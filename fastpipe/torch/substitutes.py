@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._replacing import another_of_its_class
+from fastpipe.core.keys import sample_seed
 from fastpipe.engine.bad import Item
 from fastpipe.images.paths import PackedPaths, paths_of
 from fastpipe.index.tables import SampleTable
-from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = ["Items", "item_of", "substitute_of"]

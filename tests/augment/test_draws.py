@@ -26,7 +26,7 @@ def test_numbers_of_one_operation_are_not_those_of_another() -> None:
 
 
 def test_numbers_of_batches_are_not_those_that_a_key_gives_to_samples() -> None:
-    from fastpipe.transform.keys import uniforms
+    from fastpipe.core.keys import uniforms
 
     draws = np.arange(COUNT)
     ours = augment.MixUp(num_classes=2).draw((COUNT, 3, 8, 8), key=Key(0, 0, draws))

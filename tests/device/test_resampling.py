@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe.device.resampling import resample_by_torch, tables_of
+from fastpipe.images import weights
+from fastpipe.images.geometry import Crop, Flip, Grey, Operation, Resize, fold
+from fastpipe.images.pixels import Resampling, render, resampling_of
 from fastpipe.testing import ArrayImage
-from fastpipe.transform import weights
-from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
-from fastpipe.transform.pixels import Resampling, render, resampling_of
 from fastpipe.types import Box, Size
 
 MODES = [

@@ -25,7 +25,7 @@ from fastpipe import Cache, FastImageFolder, FastLoader
 from fastpipe.cache import locks
 from fastpipe.cache import store as store_module
 from fastpipe.cache.places import open_store
-from fastpipe.read.images import ImageReader
+from fastpipe.images.reader import ImageReader
 from fastpipe.testing import photo_tree
 
 pytestmark = pytest.mark.skipif(

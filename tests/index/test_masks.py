@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
 from fastpipe.index import masks
 from fastpipe.index.masks import BlockCounts, MaskDensity, MaskedPatches, PatchCells, block_sides
 from fastpipe.index.patches import PatchSpace, Places, UniformPatches
-from fastpipe.transform.keys import sample_seed, uniforms
 
 
 def counted(mask: Any, side: int = 1000, seed: int = 0, patch: Any = (16,) * 3) -> BlockCounts:

@@ -19,9 +19,9 @@ from PIL import Image
 
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
+from fastpipe.images.jpeg_header import read_jpeg_header
+from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.read.images import ImageReader
-from fastpipe.read.jpeg_header import read_jpeg_header
 from fastpipe.testing import photograph
 from fastpipe.types import Box
 
@@ -205,7 +205,7 @@ logging.basicConfig(format="%(levelname)s %(name)s %(message)s", stream=sys.stdo
 import io
 import numpy as np
 from PIL import Image
-from fastpipe.read.images import ImageReader
+from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 from fastpipe.types import Box
 file = io.BytesIO()
@@ -245,7 +245,7 @@ import sys
 sys.modules["fastpipe.native._native"] = None
 from fastpipe.errors import MissingDependencyError
 try:
-    import fastpipe.read.images
+    import fastpipe.images.reader
 except MissingDependencyError as error:
     print(error)
 """
@@ -267,7 +267,8 @@ def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does that was built with another libjpeg."""
-    from fastpipe.read import as_pillow, images
+    from fastpipe.images import as_pillow
+    from fastpipe.images import reader as images
 
     fresh = as_pillow.decodes_as_pillow.__wrapped__
     assert fresh()

@@ -17,7 +17,7 @@ from torchvision import transforms as v1
 
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.errors import BadSampleError
-from fastpipe.read.dali import DaliDecoder
+from fastpipe.images.dali import DaliDecoder
 from fastpipe.testing import damaged_at_random, photo_tree
 from fastpipe.torch.keys import keyed
 from fastpipe.types import Box, Key
@@ -238,7 +238,7 @@ assert sum(len(images) for images, _ in loader) == len(loader.dataset)
 _BUSY = """
 import os, sys, threading
 from fastpipe import FastImageFolder, FastLoader, Decode
-from fastpipe.read.dali import DaliDecoder
+from fastpipe.images.dali import DaliDecoder
 from torchvision import transforms as v1
 inside, run = threading.Event(), DaliDecoder._run
 def told(self, *arguments):

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 from torchvision import transforms as v1
 
-from fastpipe.transform.keys import uniforms
-from fastpipe.transform.steps import random_resized_crop_box, recognise
+from fastpipe.core.keys import uniforms
+from fastpipe.images.steps import random_resized_crop_box, recognise
 from fastpipe.types import Box, Size
 
 COUNT = 10_000

@@ -16,8 +16,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as by_hand
 
+from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
-from fastpipe.transform.plan import Plan, compile_plan
 from fastpipe.types import Key
 
 # ---- transforms ------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
+from fastpipe.images.geometry import Crop, Flip, Operation, Resize, fold
+from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pixels import render
+from fastpipe.images.reader import ImageReader
+from fastpipe.images.reduction import reduction
 from fastpipe.protocols import EncodedImage
-from fastpipe.read.images import ImageReader
 from fastpipe.testing import photograph
-from fastpipe.transform.geometry import Crop, Flip, Operation, Resize, fold
-from fastpipe.transform.pillow import FILTERS, pillow_resize
-from fastpipe.transform.pixels import render
-from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, Size
 
 SIZE = Size(777, 1001)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import fastpipe
 import fastpipe.tf
 from fastpipe import augment as of_torch
+from fastpipe.core import keys
 from fastpipe.errors import AugmentError
 from fastpipe.tf import Augment
 from fastpipe.tf.keyed import uniforms
-from fastpipe.transform import keys
 from fastpipe.types import Key
 
 pytestmark = pytest.mark.usefixtures("no_augment_threads")

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fastpipe import BadSamples, Cache, Decode, Shard
 from fastpipe.errors import OptionError
-from fastpipe.read.dali import DaliDecoder
+from fastpipe.images.dali import DaliDecoder
 from fastpipe.testing import damaged_at_random, odd_images
 from fastpipe.tf import image_dataset, making
 

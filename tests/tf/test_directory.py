@@ -219,7 +219,7 @@ def test_the_same_global_seed_gives_the_same_order(photo_tree: Path) -> None:
 def test_the_bilinear_kernel_is_tensorflows(
     height: int, width: int, to_height: int, to_width: int, channels: int, seed: int
 ) -> None:
-    from fastpipe.transform.sample_kernels import bilinear_scratch, resize_bilinear
+    from fastpipe.tf.sample_kernels import bilinear_scratch, resize_bilinear
 
     rng = np.random.default_rng(seed)
     whole = rng.integers(0, 256, (height + 3, width + 2, channels), np.uint8)

@@ -24,7 +24,7 @@ from fastpipe.cache import identity, places
 from fastpipe.cache.places import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import _MADE, ImageBatch
-from fastpipe.read.images import ImageReader
+from fastpipe.images.reader import ImageReader
 from fastpipe.testing import OddImage, odd_images, photo_tree
 
 # Pillow warns of palettes with transparency and of truncated metadata, as it does in ImageFolder.

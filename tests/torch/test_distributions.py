@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.core.keys import sample_seed
 from fastpipe.torch.stock import run_keyed
-from fastpipe.transform.keys import sample_seed
 
 pytestmark = pytest.mark.usefixtures("no_augment_threads")
 

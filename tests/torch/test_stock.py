@@ -16,6 +16,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from fastpipe.core.keys import sample_seed
 from fastpipe.torch.stock import (
     THREAD_SAFE,
     is_thread_safe,
@@ -23,7 +24,6 @@ from fastpipe.torch.stock import (
     run_keyed,
     run_seeded,
 )
-from fastpipe.transform.keys import sample_seed
 
 SEEDS = [sample_seed(11, 0, draw) for draw in range(50)]
 THREADS = 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastpipe.engine.bad import Item
-from fastpipe.read.images import ImageReader
+from fastpipe.images.reader import ImageReader
 from fastpipe.testing import photo_tree
 from fastpipe.torch.kept import ImageSource
 

@@ -128,7 +128,7 @@ def test_a_failure_of_one_only_is_a_difference(
         monkeypatch.setattr(where, method, call)
 
     if who == "fast":
-        fails(fastpipe.read.images.ImageReader, "open")  # type: ignore[attr-defined]
+        fails(fastpipe.images.reader.ImageReader, "open")  # type: ignore[attr-defined]
     else:
         fails(ImageFolder, "__getitem__")
     outcome = compared(tree)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fastpipe.arrays.patches.scanning import label_voxels, mask_density
 from fastpipe.arrays.patches.sources import Role
+from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.masks import MaskDensity, MaskedPatches, PatchCells
@@ -25,7 +26,6 @@ from fastpipe.index.patches import (
     grid_places,
 )
 from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
-from fastpipe.transform.keys import sample_seed, uniforms
 
 __all__ = ["places_of"]
 

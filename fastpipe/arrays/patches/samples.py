@@ -26,13 +26,13 @@ from fastpipe.arrays.patches.stock import SlicedPatches
 from fastpipe.arrays.patches.touring import Touring
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
+from fastpipe.core.keys import sample_seed
 from fastpipe.engine.bad import Item
 from fastpipe.engine.reads import ReadPolicy
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
-from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = ["PatchSamples"]

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from fastpipe.core.files import read_file
 from fastpipe.engine.bad import Item, bad_sample_error, is_of_machine
 from fastpipe.files.scanning.oddities import content_kind, name_fits, oddities, orientation
 from fastpipe.files.scanning.verdicts import Verdict, identity
+from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.read.files import read_file
-from fastpipe.read.images import ImageReader
 from fastpipe.types import Box
 
 __all__ = ["Judge"]

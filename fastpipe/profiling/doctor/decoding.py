@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.core.files import read_file
+from fastpipe.images.jpeg_header import read_jpeg_header
+from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
-from fastpipe.read.files import read_file
-from fastpipe.read.images import ImageReader
-from fastpipe.read.jpeg_header import read_jpeg_header
 from fastpipe.testing import photograph
 from fastpipe.types import Box
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from fastpipe.arrays.form import Form
+from fastpipe.core.keys import sample_seed
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
@@ -18,7 +19,6 @@ from fastpipe.errors import BadSampleError
 from fastpipe.torch.noting import note
 from fastpipe.torch.rows.samples import Part, SampleRows
 from fastpipe.torch.stock import is_thread_safe, preserved_generators, run_keyed, seed_generators
-from fastpipe.transform.keys import sample_seed
 from fastpipe.types import Key
 
 __all__ = ["Code", "RowsBatch", "UserCode"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.read import files
-from fastpipe.read.files import read_file
+from fastpipe.core import files
+from fastpipe.core.files import read_file
 from fastpipe.testing import write_fifo
 
 

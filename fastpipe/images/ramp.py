@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.transform.pixels import Conversion, Words
-from fastpipe.transform.steps import Domain
+from fastpipe.images.pixels import Conversion, Words
+from fastpipe.images.steps import Domain
 
 __all__ = [
     "Layout",

@@ -18,9 +18,9 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.core.native import native
-from fastpipe.transform import kernels, weights
-from fastpipe.transform.geometry import Resize
-from fastpipe.transform.probe import noise, resized
+from fastpipe.images import kernels, weights
+from fastpipe.images.geometry import Resize
+from fastpipe.images.probe import noise, resized
 from fastpipe.types import Size, UInt8Array
 
 __all__ = ["FILTERS", "grey_is_known", "pillow_filter", "pillow_resize"]

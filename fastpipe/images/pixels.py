@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.core.native import native
+from fastpipe.images import kernels, weights
+from fastpipe.images.geometry import Region
+from fastpipe.images.reduction import reduction
 from fastpipe.protocols import EncodedImage
-from fastpipe.transform import kernels, weights
-from fastpipe.transform.geometry import Region
-from fastpipe.transform.reduction import reduction
 from fastpipe.types import Box, Size, UInt8Array
 
 __all__ = ["Conversion", "Resampling", "draw", "part_of", "render", "resampling_of"]
@@ -123,7 +123,7 @@ def render(image: EncodedImage, region: Region) -> UInt8Array:
 
     Args:
         image: the encoded image.
-        region: what of it, and how; see :class:`fastpipe.transform.geometry.Region`.
+        region: what of it, and how; see :class:`fastpipe.images.geometry.Region`.
 
     Returns:
         The pixels, uint8 (H, W, 3), or (H, W, 1) of grey.

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 
+from fastpipe.images import pillow, weights
+from fastpipe.images.geometry import Resize
+from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
-from fastpipe.transform import pillow, weights
-from fastpipe.transform.geometry import Resize
-from fastpipe.transform.plan import Plan, compile_plan
 from fastpipe.types import Size, UInt8Array
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)

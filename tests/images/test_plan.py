@@ -15,10 +15,10 @@ from torchvision import tv_tensors
 from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
+from fastpipe.core.keys import uniforms
+from fastpipe.images.pillow import grey_is_known
+from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.testing import ArrayImage
-from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pillow import grey_is_known
-from fastpipe.transform.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.types import Key
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)

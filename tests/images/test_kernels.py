@@ -18,9 +18,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.core.native import native
-from fastpipe.transform import kernels, weights
-from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_resize
-from fastpipe.transform.pixels import Conversion
+from fastpipe.images import kernels, weights
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_resize
+from fastpipe.images.pixels import Conversion
 from fastpipe.types import Size
 
 UInt8Array = npt.NDArray[np.uint8]

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from fastpipe._extras import require
 from fastpipe.core.native import native
-from fastpipe.transform import weights
-from fastpipe.transform.containers import is_pristine, is_torchvision
-from fastpipe.transform.geometry import Crop, Fill, Flip, Grey, Operation, Resize
-from fastpipe.transform.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
-from fastpipe.transform.torch_resize import torch_filter, torch_resize
+from fastpipe.images import weights
+from fastpipe.images.containers import is_pristine, is_torchvision
+from fastpipe.images.geometry import Crop, Fill, Flip, Grey, Operation, Resize
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
+from fastpipe.images.torch_resize import torch_filter, torch_resize
 from fastpipe.types import Box, Size
 
 __all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]

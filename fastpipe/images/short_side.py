@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.images import weights
+from fastpipe.images.geometry import fold
+from fastpipe.images.pillow import pillow_resize
+from fastpipe.images.pixels import Conversion, draw
+from fastpipe.images.steps import resized_size
 from fastpipe.protocols import EncodedImage
-from fastpipe.transform import weights
-from fastpipe.transform.geometry import fold
-from fastpipe.transform.pillow import pillow_resize
-from fastpipe.transform.pixels import Conversion, draw
-from fastpipe.transform.steps import resized_size
 from fastpipe.types import Size, UInt8Array
 
 __all__ = ["ShortSide"]

@@ -12,11 +12,11 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fastpipe.images import weights
+from fastpipe.images.geometry import Crop, Flip, Grey, Operation, Resize, fold
+from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pixels import render
 from fastpipe.testing import ArrayImage
-from fastpipe.transform import weights
-from fastpipe.transform.geometry import Crop, Flip, Grey, Operation, Resize, fold
-from fastpipe.transform.pillow import FILTERS, pillow_resize
-from fastpipe.transform.pixels import render
 from fastpipe.types import Box, Size
 
 MODES = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastpipe._nvtx import ranged
 from fastpipe.core.native import native
-from fastpipe.read.jpeg_header import JpegHeader
+from fastpipe.images.jpeg_header import JpegHeader
 
 __all__ = ["read_many"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.transform import weights
-from fastpipe.transform.geometry import Resize
-from fastpipe.transform.probe import noise, resized
+from fastpipe.images import weights
+from fastpipe.images.geometry import Resize
+from fastpipe.images.probe import noise, resized
 from fastpipe.types import Size
 
 __all__ = ["torch_filter", "torch_resize"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastpipe.transform import weights
-from fastpipe.transform.geometry import Region
+from fastpipe.images import weights
+from fastpipe.images.geometry import Region
 from fastpipe.types import Box, Size
 
 __all__ = ["reduction"]
@@ -27,7 +27,7 @@ def reduction(region: Region, mode: int, image: Size) -> int:
         mode: the filter.
         image: size of the image.
 
-    >>> from fastpipe.transform.geometry import Crop, Resize, fold
+    >>> from fastpipe.images.geometry import Crop, Resize, fold
     >>> photo = Size(3024, 4032)
     >>> for edge in (300, 1000, 2000):
     ...     crop = Crop(Box(500, 500, edge, edge))

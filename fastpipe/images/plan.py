@@ -22,13 +22,12 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._nvtx import ranged
+from fastpipe.core.keys import uniforms
 from fastpipe.core.native import native
-from fastpipe.protocols import EncodedImage
-from fastpipe.transform.containers import flatten
-from fastpipe.transform.geometry import Crop, Operation, Region, Resize, fold
-from fastpipe.transform.keys import uniforms
-from fastpipe.transform.pixels import Conversion, Resampling, Words, draw, part_of, resampling_of
-from fastpipe.transform.ramp import (
+from fastpipe.images.containers import flatten
+from fastpipe.images.geometry import Crop, Operation, Region, Resize, fold
+from fastpipe.images.pixels import Conversion, Resampling, Words, draw, part_of, resampling_of
+from fastpipe.images.ramp import (
     Layout,
     conversion_of,
     domain_of,
@@ -40,7 +39,8 @@ from fastpipe.transform.ramp import (
     tensor_over,
     tensor_shaped,
 )
-from fastpipe.transform.steps import Domain, Step, recognise, resized_size, state_of
+from fastpipe.images.steps import Domain, Step, recognise, resized_size, state_of
+from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.read._libjpeg_warnings import silence_codecs
-from fastpipe.read.gpu_regions import decodes_regions, region_of
+from fastpipe.images._libjpeg_warnings import silence_codecs
+from fastpipe.images.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
 __all__ = ["DaliDecoder", "make_batch_decoder"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._jit import compiled
-from fastpipe.transform._between import between_pixels
+from fastpipe.tf._between import between_pixels
 
 __all__ = ["bilinear_scratch", "gather_scaled", "resize_bilinear", "scale_bytes"]
 

@@ -18,8 +18,8 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastpipe.transform.containers import flatten, is_pristine
-from fastpipe.transform.steps import random_resized_crop_box, recognise, resized_size, state_of
+from fastpipe.images.containers import flatten, is_pristine
+from fastpipe.images.steps import random_resized_crop_box, recognise, resized_size, state_of
 from fastpipe.types import Size
 
 BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])

@@ -12,10 +12,10 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from fastpipe.images import torch_resize as module
+from fastpipe.images.plan import Plan, compile_plan
+from fastpipe.images.torch_resize import torch_resize
 from fastpipe.testing import ArrayImage
-from fastpipe.transform import torch_resize as module
-from fastpipe.transform.plan import Plan, compile_plan
-from fastpipe.transform.torch_resize import torch_resize
 from fastpipe.types import Size
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)

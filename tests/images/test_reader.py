@@ -13,9 +13,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from fastpipe.errors import OptionError
+from fastpipe.images.reader import ImageReader
 from fastpipe.options import Decode
 from fastpipe.protocols import EncodedImage
-from fastpipe.read.images import ImageReader
 from fastpipe.testing import OddImage, odd_images, photograph
 from fastpipe.types import Box, Size
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe.transform import keys
-from fastpipe.transform.keys import sample_seed, uniforms
+from fastpipe.core import keys
+from fastpipe.core.keys import sample_seed, uniforms
 
 _any_int = st.integers(-(2**70), 2**70)
 _draw = st.integers(-(2**63), 2**63 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastpipe.core.native import native
-from fastpipe.transform import kernels
+from fastpipe.images import kernels
 from fastpipe.types import UInt8Array
 
 __all__ = ["noise", "resized"]
