@@ -33,7 +33,7 @@ _BASE = {
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "stage", "read", "transform", "engine", "cache"}
+_MIDDLE = {"index", "stage", "read", "engine", "cache"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": set(),
@@ -61,13 +61,12 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"cache"},
     "read": _COMPILED | {"core", "read"},
-    "transform": _COMPILED | {"core", "transform"},
-    "device": _BASE | {"device", "read", "transform"},
+    "device": _BASE | {"device", "images"},
     "_intraop": {"_extras"},
-    "augment": _COMPILED | {"_intraop", "engine", "transform", "augment"},
-    "_replacing": {"transform"},
+    "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
+    "_replacing": {"core"},
     "_beside": set(),
-    "arrays": _BASE | _MIDDLE | {"sampling", "arrays"},
+    "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
     "torch": _BASE
     | _MIDDLE
     | {
@@ -82,7 +81,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "augment",
         "torch",
     },
-    "tf": _BASE | _MIDDLE | {"_beside", "_replacing", "sampling", "arrays", "tf"},
+    "tf": _COMPILED | _MIDDLE | {"_beside", "_replacing", "core", "images", "sampling", "arrays", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
         "errors",
@@ -94,15 +93,14 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "bench",
         "core",
         "images",
-        "transform",
         "",
     },
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
-    "files": _STORED | {"index", "stage", "read", "cache", "engine", "bench", "files", ""},
+    "files": _STORED | {"core", "images", "index", "stage", "read", "cache", "engine", "bench", "files", ""},
     "generation": _STORED | {"cache", "files", "bench", "generation"},
     # Its doctor looks with the library's own decoders, stores and limits, not with others like them.
     "profiling": _STORED
-    | {"_beside", "index", "stage", "read", "cache", "testing", "bench", "profiling", ""},
+    | {"_beside", "core", "images", "index", "stage", "read", "cache", "testing", "bench", "profiling", ""},
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }

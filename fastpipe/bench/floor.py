@@ -65,6 +65,7 @@ class DecodeRow:
     def measure(self, images: int) -> float:
         """Decode so many crops; return the seconds it took."""
         which = np.resize(self._rng.permutation(len(self._files)), images)
+        inputs: list[object] | None
         if self._blobs is None:
             inputs, paths = None, paths_of(self._files, which)
         else:

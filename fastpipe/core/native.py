@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastpipe.errors import MissingDependencyError
 
 try:
-    from fastpipe.native import _native as native
+    import fastpipe.native._native as native
 except ImportError as error:  # pragma: no cover - a source tree that was never installed
     raise MissingDependencyError(
         f"fastpipe's native core cannot be loaded ({error}). It is compiled when fastpipe is installed: run "

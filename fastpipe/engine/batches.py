@@ -272,7 +272,7 @@ class PendingBatch(PendingSamples):
         maker: BatchMaker,
         items: Sequence[Item],
         plan: SamplePlan,
-        parameters: Sequence[Sequence[float]],
+        parameters: Any,
         memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None,
         finish: Callable[[Any, int], Any] | None,
         substitute: Callable[[int, int], Item | None] | None,

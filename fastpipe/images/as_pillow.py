@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ __all__ = ["decodes_as_pillow"]
 
 _log = logging.getLogger("fastpipe.read")
 
-_KINDS = (  # of the files that are trusted
+_KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
     {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"subsampling": 2, "progressive": True}, {},
 )  # fmt: skip
 

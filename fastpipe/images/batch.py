@@ -15,13 +15,14 @@ from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import ClosedError
 from fastpipe.images.paths import PackedPaths
+from fastpipe.images.plan import Plan
 
 __all__ = ["Described", "ImageBatch", "RowsOf"]
 
 _PENDING, _MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
 
-class RowsOf:
+class RowsOf(Sequence[Any]):
     """Some rows of a larger batch's memory.
 
     Args:
@@ -35,9 +36,8 @@ class RowsOf:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, number: int) -> npt.NDArray[Any]:
-        row: npt.NDArray[Any] = self.memory[self.numbers[number]]
-        return row
+    def __getitem__(self, number: Any) -> Any:
+        return self.memory[self.numbers[number]]
 
 
 class Described(NamedTuple):
@@ -74,13 +74,14 @@ class ImageBatch(PendingBatch):
         self,
         maker: BatchMaker,
         items: Sequence[Item],
-        plan: Any,
+        plan: Plan,
         parameters: npt.NDArray[np.float64],
-        memory: npt.NDArray[Any] | RowsOf | None,
+        memory: npt.NDArray[Any] | Sequence[Any] | None,
         finish: Callable[[Any, int], Any] | None,
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:
-        super().__init__(maker, items, plan, parameters, memory, finish, substitute)  # type: ignore[arg-type]
+        super().__init__(maker, items, plan, parameters, memory, finish, substitute)
+        self._image_plan = plan
         self._numbers: Sequence[int] = ()  # of samples that are left for Python
         self._batch: Any = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
@@ -119,17 +120,20 @@ class ImageBatch(PendingBatch):
         self.jobs = [rest, NativeJob(self._batch, channel, threads, go_on)]
 
     def _described(self, described: Described) -> Any:
-        count, paths, memory, spec = len(self.items), described.paths, self.memory, self._plan.output
+        count, paths, memory, plan = len(self.items), described.paths, self.memory, self._image_plan
         places, flat, size = np.zeros(count, np.int64), None, (0, 0)
         if memory is not None:
-            whole = memory.memory if isinstance(memory, RowsOf) else memory
-            numbers = memory.numbers if isinstance(memory, RowsOf) else np.arange(count)
+            assert plan.output is not None
+            whole: Any = memory
+            numbers = np.arange(count)
+            if isinstance(whole, RowsOf):
+                whole, numbers = whole.memory, whole.numbers
             flat = whole.reshape(-1).view(np.uint8)
             places = numbers * (flat.size // max(len(whole), 1))
-            size = spec.shape[1:]
+            size = plan.output.shape[1:]
         return native.image_batch(
             described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
-            places, size, self._plan.makes_images, self._statuses, described.inputs,
+            places, size, plan.makes_images, self._statuses, described.inputs,
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -160,7 +164,7 @@ class ImageBatch(PendingBatch):
             return
         try:
             memory, height, width = self._batch.take_image(number)
-            value = self._plan.finished(
+            value = self._image_plan.finished(
                 memory, (height, width), self._parameters[number], lambda: self._info(number)
             )
             self.values[number] = self._finish(value, number) if self._finish else value

@@ -56,7 +56,7 @@ def is_pristine(transform: Any) -> bool:
     own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
-    kind = type(transform)
+    kind: Any = type(transform)
     if not _callables(kind).isdisjoint(own):
         return False
     return all(
