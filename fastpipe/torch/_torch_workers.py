@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastpipe.errors import WorkerError
 from fastpipe.torch.lane_memory import remove_names_of
+from fastpipe.torch.worker_queues import context_with_index_queues
 from fastpipe.torch.workers import WorkerCollate, explained
 
 __all__ = ["WatchedWorkers", "forget_iterator"]
@@ -45,6 +46,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._pid = os.getpid()
         self._loader = weakref.ref(view._loader)
         view.collate_fn = WorkerCollate(view.collate_fn)
+        view.multiprocessing_context = context_with_index_queues(view.multiprocessing_context)
         _running.add(self)
         _clean_up_at_the_end()
         super().__init__(view)

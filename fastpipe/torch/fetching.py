@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -28,6 +28,7 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.torch.views import integers, located
+from fastpipe.torch.worker_queues import waiting
 from fastpipe.types import Key
 
 __all__ = [
@@ -53,7 +54,10 @@ class KeyedIndices:
         first: position of the first index in the epoch's order.
         count: number of samples.
         step: ranks that take turns in that order; 1 without ranks.
+        begun: the batch, in a worker that has begun to make it.
     """
+
+    begun: Any = None
 
     def __init__(
         self, indices: Any, seed: int | None, epoch: int, first: int, count: int, step: int = 1
@@ -339,12 +343,23 @@ class SourceDataset(KeyedDataset):
         _fetched.last = asked
         base = _base_seed()
         with _seeded(asked, base):
-            batch = self._source.start(asked.indices, asked.key(base))
+            batch, asked.begun = asked.begun or self._source.start(asked.indices, asked.key(base)), None
+            self._begin_what_follows(base)
             samples = self._source.finish(batch)
         error = None if len(samples) else self._source.why_empty(batch)
         if error is not None:  # nothing can be collated from no samples
             raise error
         return samples
+
+    def _begin_what_follows(self, base: int) -> None:
+        """In a worker with threads, let them go on with what it will be asked for next."""
+        if self._source.threads == 1:
+            return  # perhaps this one, which would make all of it before anything else
+        for message in waiting():
+            asked = message[1] if isinstance(message, tuple) else None
+            if isinstance(asked, KeyedIndices) and asked.begun is None:
+                with suppress(Exception):  # which it meets again when its turn comes
+                    asked.begun = self._source.start(asked.indices, asked.key(base))
 
 
 class KeyedCollate:

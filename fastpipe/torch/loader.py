@@ -70,10 +70,11 @@ class FastLoader(DataLoader[_T_co]):
     machinery.  ``print(loader.plan)`` says what is done where, and why.
 
     ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
-    this process do the work of that many workers: up to 8, or 2 where torchvision's own transforms run, as
-    Python's lock ends what one process can do.  Beyond that, on a machine with as many cores, and where the
-    script's own ``Dataset``, transform, ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker
-    processes, with fastpipe's threads in each.  Without ``num_workers`` no process is started.
+    this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
+    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads in
+    each.  So there are where Python runs for each sample and its lock would end what one process can do: for
+    more than 2 workers with torchvision's own transforms after the crop, for more than 8 with HDF5 files and
+    volumes, on as many cores.  Without ``num_workers`` no process is started.
 
     Args:
         dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.  What is about

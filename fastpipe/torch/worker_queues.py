@@ -1,0 +1,64 @@
+"""The queue by which a worker is told what to make next, and can see what comes after that."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.queues
+import queue
+from collections import deque
+from typing import Any
+
+import torch.multiprocessing
+
+__all__ = ["context_with_index_queues", "waiting"]
+
+
+class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # which older versions cannot take
+    """A queue whose reader may look at what is there before it takes it."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(ctx=context)
+        self._seen: deque[Any] = deque()
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self._seen = deque()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        global _current
+        _current = self
+        return self._seen.popleft() if self._seen else super().get(block, timeout)
+
+    def waiting(self) -> list[Any]:
+        """What is there, which stays."""
+        try:
+            while not self.empty():
+                self._seen.append(super().get(False))
+        except queue.Empty:
+            pass
+        return list(self._seen)
+
+
+_current: IndexQueue | None = None  # the one that this process reads
+
+
+def waiting() -> list[Any]:
+    """In a worker, what it will be asked for after what it is busy with, as far as it has come: pairs of a
+    number and what torch hands to the dataset, perhaps others; empty anywhere else."""
+    return [] if _current is None else _current.waiting()
+
+
+def context_with_index_queues(context: Any) -> Any:
+    """A multiprocessing context, or None for torch's own, whose queues are of this kind."""
+    return _Context(torch.multiprocessing if context is None else context)
+
+
+class _Context:
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Queue(self) -> Any:  # noqa: N802 - the name that a context has
+        return IndexQueue(self._context.get_context())
