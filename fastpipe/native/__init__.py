@@ -1,0 +1,1 @@
+"""The native core, in C++: see README.md beside this file."""

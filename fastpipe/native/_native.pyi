@@ -1,0 +1,247 @@
+"""fastpipe's native core: see fastpipe/native/README.md."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Channel:
+    """Bounds how many threads are busy with the jobs of one owner."""
+
+    def __init__(self, limit: int) -> None: ...
+
+def cancel(job: int) -> None:
+    """
+    Begin no further item of a job.  Its event `done` comes when those that run are.
+    """
+
+def next_event(milliseconds: int) -> tuple[int, int]:
+    """
+    Wait for an event: its job, and 0 for none yet, 1 where all items are begun, 2 where the job is done, 3 where the engine has stopped.
+    """
+
+def stop(milliseconds: int) -> bool:
+    """
+    Cancel all jobs and end the threads; whether they have ended within that time.
+    """
+
+def threads() -> int:
+    """The threads that there are."""
+
+def set_niceness(niceness: int) -> None:
+    """
+    How much threads that start from now on step back for others, as of nice(2).
+    """
+
+def level() -> int:
+    """The instruction set in use: 0, 1 (AVX2), 2 (AVX-512)."""
+
+def force_level(level: int) -> bool:
+    """
+    For tests: use an instruction set from now on; whether the processor has it.
+    """
+
+class Step:
+    """One step of a transform: see fastpipe/native/geometry.h."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def kind(self) -> int: ...
+
+    @kind.setter
+    def kind(self, arg: int, /) -> None: ...
+
+    @property
+    def draw(self) -> int: ...
+
+    @draw.setter
+    def draw(self, arg: int, /) -> None: ...
+
+    @property
+    def size(self) -> list[int]: ...
+
+    @size.setter
+    def size(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def filter(self) -> int: ...
+
+    @filter.setter
+    def filter(self, arg: int, /) -> None: ...
+
+    @property
+    def order(self) -> int: ...
+
+    @order.setter
+    def order(self, arg: int, /) -> None: ...
+
+    @property
+    def scale(self) -> list[float]: ...
+
+    @scale.setter
+    def scale(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def ratio(self) -> list[float]: ...
+
+    @ratio.setter
+    def ratio(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def max_size(self) -> int: ...
+
+    @max_size.setter
+    def max_size(self, arg: int, /) -> None: ...
+
+    @property
+    def padding(self) -> list[int]: ...
+
+    @padding.setter
+    def padding(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def pad_if_needed(self) -> bool: ...
+
+    @pad_if_needed.setter
+    def pad_if_needed(self, arg: bool, /) -> None: ...
+
+    @property
+    def may_pad(self) -> bool: ...
+
+    @may_pad.setter
+    def may_pad(self, arg: bool, /) -> None: ...
+
+    @property
+    def always_pads(self) -> bool: ...
+
+    @always_pads.setter
+    def always_pads(self, arg: bool, /) -> None: ...
+
+    @property
+    def fill_by_channel(self) -> bool: ...
+
+    @fill_by_channel.setter
+    def fill_by_channel(self, arg: bool, /) -> None: ...
+
+    @property
+    def has_fill(self) -> bool: ...
+
+    @has_fill.setter
+    def has_fill(self, arg: bool, /) -> None: ...
+
+    @property
+    def fill(self) -> list[int]: ...
+
+    @fill.setter
+    def fill(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def probability(self) -> float: ...
+
+    @probability.setter
+    def probability(self, arg: float, /) -> None: ...
+
+    @property
+    def horizontal(self) -> bool: ...
+
+    @horizontal.setter
+    def horizontal(self, arg: bool, /) -> None: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @channels.setter
+    def channels(self, arg: int, /) -> None: ...
+
+class Conversion:
+    """What becomes of an image's bytes: see fastpipe/native/resample.h."""
+
+    def __init__(self, arg: int, /) -> None: ...
+
+def conversion(kind: int, channels: int, interleaved: bool, word: int, divide: bool, mean: Sequence[float], std: Sequence[float], table: bytes) -> Conversion:
+    """
+    A conversion: kind 0 leaves bytes, 1 computes float32, 2 looks up elements of `word` bytes.
+    """
+
+class ImagePlan:
+    """What is done to each image of a batch."""
+
+    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False) -> None: ...
+
+class ImageBatch:
+    """A batch of images that is made."""
+
+    def take_image(self, item: int) -> tuple[NDArray[numpy.uint8], int, int]:
+        """
+        An image that was made into memory of its own, once: uint8 (bytes,), height, width.
+        """
+
+    def take_file(self, item: int) -> bytes:
+        """The encoded file of such an image, once."""
+
+    @property
+    def times(self) -> tuple[int, int, int]:
+        """
+        Nanoseconds of reading, decoding and transforming, summed over samples.
+        """
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Images whose sizes are known, and their pixels in all."""
+
+def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None) -> ImageBatch:
+    """A batch of images: see ImageBatch in fastpipe/native/images.h."""
+
+def submit(batch: ImageBatch, channel: Channel, threads: int) -> int:
+    """
+    Begin a batch in the process's threads; its number.  0: no thread can be had.
+    """
+
+def run_here(batch: ImageBatch) -> None:
+    """Make a batch in the calling thread."""
+
+def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:
+    """
+    Height, width, whether it is trusted, orientation, place of the frame, whether it is progressive.
+    """
+
+def decode(file: object, top: int, left: int, height: int, width: int) -> NDArray[numpy.uint8] | None:
+    """
+    A part of a trusted JPEG, uint8 (height, width, 3); None where it is declined.
+    """
+
+def decode_reduced(file: object, factor: int, count: int) -> NDArray[numpy.uint8] | None:
+    """
+    At least so many rows of a trusted JPEG at a part of its size; None where it is declined.
+    """
+
+def make_axis(filter: int, in_size: int, out_size: int, first: int, length: int, turned: bool, mirrored: bool, start8: int, extent8: int) -> tuple[int, int, int, int, int, int, bool, bool, int, int, int]:
+    """An axis of a resize: the fields of Axis."""
+
+def axis_table(filter: int, axis: tuple[int, int, int, int, int, int, bool, bool, int, int, int], table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Write starts, taps and weights of an axis."""
+
+def resample(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)], filter: int, x: tuple[int, int, int, int, int, int, bool, bool, int, int, int], y: tuple[int, int, int, int, int, int, bool, bool, int, int, int], vertical_first: bool, grey: int, conversion: Conversion, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Resample and convert pixels into memory."""
+
+def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> object:
+    """
+    The region that steps fold to for an image of a size: the fields of Region; None where they do not.
+    """
+
+def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]:
+    """
+    Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.
+    """
+
+def jpeg_version() -> str:
+    """The version of libjpeg-turbo."""
+
+def skip_resampling(skips: bool) -> None:
+    """For benchmarks: images are read and decoded only."""
+
+def simulate_decoding(nanoseconds: int) -> None:
+    """For benchmarks: wait in the place of decoding; 0 decodes."""

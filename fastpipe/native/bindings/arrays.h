@@ -1,0 +1,50 @@
+// NumPy arrays as the core takes them: checked, never converted.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
+#include "../span.h"
+
+namespace nb = nanobind;
+
+namespace fastpipe::bindings {
+
+template <typename T, std::size_t N>
+using In = nb::ndarray<const T, nb::numpy, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <typename T, std::size_t N>
+using Out = nb::ndarray<T, nb::numpy, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+inline Bytes bytes_of(const nb::bytes& object) {
+  return {reinterpret_cast<const std::uint8_t*>(object.c_str()), object.size()};
+}
+
+// Encoded bytes: any object with a contiguous buffer, held while the lock is not.
+class Buffer {
+ public:
+  explicit Buffer(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) nb::raise_python_error();
+  }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Bytes bytes() const { return {static_cast<const std::uint8_t*>(view_.buf), static_cast<std::size_t>(view_.len)}; }
+
+ private:
+  Py_buffer view_{};
+};
+
+// An array over memory that it owns from now on.
+template <typename Memory>
+nb::ndarray<nb::numpy, std::uint8_t> owned(Memory&& memory, std::initializer_list<std::size_t> shape) {
+  std::uint8_t* data = memory.release();
+  nb::capsule owner(data, [](void* pointer) noexcept { std::free(pointer); });
+  return nb::ndarray<nb::numpy, std::uint8_t>(data, shape, owner);
+}
+
+void register_engine(nb::module_& m);
+void register_images(nb::module_& m);
+
+}  // namespace fastpipe::bindings

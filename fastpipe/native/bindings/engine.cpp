@@ -1,0 +1,63 @@
+#include "../engine.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "../simd.h"
+#include "arrays.h"
+
+namespace fastpipe::bindings {
+
+namespace {
+
+Engine& running() {
+  Engine* found = engine();
+  if (found == nullptr) throw std::bad_alloc();
+  return *found;
+}
+
+}  // namespace
+
+void register_engine(nb::module_& m) {
+  nb::class_<Channel>(m, "Channel", "Bounds how many threads are busy with the jobs of one owner.")
+      .def(nb::init<int>(), nb::arg("limit"));
+
+  m.def(
+      "cancel",
+      [](std::int64_t job) {
+        nb::gil_scoped_release free;
+        running().cancel(job);
+      },
+      nb::arg("job"), "Begin no further item of a job.  Its event `done` comes when those that run are.");
+  m.def(
+      "next_event",
+      [](int milliseconds) {
+        Event event;
+        {
+          nb::gil_scoped_release free;
+          event = running().next_event(milliseconds);
+        }
+        return std::make_tuple(event.job, static_cast<int>(event.kind));
+      },
+      nb::arg("milliseconds"),
+      "Wait for an event: its job, and 0 for none yet, 1 where all items are begun, 2 where the job is done, "
+      "3 where the engine has stopped.");
+  m.def(
+      "stop",
+      [](int milliseconds) {
+        nb::gil_scoped_release free;
+        return running().stop(milliseconds);
+      },
+      nb::arg("milliseconds"), "Cancel all jobs and end the threads; whether they have ended within that time.");
+  m.def("threads", [] { return running().threads(); }, "The threads that there are.");
+  m.def("set_niceness", &set_niceness, nb::arg("niceness"),
+        "How much threads that start from now on step back for others, as of nice(2).");
+  m.def("level", [] { return static_cast<int>(level()); }, "The instruction set in use: 0, 1 (AVX2), 2 (AVX-512).");
+  m.def(
+      "force_level", [](int wanted) { return force_level(static_cast<Level>(wanted)); }, nb::arg("level"),
+      "For tests: use an instruction set from now on; whether the processor has it.");
+}
+
+}  // namespace fastpipe::bindings

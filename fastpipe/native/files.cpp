@@ -1,0 +1,77 @@
+#include "files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace fastpipe {
+namespace {
+
+constexpr std::int64_t kLargestFile = std::int64_t{1} << 31;
+constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // one call never gives more than 2 GiB
+constexpr std::size_t kPadding = 64;                        // zeros behind a file's bytes
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);  // not again after EINTR: the number may be somebody else's by then
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+int open_for_reading(const char* path) {
+  int number;
+  do {  // O_NONBLOCK: opening a fifo without a writer must not wait
+    number = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  } while (number < 0 && errno == EINTR);
+  return number;
+}
+
+}  // namespace
+
+std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std::size_t most_at_once) noexcept {
+  std::size_t got = 0;
+  while (got < size) {
+    const ssize_t count = ::read(descriptor, out + got, std::min(size - got, most_at_once));
+    if (count == 0) break;
+    if (count > 0) {
+      got += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      return -1;
+    }
+  }
+  return static_cast<std::int64_t>(got);
+}
+
+Status read_file(const char* path, Arena& arena, Bytes* file) noexcept {
+  const Descriptor descriptor(open_for_reading(path));
+  if (descriptor.number() < 0) return Status::declined(Reason::unreadable, errno);
+  struct stat facts;
+  if (::fstat(descriptor.number(), &facts) != 0) return Status::declined(Reason::unreadable, errno);
+  if (S_ISDIR(facts.st_mode)) return Status::declined(Reason::unreadable, EISDIR);
+  if (!S_ISREG(facts.st_mode) || facts.st_size < 0) return Status::declined(Reason::unreadable, 0);
+  if (facts.st_size > kLargestFile) return Status::declined(Reason::unreadable, EFBIG);
+
+  const auto size = static_cast<std::size_t>(facts.st_size);
+  auto* data = arena.array<std::uint8_t>(size + kPadding);
+  if (data == nullptr) return Status::declined(Reason::no_memory);
+  // One byte more than there should be shows that the file has grown; it goes where the padding will be.
+  const std::int64_t got = read_full(descriptor.number(), data, size + 1, kLargestRead);
+  if (got < 0) return Status::declined(Reason::unreadable, errno);
+  if (got != facts.st_size) return Status::declined(Reason::unreadable, 0);
+  std::memset(data + size, 0, kPadding);
+  *file = Bytes{data, size};
+  return Status::made();
+}
+
+}  // namespace fastpipe

@@ -1,0 +1,254 @@
+#include "images.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "files.h"
+
+namespace fastpipe {
+
+namespace {
+
+std::atomic<std::int64_t> simulated_ns{0};
+std::atomic<bool> skips_resampling{false};
+
+std::int64_t now_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+}
+
+void wait_ns(std::int64_t nanoseconds) noexcept {
+  timespec left{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
+  while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+  }
+}
+
+// The part of the image that lies in a part of the canvas; false where it has none there.
+bool placed_part(const Region& region, const Box& needed, Box* part) noexcept {
+  const std::int32_t top = std::max(needed.top, region.placed.top);
+  const std::int32_t left = std::max(needed.left, region.placed.left);
+  const std::int32_t bottom = std::min(needed.bottom(), region.placed.bottom());
+  const std::int32_t right = std::min(needed.right(), region.placed.right());
+  if (bottom <= top || right <= left) return false;
+  *part = {region.source.top + top - region.placed.top, region.source.left + left - region.placed.left, bottom - top,
+           right - left};
+  return true;
+}
+
+// Pixels inside others.
+Pixels inside(const Pixels& whole, const Box& box) noexcept {
+  return {whole.data + box.top * whole.pitch + std::int64_t{box.left} * whole.channels, whole.pitch, box.height,
+          box.width, whole.channels};
+}
+
+Status decode_part(Bytes file, const Pixels* decoded, const Box& part, Scratch& scratch, Pixels* pixels) noexcept {
+  if (decoded != nullptr) {
+    *pixels = inside(*decoded, part);
+    return Status::made();
+  }
+  const std::int64_t wait = simulated_ns.load(std::memory_order_relaxed);
+  if (wait == 0) return scratch.jpeg.decode(file, part, scratch.arena, pixels);
+  wait_ns(wait);
+  const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);
+  auto* memory = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(part.height));
+  if (memory == nullptr) return Status::declined(Reason::no_memory);
+  *pixels = {memory, static_cast<std::int64_t>(pitch), part.height, part.width, 3};
+  return Status::made();
+}
+
+// The needed part of the canvas: decoded, and filled where the image does not reach.
+Status canvas_of(const Region& region, Bytes file, const Pixels* decoded, const Box& needed, Scratch& scratch,
+                 Pixels* pixels) noexcept {
+  Box part;
+  const bool is_there = placed_part(region, needed, &part);
+  if (is_there && part.height == needed.height && part.width == needed.width) {
+    return decode_part(file, decoded, part, scratch, pixels);
+  }
+  const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(needed.width);
+  auto* canvas = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(needed.height));
+  if (canvas == nullptr) return Status::declined(Reason::no_memory);
+  for (std::int32_t x = 0; x < needed.width; ++x) std::memcpy(canvas + 3 * x, region.fill, 3);
+  for (std::int32_t y = 1; y < needed.height; ++y)
+    std::memcpy(canvas + static_cast<std::size_t>(y) * pitch, canvas, pitch);
+  if (is_there) {
+    Pixels found;
+    const Status status = decode_part(file, decoded, part, scratch, &found);
+    if (!status.is_made()) return status;
+    const std::int32_t top = region.placed.top + part.top - region.source.top - needed.top;
+    const std::int32_t left = region.placed.left + part.left - region.source.left - needed.left;
+    for (std::int32_t y = 0; y < part.height; ++y) {
+      std::memcpy(canvas + static_cast<std::size_t>(top + y) * pitch + std::size_t{3} * static_cast<std::size_t>(left),
+                  found.data + y * found.pitch, std::size_t{3} * static_cast<std::size_t>(part.width));
+    }
+  }
+  *pixels = {canvas, static_cast<std::int64_t>(pitch), needed.height, needed.width, 3};
+  return Status::made();
+}
+
+// The image at a part of its size, and the axes along which it is resampled.
+Status reduced_source(const Region& region, Bytes file, Size image, int factor, Scratch& scratch, Axis* x, Axis* y,
+                      Pixels* pixels) noexcept {
+  const Size reduced{(image.height + factor - 1) / factor, (image.width + factor - 1) / factor};
+  const std::int64_t eighths = 8 / factor;
+  *x = make_axis(region.filter, reduced.width, region.size.width, region.window.left, region.window.width,
+                 region.flip_before[0], region.flip_after[0], eighths * region.source.left,
+                 eighths * region.source.width);
+  *y = make_axis(region.filter, reduced.height, region.size.height, region.window.top, region.window.height,
+                 region.flip_before[1], region.flip_after[1], eighths * region.source.top,
+                 eighths * region.source.height);
+  Pixels rows;
+  const Status status = scratch.jpeg.decode_reduced(file, factor, y->high, scratch.arena, &rows);
+  if (!status.is_made()) return status;
+  *pixels = inside(rows, {y->low, x->low, y->high - y->low, x->high - x->low});
+  return status;
+}
+
+MadeImage allocated(std::size_t size, std::int32_t height, std::int32_t width) noexcept {
+  MadeImage made;
+  made.data.reset(static_cast<std::uint8_t*>(std::malloc(size > 0 ? size : 1)));
+  made.size = static_cast<std::int64_t>(size);
+  made.height = height;
+  made.width = width;
+  return made;
+}
+
+}  // namespace
+
+void simulate_decoding(std::int64_t nanoseconds) noexcept { simulated_ns.store(nanoseconds); }
+
+void skip_resampling(bool skips) noexcept { skips_resampling.store(skips); }
+
+void MadeImage::Free::operator()(void* memory) const noexcept { std::free(memory); }
+
+Status draw(const Region& region, Bytes file, const Pixels* decoded, Size image, const ImagePlan& plan,
+            Scratch& scratch, std::uint8_t* out, Totals* totals) noexcept {
+  const std::int64_t begun = now_ns();
+  const int filter = region.filter < 0 ? static_cast<int>(kNearestFloor) : region.filter;
+  const int factor = plan.scaled && decoded == nullptr ? reduction(region, image) : 1;
+  Axis x, y;
+  Pixels pixels;
+  Status status;
+  if (factor > 1) {
+    status = reduced_source(region, file, image, factor, scratch, &x, &y, &pixels);
+  } else {
+    axes_of(region, &x, &y);
+    const Box needed{y.low, x.low, y.high - y.low, x.high - x.low};
+    status = canvas_of(region, file, decoded, needed, scratch, &pixels);
+  }
+  const std::int64_t decoded_at = now_ns();
+  if (totals != nullptr) totals->decode.fetch_add(decoded_at - begun, std::memory_order_relaxed);
+  if (!status.is_made() || skips_resampling.load(std::memory_order_relaxed)) return status;
+  if (!resample(pixels, filter, x, y, region.vertical_first, region.grey, plan.how, scratch.arena, out)) {
+    return Status::declined(Reason::no_memory);
+  }
+  if (totals != nullptr) totals->transform.fetch_add(now_ns() - decoded_at, std::memory_order_relaxed);
+  return Status::made();
+}
+
+bool ImageBatch::prepare() noexcept {
+  if (memory != nullptr) return true;
+  try {
+    images_.resize(static_cast<std::size_t>(count));
+    if (keeps_files) files_.resize(static_cast<std::size_t>(count));
+  } catch (...) {
+    return false;
+  }
+  return true;
+}
+
+void ImageBatch::run(std::int64_t item, Scratch& scratch) {
+  scratch.arena.reset();
+  statuses[item] = make(item, scratch);
+}
+
+void ImageBatch::lost(std::int64_t item) noexcept { statuses[item] = Status::declined(Reason::internal); }
+
+MadeImage ImageBatch::take_image(std::int64_t item) noexcept {
+  return std::move(images_[static_cast<std::size_t>(item)]);
+}
+
+MadeImage ImageBatch::take_file(std::int64_t item) noexcept {
+  return std::move(files_[static_cast<std::size_t>(item)]);
+}
+
+// Look at a sample's file, or at what there is in its place: its size is known then.
+Status ImageBatch::open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels* pixels, Size* image) {
+  const ImageInput input = inputs == nullptr ? ImageInput{} : inputs[item];
+  if (input.is_left) return Status::declined(Reason::asked);
+  if (input.data != nullptr && input.height > 0) {
+    *pixels = {input.data, std::int64_t{3} * input.width, input.height, input.width, 3};
+    *image = {input.height, input.width};
+    return Status::made();
+  }
+  if (input.data != nullptr) {
+    *file = {input.data, static_cast<std::size_t>(input.size)};
+  } else {
+    const std::int64_t begun = now_ns();
+    const std::size_t length = static_cast<std::size_t>(paths.ends[item] - paths.starts[item]);
+    auto* path = scratch.arena.array<char>(paths.prefix.size + length + 1);
+    if (path == nullptr) return Status::declined(Reason::no_memory);
+    if (paths.prefix.size > 0) std::memcpy(path, paths.prefix.data, paths.prefix.size);
+    if (length > 0) std::memcpy(path + paths.prefix.size, paths.arena.data + paths.starts[item], length);
+    path[paths.prefix.size + length] = '\0';
+    // A name with a zero in it ends there for the system, and is another file's.
+    if (std::strlen(path) != paths.prefix.size + length) return Status::declined(Reason::unreadable);
+    const Status status = read_file(path, scratch.arena, file);
+    totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
+    if (!status.is_made()) return status;
+  }
+  const JpegHeader header = read_jpeg_header(*file);
+  if (!header.is_jpeg()) return Status::declined(Reason::not_jpeg);
+  if (!header.trusted) return Status::declined(Reason::untrusted);
+  if (plan->turns && header.orientation != 1) return Status::declined(Reason::turned);
+  if (plan->max_pixels >= 0 && std::int64_t{header.height} * header.width > plan->max_pixels) {
+    return Status::declined(Reason::too_large);
+  }
+  *image = {header.height, header.width};
+  return Status::made();
+}
+
+// Where a sample goes; null where there is no memory.
+std::uint8_t* ImageBatch::place_for(std::int64_t item, const Region& region) {
+  if (memory != nullptr) return memory + places[item];
+  const std::int64_t pixels = std::int64_t{region.window.height} * region.window.width;
+  const std::int64_t each = std::int64_t{plan->how.channels} * plan->how.word;
+  if (pixels > std::numeric_limits<std::int64_t>::max() / each) return nullptr;
+  MadeImage& image = images_[static_cast<std::size_t>(item)];
+  image = allocated(static_cast<std::size_t>(pixels * each), region.window.height, region.window.width);
+  return image.data.get();
+}
+
+Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
+  Bytes file;
+  Pixels pixels;
+  Size image;
+  Status status = open(item, scratch, &file, &pixels, &image);
+  if (!status.is_made()) return status;
+  totals.images.fetch_add(1, std::memory_order_relaxed);
+  totals.pixels.fetch_add(std::int64_t{image.height} * image.width, std::memory_order_relaxed);
+  Region region;
+  const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;
+  if (!fold(plan->steps, image, numbers, &region)) return Status::declined(Reason::not_folded);
+  if (memory != nullptr && !(Size{region.window.height, region.window.width} == sample_size)) {
+    return Status::declined(Reason::not_folded);
+  }
+  std::uint8_t* out = place_for(item, region);
+  if (out == nullptr) return Status::declined(Reason::no_memory);
+  status = draw(region, file, pixels.data == nullptr ? nullptr : &pixels, image, *plan, scratch, out, &totals);
+  if (status.is_made() && keeps_files && memory == nullptr && file.data != nullptr) {
+    MadeImage& kept = files_[static_cast<std::size_t>(item)];
+    kept = allocated(file.size, 0, 0);
+    if (kept.data == nullptr) return Status::declined(Reason::no_memory);
+    std::memcpy(kept.data.get(), file.data, file.size);
+  }
+  return status;
+}
+
+}  // namespace fastpipe

@@ -1,0 +1,106 @@
+// Batches of images: read, decoded, resampled and converted, each into its place.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "geometry.h"
+#include "resample.h"
+#include "span.h"
+#include "status.h"
+
+namespace fastpipe {
+
+// What is done to each image of a batch: a compiled transform, and the options of decoding.  Immutable.
+struct ImagePlan {
+  std::vector<Step> steps;
+  Conversion how;
+  std::shared_ptr<const void> owner;  // of what `how` points to
+  std::int32_t draws = 0;             // numbers in a row of parameters
+  std::int64_t max_pixels = -1;       // images with more are declined; -1 for no limit
+  bool turns = false;                 // images that EXIF turns are declined
+  bool scaled = false;                // decode at a part of the size where that loses no detail
+};
+
+// Paths of files: slices of one piece of memory, in which their common beginning is not repeated.
+struct Paths {
+  Bytes prefix, arena;
+  const std::int64_t* starts = nullptr;  // in the arena, of each sample
+  const std::int64_t* ends = nullptr;
+};
+
+// An image that is in memory already, encoded or as decoded pixels, or that is left to Python.
+struct ImageInput {
+  bool is_left = false;
+  const std::uint8_t* data = nullptr;  // null: the sample's path is read
+  std::int64_t size = 0;               // bytes
+  std::int32_t height = 0, width = 0;  // of RGB pixels, C-contiguous; 0 of an encoded image
+};
+
+// An image that a batch made, in memory of its own.
+struct MadeImage {
+  struct Free {
+    void operator()(void* memory) const noexcept;
+  };
+  std::unique_ptr<std::uint8_t, Free> data;
+  std::int64_t size = 0;               // bytes
+  std::int32_t height = 0, width = 0;  // of it
+};
+
+// Sums over a batch's samples: nanoseconds by stage; images whose size is known, and their pixels.
+struct Totals {
+  std::atomic<std::int64_t> read{0}, decode{0}, transform{0}, images{0}, pixels{0};
+};
+
+// A batch.  All pointers are the caller's, and are valid until the work is done.
+class ImageBatch : public Work {
+ public:
+  std::shared_ptr<const ImagePlan> plan;
+  std::int64_t count = 0;
+  Paths paths;
+  const ImageInput* inputs = nullptr;    // (count); null: all are read
+  const double* parameters = nullptr;    // (count, plan->draws)
+  std::uint8_t* memory = nullptr;        // where samples go; null: each into memory of its own
+  const std::int64_t* places = nullptr;  // (count): where in it each begins
+  Size sample_size;                      // of each, height and width, if `memory` is given: others are declined
+  bool keeps_files = false;              // keep the encoded bytes of those that are made into memory of their own
+  Status* statuses = nullptr;            // (count), written
+  Totals totals;
+
+  // Allocate what the batch keeps of its own; false where there is no memory.
+  bool prepare() noexcept;
+
+  std::int64_t size() const noexcept override { return count; }
+  void run(std::int64_t item, Scratch& scratch) override;
+  void lost(std::int64_t item) noexcept override;
+
+  // Images and files that were kept, once the work is done; each can be taken once.
+  MadeImage take_image(std::int64_t item) noexcept;
+  MadeImage take_file(std::int64_t item) noexcept;
+
+ private:
+  Status make(std::int64_t item, Scratch& scratch);
+  Status open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels* pixels, Size* image);
+  std::uint8_t* place_for(std::int64_t item, const Region& region);
+
+  std::vector<MadeImage> images_, files_;
+};
+
+// Decode the part of a trusted JPEG that a region needs, or take it from decoded pixels, and resample it to `out`.
+//
+// decoded: the whole image, if it is decoded already; else null, and `file` is decoded.
+// totals: where the time is added; may be null.
+Status draw(const Region& region, Bytes file, const Pixels* decoded, Size image, const ImagePlan& plan,
+            Scratch& scratch, std::uint8_t* out, Totals* totals) noexcept;
+
+// For benchmarks: wait for so long in the place of decoding; 0 decodes.
+void simulate_decoding(std::int64_t nanoseconds) noexcept;
+
+// For benchmarks: read and decode only, which is what the rest is compared with.
+void skip_resampling(bool skips) noexcept;
+
+}  // namespace fastpipe

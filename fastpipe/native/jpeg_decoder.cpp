@@ -1,0 +1,290 @@
+// Decoding with libjpeg-turbo.  No other file of the core includes its headers or setjmp.h.
+//
+// libjpeg reports an error by calling a function that must not return, so ours jumps.  The jump skips frames of libjpeg
+// and of the steps below, none of which may hold an object with a destructor.  The only frame that is jumped to is
+// step_is_done(), which holds nothing.  All input and output of the steps is in State.
+//
+// A warning ends decoding like an error: libjpeg warns when data is damaged, and goes on with pixels that it made up.
+// Pillow then decides whether the file is an error.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <new>
+
+#include "jpeg.h"
+
+// clang-format off: these need the ones above
+#include <jpeglib.h>
+#include <jerror.h>
+#include <setjmp.h>
+// clang-format on
+
+namespace fastpipe {
+namespace {
+
+// The most pixels of a file with several scans.  libjpeg keeps all coefficients of such a file: up to 3 GiB.
+constexpr std::int64_t kMostPixelsKept = std::int64_t{1} << 29;
+
+// The fewest columns to decode, or the whole width of a narrower image.  libjpeg upsamples the colours differently in
+// a part that is only a few columns wide.
+constexpr std::int32_t kFewestColumns = 32;
+
+struct ErrorManager {
+  jpeg_error_mgr callbacks;  // the first member, so that its address is this structure's
+  jmp_buf jump;
+};
+
+[[noreturn]] void give_up(j_common_ptr codec) { longjmp(reinterpret_cast<ErrorManager*>(codec->err)->jump, 1); }
+
+[[noreturn]] void give_up_with(j_decompress_ptr codec, int code) {
+  codec->err->msg_code = code;
+  give_up(reinterpret_cast<j_common_ptr>(codec));
+}
+
+void on_message(j_common_ptr codec, int level) {
+  if (level < 0) give_up(codec);  // a warning; other levels are traces
+}
+
+void on_output(j_common_ptr) {}  // prints nothing
+void on_format(j_common_ptr, char* text) { text[0] = 0; }
+void on_reset(j_common_ptr codec) { codec->err->msg_code = 0; }
+
+// The whole file is in memory.  Asking for more is an error: no end marker is made up.
+void on_source_begin(j_decompress_ptr) {}
+void on_source_end(j_decompress_ptr) {}
+
+boolean on_more_data(j_decompress_ptr codec) { give_up_with(codec, JERR_INPUT_EOF); }
+
+void on_skip(j_decompress_ptr codec, long count) {
+  if (count <= 0) return;
+  const auto skipped = static_cast<std::size_t>(count);
+  if (skipped > codec->src->bytes_in_buffer) give_up_with(codec, JERR_INPUT_EOF);
+  codec->src->next_input_byte += skipped;
+  codec->src->bytes_in_buffer -= skipped;
+}
+
+}  // namespace
+
+struct JpegDecoder::State {
+  jpeg_decompress_struct codec;
+  ErrorManager errors;
+  jpeg_source_mgr source;
+  bool is_made = false;  // `codec` has been created
+
+  // The part to decode, in pixels of the image at 1 / factor of its size.
+  Bytes file;
+  int factor = 1;
+  Box box;  // width 0: the whole width, and as many of these rows as there are
+
+  // The columns and rows that are decoded: the box and a margin.
+  JDIMENSION left = 0, width = 0, top = 0, rows = 0;
+  JSAMPARRAY lines = nullptr;  // memory of each of those rows
+
+  Reason reason = Reason::none;  // why a step gave up, if it was not libjpeg that did
+
+  State() noexcept;
+  ~State();
+  Status decode(Arena& arena, Pixels* pixels) noexcept;
+
+ private:
+  using Step = void (*)(State&);
+  bool step_is_done(Step step) noexcept;
+  Status declined() noexcept;
+
+  static void make(State& state);
+  static void forget_tables(State& state);
+  static void begin(State& state);
+  static void check(State& state);
+  static void choose_part(State& state);
+  static void read_rows(State& state);
+  static void abort(State& state) { jpeg_abort_decompress(&state.codec); }
+  static void destroy(State& state) { jpeg_destroy_decompress(&state.codec); }
+};
+
+JpegDecoder::State::State() noexcept : codec(), errors(), source() {
+  // Not jpeg_std_error(): its functions print, and end the process.  Without it they are not even linked.
+  codec.err = &errors.callbacks;
+  errors.callbacks.error_exit = give_up;
+  errors.callbacks.emit_message = on_message;
+  errors.callbacks.output_message = on_output;
+  errors.callbacks.format_message = on_format;
+  errors.callbacks.reset_error_mgr = on_reset;
+  source.init_source = on_source_begin;
+  source.fill_input_buffer = on_more_data;
+  source.skip_input_data = on_skip;
+  source.resync_to_restart = jpeg_resync_to_restart;
+  source.term_source = on_source_end;
+}
+
+JpegDecoder::State::~State() {
+  if (is_made) step_is_done(destroy);
+}
+
+// Run a step, whose variables must be trivial.  False if libjpeg, or the step, gave up.
+bool JpegDecoder::State::step_is_done(Step step) noexcept {
+  if (setjmp(errors.jump) != 0) return false;
+  step(*this);
+  return true;
+}
+
+Status JpegDecoder::State::declined() noexcept {
+  const int code = errors.callbacks.msg_code;
+  // After an error the only safe thing to do with libjpeg's structures is to destroy them.
+  is_made = false;
+  step_is_done(destroy);
+  if (reason != Reason::none) return Status::declined(reason);
+  return Status::declined(code == JERR_OUT_OF_MEMORY ? Reason::no_memory : Reason::damaged);
+}
+
+void JpegDecoder::State::make(State& state) {
+  jpeg_create_decompress(&state.codec);
+  state.codec.src = &state.source;
+  const auto common = reinterpret_cast<j_common_ptr>(&state.codec);
+  for (JQUANT_TBL*& table : state.codec.quant_tbl_ptrs) table = jpeg_alloc_quant_table(common);
+  for (JHUFF_TBL*& table : state.codec.dc_huff_tbl_ptrs) table = jpeg_alloc_huff_table(common);
+  for (JHUFF_TBL*& table : state.codec.ac_huff_tbl_ptrs) table = jpeg_alloc_huff_table(common);
+}
+
+// libjpeg keeps tables from image to image, for files that have none.  Make the old ones unusable: the result for a
+// file must not depend on the file before.
+void JpegDecoder::State::forget_tables(State& state) {
+  for (JQUANT_TBL* table : state.codec.quant_tbl_ptrs) table->quantval[0] = 0;  // check() looks for it
+  // Three codes of one bit are an error.
+  for (JHUFF_TBL* table : state.codec.dc_huff_tbl_ptrs) table->bits[1] = 3;
+  for (JHUFF_TBL* table : state.codec.ac_huff_tbl_ptrs) table->bits[1] = 3;
+}
+
+void JpegDecoder::State::begin(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  forget_tables(state);
+  state.source.next_input_byte = state.file.data;
+  state.source.bytes_in_buffer = state.file.size;
+  jpeg_read_header(codec, TRUE);
+
+  // read_jpeg_header() trusts no other kinds.  This is for callers that did not ask it.
+  const bool is_colour = codec->num_components == 3 && codec->jpeg_color_space == JCS_YCbCr;
+  const bool is_grey = codec->num_components == 1 && codec->jpeg_color_space == JCS_GRAYSCALE &&
+                       codec->comp_info[0].h_samp_factor == 1 && codec->comp_info[0].v_samp_factor == 1;
+  if (codec->arith_code || codec->data_precision != 8 || !(is_colour || is_grey)) state.reason = Reason::untrusted;
+  const std::int64_t pixels = std::int64_t{codec->image_height} * codec->image_width;
+  if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
+  if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
+
+  codec->out_color_space = JCS_RGB;
+  codec->scale_num = 1;
+  codec->scale_denom = static_cast<unsigned int>(state.factor);
+  codec->dct_method = JDCT_ISLOW;
+  codec->do_fancy_upsampling = TRUE;
+  jpeg_start_decompress(codec);  // reads all scans, if there are several
+  check(state);
+  choose_part(state);
+}
+
+// Check that the file has all tables, and the box is inside the image.
+void JpegDecoder::State::check(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  Box& box = state.box;
+  bool fits = codec->output_components == 3;
+  for (int i = 0; i < codec->num_components; ++i) {
+    const JQUANT_TBL* table = codec->comp_info[i].quant_table;
+    fits = fits && table != nullptr && table->quantval[0] != 0;  // 0: see forget_tables()
+  }
+  const std::int64_t width = codec->output_width, height = codec->output_height;
+  if (box.width == 0) {
+    box.width = static_cast<std::int32_t>(width);
+    box.height = std::min(box.height, static_cast<std::int32_t>(height));
+  }
+  fits = fits && box.left >= 0 && box.top >= 0 && box.width > 0 && box.height > 0;
+  fits = fits && std::int64_t{box.left} + box.width <= width && std::int64_t{box.top} + box.height <= height;
+  if (!fits) give_up_with(codec, JERR_BAD_CROP_SPEC);
+}
+
+// Leave out the columns and rows around the box, except a margin: libjpeg upsamples the colours of the first and last
+// column that it decodes as if they were the image's.
+void JpegDecoder::State::choose_part(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  const Box& box = state.box;
+  const auto width = static_cast<std::int32_t>(codec->output_width);
+  std::int32_t left = std::max(0, box.left - 1), right = std::min(width, box.right() + 1);
+  if (right - left < kFewestColumns) {
+    right = std::min(width, left + kFewestColumns);
+    left = std::max(0, right - kFewestColumns);
+  }
+  state.left = static_cast<JDIMENSION>(left);
+  state.width = static_cast<JDIMENSION>(right - left);
+  // Moves `left` to the beginning of a block.  Does nothing for the whole width.
+  jpeg_crop_scanline(codec, &state.left, &state.width);
+  // Rows below the box are never read, so they need no margin.
+  state.top = static_cast<JDIMENSION>(std::max(0, box.top - 1));
+  state.rows = static_cast<JDIMENSION>(box.bottom()) - state.top;
+}
+
+void JpegDecoder::State::read_rows(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  if (state.top > 0) jpeg_skip_scanlines(codec, state.top);
+  for (JDIMENSION done = 0; done < state.rows;) {
+    const JDIMENSION read = jpeg_read_scanlines(codec, state.lines + done, state.rows - done);
+    if (read == 0) give_up_with(codec, JERR_CANT_SUSPEND);
+    done += read;
+  }
+  if (jpeg_has_multiple_scans(codec)) return;  // then all of the file has been read
+  // libjpeg is still in the scan, or behind the marker that follows it.
+  const std::ptrdiff_t position = state.source.next_input_byte - state.file.data - (codec->unread_marker != 0 ? 2 : 0);
+  if (!ends_after_scan(state.file, position)) give_up_with(codec, JERR_UNKNOWN_MARKER);
+}
+
+Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
+  errors.callbacks.msg_code = 0;
+  reason = Reason::none;
+  if (!is_made && !step_is_done(make)) return declined();
+  is_made = true;
+  if (!step_is_done(begin)) return declined();
+
+  // libjpeg-turbo writes rows that begin at a multiple of 16 or 32 bytes around the caches.  That makes decoding and
+  // resampling a tenth slower, so each row begins one byte behind such an address.
+  constexpr std::int64_t granule = 32;
+  const std::int64_t pitch = (3 * std::int64_t{width} + granule - 1) / granule * granule;
+  auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows + 1));
+  lines = arena.array<JSAMPROW>(rows);
+  if (memory == nullptr || lines == nullptr) {
+    reason = Reason::no_memory;
+    return declined();
+  }
+  for (JDIMENSION row = 0; row < rows; ++row) lines[row] = memory + 1 + pitch * row;
+
+  if (!step_is_done(read_rows) || !step_is_done(abort)) return declined();
+  pixels->data = lines[static_cast<JDIMENSION>(box.top) - top] + 3 * (static_cast<JDIMENSION>(box.left) - left);
+  pixels->pitch = pitch;
+  pixels->height = box.height;
+  pixels->width = box.width;
+  pixels->channels = 3;
+  return Status::made();
+}
+
+JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
+JpegDecoder::~JpegDecoder() = default;
+
+Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels) noexcept {
+  if (state_ == nullptr) return Status::declined(Reason::no_memory);
+  if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
+  state_->file = file;
+  state_->box = box;
+  state_->factor = 1;
+  return state_->decode(arena, pixels);
+}
+
+Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept {
+  if (state_ == nullptr) return Status::declined(Reason::no_memory);
+  if (factor != 2 && factor != 4 && factor != 8) return Status::declined(Reason::internal);
+  state_->file = file;
+  state_->box = {0, 0, std::max(1, count), 0};
+  state_->factor = factor;
+  return state_->decode(arena, pixels);
+}
+
+#define FASTPIPE_TEXT_(version) #version
+#define FASTPIPE_TEXT(version) FASTPIPE_TEXT_(version)
+const char* jpeg_version() noexcept { return FASTPIPE_TEXT(LIBJPEG_TURBO_VERSION); }
+
+}  // namespace fastpipe

@@ -1,0 +1,17 @@
+// What one thread keeps from sample to sample.
+#pragma once
+
+#include "arena.h"
+#include "jpeg.h"
+
+namespace fastpipe {
+
+struct Scratch {
+  Arena arena;
+  JpegDecoder jpeg;
+};
+
+// The calling thread's own, for work that it does itself; null where there is no memory.
+Scratch* thread_scratch() noexcept;
+
+}  // namespace fastpipe

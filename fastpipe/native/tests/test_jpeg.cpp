@@ -1,0 +1,466 @@
+// JPEG headers and decoding, on files that libjpeg makes here; the expected pixels are its own of whole images.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+// clang-format off: it needs the ones above
+#include <jpeglib.h>
+// clang-format on
+
+#include "../arena.h"
+#include "../jpeg.h"
+#include "check.h"
+#include "make_jpeg.h"
+
+namespace {
+
+using namespace fastpipe;
+using namespace fastpipe::tests;
+
+constexpr Kind kKinds[] = {
+    {3, 1, 1, false, 0, false}, {3, 2, 1, false, 0, false}, {3, 2, 2, false, 0, false}, {1, 1, 1, false, 0, false},
+    {3, 1, 1, true, 0, false},  {3, 2, 1, true, 0, false},  {3, 2, 2, true, 0, false},  {1, 1, 1, true, 0, false},
+    {3, 2, 2, false, 1, false}, {3, 2, 1, false, 3, false}, {3, 2, 2, true, 5, false},  {1, 1, 1, false, 2, false},
+};
+
+struct Image {
+  Size size;
+  File pixels;
+};
+
+// The whole image, by libjpeg as its documents use it.
+Image decoded(const File& file, unsigned int factor = 1) {
+  jpeg_decompress_struct codec;
+  jpeg_error_mgr errors;
+  codec.err = jpeg_std_error(&errors);
+  jpeg_create_decompress(&codec);
+  jpeg_mem_src(&codec, file.data(), static_cast<unsigned long>(file.size()));
+  jpeg_read_header(&codec, TRUE);
+  codec.out_color_space = JCS_RGB;
+  codec.scale_denom = factor;
+  jpeg_start_decompress(&codec);
+  Image image;
+  image.size = {static_cast<std::int32_t>(codec.output_height), static_cast<std::int32_t>(codec.output_width)};
+  const std::size_t pitch = 3 * static_cast<std::size_t>(codec.output_width);
+  image.pixels.resize(pitch * codec.output_height);
+  while (codec.output_scanline < codec.output_height) {
+    JSAMPROW line = image.pixels.data() + pitch * codec.output_scanline;
+    jpeg_read_scanlines(&codec, &line, 1);
+  }
+  jpeg_finish_decompress(&codec);
+  jpeg_destroy_decompress(&codec);
+  return image;
+}
+
+// The file with one more segment, at a place; a length other than -1 is a lie.
+File with_segment(const File& file, int marker, const std::string& body, std::size_t place = 2, int length = -1) {
+  const int size = length >= 0 ? length : static_cast<int>(body.size()) + 2;
+  File segment{0xFF, static_cast<std::uint8_t>(marker), static_cast<std::uint8_t>(size >> 8),
+               static_cast<std::uint8_t>(size & 255)};
+  segment.insert(segment.end(), body.begin(), body.end());
+  File result = file;
+  result.insert(result.begin() + static_cast<std::ptrdiff_t>(place), segment.begin(), segment.end());
+  return result;
+}
+
+template <std::size_t length>
+std::string text(const char (&literal)[length]) {  // zeros included
+  return std::string(literal, length - 1);
+}
+
+File without_segments(const File& file, int marker) {
+  File result(file.begin(), file.begin() + 2);
+  std::size_t at = 2;
+  for (;;) {
+    const std::size_t next = at + 2 + static_cast<std::size_t>(file[at + 2] << 8 | file[at + 3]);
+    if (file[at + 1] == 0xDA) break;
+    if (file[at + 1] != marker) {
+      result.insert(result.end(), file.begin() + static_cast<std::ptrdiff_t>(at),
+                    file.begin() + static_cast<std::ptrdiff_t>(next));
+    }
+    at = next;
+  }
+  result.insert(result.end(), file.begin() + static_cast<std::ptrdiff_t>(at), file.end());
+  return result;
+}
+
+// Memory of exactly the file's size, so that a sanitizer sees a read behind its end.
+struct Exact {
+  explicit Exact(const File& file) : memory(new std::uint8_t[file.size()]), size(file.size()) {
+    std::copy(file.begin(), file.end(), memory.get());
+  }
+  operator Bytes() const { return {memory.get(), size}; }
+  std::unique_ptr<std::uint8_t[]> memory;
+  std::size_t size;
+};
+
+JpegHeader header_of(const File& file) { return read_jpeg_header(Exact(file)); }
+
+// ------------------------------------------------------------------------------------------------ comparing
+
+bool is_part(const Pixels& part, const Image& image, Box box) {
+  if (part.height != box.height || part.width != box.width || part.channels != 3) return false;
+  for (std::int32_t y = 0; y < box.height; ++y) {
+    const std::size_t at = (static_cast<std::size_t>(box.top + y) * static_cast<std::size_t>(image.size.width) +
+                            static_cast<std::size_t>(box.left)) *
+                           3;
+    if (std::memcmp(part.data + part.pitch * y, image.pixels.data() + at, 3 * static_cast<std::size_t>(box.width))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+struct Decoder {
+  JpegDecoder decoder;
+  Arena arena;
+
+  bool gives(const Exact& file, const Image& image, Box box) {
+    Pixels pixels;
+    const bool same = decoder.decode(file, box, arena, &pixels).is_made() && is_part(pixels, image, box);
+    arena.reset();
+    return same;
+  }
+  Status decode(const File& file, Box box) {
+    Pixels pixels;
+    const Status status = decoder.decode(Exact(file), box, arena, &pixels);
+    arena.reset();
+    return status;
+  }
+};
+
+bool is_damaged(const Status& status) {
+  return status.outcome == Outcome::declined && status.reason == Reason::damaged;
+}
+
+Box random_box(Size size) {
+  const auto below = [](std::int32_t number) {
+    return static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(number)));
+  };
+  Box box;
+  box.height = 1 + below(size.height);
+  box.width = 1 + below(size.width);
+  box.top = below(size.height - box.height + 1);
+  box.left = below(size.width - box.width + 1);
+  return box;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------ headers
+
+TEST("jpeg header: size and kind") {
+  for (const Kind& kind : kKinds) {
+    const JpegHeader header = header_of(encoded({45, 67}, kind));
+    CHECK(header.is_jpeg() && header.height == 45 && header.width == 67);
+    CHECK(header.trusted);
+    CHECK(header.orientation == 1);
+    CHECK(header.is_progressive == kind.progressive);
+  }
+}
+
+TEST("jpeg header: kinds that are left to Pillow") {
+  const Kind others[] = {{3, 4, 1, false, 0, false},
+                         {3, 1, 2, false, 0, false},
+                         {4, 1, 1, false, 0, false},
+                         {3, 1, 1, false, 0, true},
+                         {1, 2, 2, false, 0, false}};
+  for (const Kind& kind : others) {
+    const JpegHeader header = header_of(encoded({20, 30}, kind));
+    CHECK(header.height == 20 && header.width == 30);
+    CHECK(!header.trusted);
+  }
+}
+
+TEST("jpeg header: not a JPEG, or cut off") {
+  CHECK(!header_of({}).is_jpeg());
+  CHECK(!header_of({0xFF}).is_jpeg());
+  CHECK(!header_of({0xFF, 0xD8, 0xFF}).is_jpeg());
+  CHECK(!header_of({'G', 'I', 'F', '8', '9', 'a', 0, 0}).is_jpeg());
+  for (const Kind& kind : {kKinds[2], kKinds[6]}) {
+    const File file = encoded({19, 23}, kind);
+    int jpegs = 0;
+    for (std::size_t size = 0; size < file.size(); ++size) {
+      const JpegHeader header = header_of(File(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size)));
+      CHECK(!header.trusted);
+      jpegs += header.is_jpeg() ? 1 : 0;
+    }
+    CHECK(jpegs > 0);
+  }
+  File longer = encoded({19, 23}, kKinds[2]);
+  longer.insert(longer.end(), {0xFF, 0xD8, 0, 1});
+  CHECK(header_of(longer).trusted);
+}
+
+TEST("jpeg header: EXIF orientation") {
+  const File file = encoded({20, 30}, kKinds[2]);
+  const std::string big = text("Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0");
+  const std::string little = text("Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0\0\0\0\0");
+  const std::string none = text("Exif\0\0II*\0\x08\0\0\0\0\0");
+  const auto with = [&](const std::string& body) { return header_of(with_segment(file, 0xE1, body)); };
+  CHECK(with(big).orientation == 6 && with(big).trusted);
+  CHECK(with(little).orientation == 3 && with(little).trusted);
+  CHECK(with(none).orientation == 1 && with(none).trusted);
+  std::string odd = big;
+  odd[25] = 9;  // no such orientation
+  CHECK(with(odd).orientation == 0 && with(odd).trusted);
+  // Pillow may not open these, and joins two segments.
+  CHECK(!with(big.substr(0, 20)).trusted);
+  CHECK(!with(text("Exif\0\0??*\0\0\0\0\0")).trusted);
+  CHECK(!with(text("Exif\0\0MM\0*\xFF\xFF\xFF\xFF")).trusted);
+  CHECK(header_of(with_segment(with_segment(file, 0xE1, little), 0xE1, big)).orientation == 0);
+  CHECK(with("http://ns.adobe.com/xap/1.0/ tiff:Orientation").orientation == 0);
+}
+
+TEST("jpeg header: segments that Pillow reads") {
+  const File file = encoded({20, 30}, kKinds[2]);
+  const auto trusted = [&](int marker, const std::string& body, int length = -1) {
+    return header_of(with_segment(file, marker, body, 2, length)).trusted;
+  };
+  CHECK(trusted(0xFE, "a comment"));
+  CHECK(trusted(0xFE, ""));
+  CHECK(!trusted(0xFE, "", 1));
+  CHECK(!trusted(0xFE, "", 0xFFFF));
+  CHECK(!trusted(0xE0, text("JFIF\0\1")));
+  CHECK(trusted(0xE2, text("ICC_PROFILE\0\1\1")));
+  CHECK(!trusted(0xE2, text("ICC_PROFILE\0\1")));
+  CHECK(trusted(0xEE, text("Adobe\0\x64\0\0\0\0\1")));
+  CHECK(!trusted(0xEE, text("Adobe\0\x64\0\0\0\0\0")));
+  CHECK(!trusted(0xEE, "Adobe"));
+  CHECK(trusted(0xED, text("Photoshop 3.0\0008BIM\4\4\0\0\0\0\0\2ab")));
+  CHECK(!trusted(0xED, text("Photoshop 3.0\0008BIM\4\4")));
+  CHECK(!trusted(0xDB, std::string(30, 0)));
+  CHECK(!trusted(0xDD, std::string(3, 0)));
+  CHECK(!trusted(0x7F, "?"));
+  File filled = file;
+  filled.insert(filled.begin() + 2, {0xFF, 0xFF});
+  CHECK(header_of(filled).trusted);
+  filled.insert(filled.begin() + 2, {0xFF, 0xD0});
+  CHECK(header_of(filled).is_jpeg() && !header_of(filled).trusted);
+}
+
+TEST("jpeg header: markers in coded data, at every place of a block") {
+  const File file = encoded({8, 8}, {1, 1, 1, false, 0, false});
+  const JpegHeader whole = header_of(file);
+  CHECK(whole.trusted);
+  std::size_t scan = 0;
+  while (file[scan] != 0xFF || file[scan + 1] != 0xDA) ++scan;
+  const std::ptrdiff_t begin = static_cast<std::ptrdiff_t>(scan) + 2 + file[scan + 3];
+  for (std::size_t place = 0; place < 200; ++place) {
+    File padded(file.begin(), file.begin() + begin);
+    padded.insert(padded.end(), place, 0x55);
+    padded.insert(padded.end(), {0xFF, 0x00, 0xFF, 0xFF, 0xD9, 0x55});
+    CHECK(header_of(padded).trusted);
+    padded.insert(padded.end(), 130, 0x55);
+    CHECK(header_of(padded).trusted);
+    padded[static_cast<std::size_t>(begin) + place + 4] = 0xD3;  // a restart marker that does not belong there
+    CHECK(!header_of(padded).trusted);
+    padded[static_cast<std::size_t>(begin) + place + 4] = 0x00;  // no end
+    CHECK(!header_of(padded).trusted);
+  }
+}
+
+TEST("jpeg header: restart markers and scans") {
+  const File file = encoded({40, 40}, kKinds[8]);
+  int markers = 0;
+  for (std::size_t at = 2; at + 1 < file.size(); ++at) {
+    if (file[at] != 0xFF || file[at + 1] < 0xD0 || file[at + 1] > 0xD7) continue;
+    ++markers;
+    File other = file;
+    other[at + 1] ^= 1;
+    CHECK(!header_of(other).trusted);
+    other[at + 1] = 0;
+    CHECK(!header_of(other).trusted);
+  }
+  CHECK(markers == 8);
+  const File progressive = encoded({40, 40}, kKinds[6]);
+  std::size_t last = progressive.size();
+  while (progressive[last - 2] != 0xFF || progressive[last - 1] != 0xDA) --last;
+  File shorter(progressive.begin(), progressive.begin() + static_cast<std::ptrdiff_t>(last) - 2);
+  shorter.insert(shorter.end(), {0xFF, 0xD9});
+  CHECK(header_of(shorter).is_jpeg() && !header_of(shorter).trusted);
+}
+
+// ------------------------------------------------------------------------------------------------ decoding
+
+TEST("jpeg decode: all columns and all rows of small images") {
+  Decoder decoder;
+  for (const Kind& kind : kKinds) {
+    for (const Size size : {Size{9, 35}, Size{17, 49}, Size{35, 33}}) {
+      const File file = encoded(size, kind);
+      const Exact exact(file);
+      const Image image = decoded(file);
+      int wrong = 0;
+      for (std::int32_t left = 0; left < size.width; ++left) {
+        for (std::int32_t right = left + 1; right <= size.width; ++right) {
+          Box box = random_box(size);
+          box.left = left;
+          box.width = right - left;
+          wrong += decoder.gives(exact, image, box) ? 0 : 1;
+        }
+      }
+      for (std::int32_t top = 0; top < size.height; ++top) {
+        for (std::int32_t bottom = top + 1; bottom <= size.height; ++bottom) {
+          Box box = random_box(size);
+          box.top = top;
+          box.height = bottom - top;
+          wrong += decoder.gives(exact, image, box) ? 0 : 1;
+        }
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST("jpeg decode: parts of images of many sizes") {
+  Decoder decoder;
+  for (int i = 0; i < 150; ++i) {
+    const std::uint32_t most = i % 3 == 0 ? 10 : i % 3 == 1 ? 70 : 300;
+    const Size size{static_cast<std::int32_t>(1 + random_below(most)),
+                    static_cast<std::int32_t>(1 + random_below(most))};
+    const File file = encoded(size, kKinds[random_below(std::size(kKinds))]);
+    const Exact exact(file);
+    const Image image = decoded(file);
+    CHECK(decoder.gives(exact, image, {0, 0, size.height, size.width}));
+    int wrong = 0;
+    for (int k = 0; k < 12; ++k) wrong += decoder.gives(exact, image, random_box(size)) ? 0 : 1;
+    CHECK(wrong == 0);
+  }
+}
+
+TEST("jpeg decode: rows begin where libjpeg-turbo writes into the caches") {
+  JpegDecoder decoder;
+  Arena arena;
+  Pixels pixels;
+  const Exact file(encoded({64, 200}, kKinds[2]));
+  CHECK(decoder.decode(file, {0, 0, 64, 200}, arena, &pixels).is_made());
+  CHECK(reinterpret_cast<std::uintptr_t>(pixels.data) % 16 != 0 && pixels.pitch % 32 == 0);
+}
+
+TEST("jpeg decode: at a part of the size") {
+  JpegDecoder decoder;
+  Arena arena;
+  for (const Kind& kind : kKinds) {
+    for (const Size size : {Size{1, 1}, Size{45, 67}, Size{120, 99}}) {
+      const File file = encoded(size, kind);
+      for (const int factor : {2, 4, 8}) {
+        const Image image = decoded(file, static_cast<unsigned int>(factor));
+        CHECK(image.size.height == (size.height + factor - 1) / factor);
+        for (const std::int32_t count : {0, 1, 3, image.size.height, size.height + 1}) {
+          Pixels pixels;
+          CHECK(decoder.decode_reduced(Exact(file), factor, count, arena, &pixels).is_made());
+          const std::int32_t rows = std::min(std::max(count, 1), image.size.height);
+          CHECK(is_part(pixels, image, {0, 0, rows, image.size.width}));
+          arena.reset();
+        }
+      }
+      Pixels pixels;
+      for (const int factor : {-1, 0, 1, 3, 16}) {
+        CHECK(!decoder.decode_reduced(Exact(file), factor, 1, arena, &pixels).is_made());
+      }
+    }
+  }
+}
+
+TEST("jpeg decode: boxes that are not inside the image") {
+  Decoder decoder;
+  const File file = encoded({20, 40}, kKinds[2]);
+  constexpr std::int32_t most = 0x7FFFFFFF;
+  const Box boxes[] = {{0, 0, 21, 40},  {0, 0, 20, 41},  {20, 0, 1, 1},      {0, 40, 1, 1},       {-1, 0, 2, 2},
+                       {0, -1, 2, 2},   {0, 0, 0, 5},    {0, 0, 5, 0},       {0, 0, -1, 5},       {0, 0, 5, -1},
+                       {1, 1, most, 1}, {1, 1, 1, most}, {most, most, 1, 1}, {most, 0, most, 40}, {0, most, 1, most}};
+  for (const Box box : boxes) CHECK(is_damaged(decoder.decode(file, box)));
+  CHECK(decoder.decode(file, {19, 39, 1, 1}).is_made());
+}
+
+TEST("jpeg decode: files cut off") {
+  Decoder decoder;
+  for (const Kind& kind : {kKinds[2], kKinds[6], kKinds[8]}) {
+    const File file = encoded({40, 50}, kind);
+    for (std::size_t size = 0; size + 1 < file.size(); ++size) {
+      const File cut(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
+      CHECK(is_damaged(decoder.decode(cut, {0, 0, 40, 50})));
+    }
+    CHECK(decoder.decode(file, {0, 0, 40, 50}).is_made());
+  }
+}
+
+TEST("jpeg decode: damaged data, and a good file after it") {
+  Decoder decoder;
+  for (const Kind& kind : kKinds) {
+    const File good = encoded({48, 64}, kind);
+    const Image image = decoded(good);
+    for (int i = 0; i < 60; ++i) {
+      File file = good;
+      for (int k = 0; k < 4; ++k) {
+        file[file.size() - 2 - random_below(static_cast<std::uint32_t>(file.size() / 2))] =
+            static_cast<std::uint8_t>(random_below(256));
+      }
+      const Status status = decoder.decode(file, {0, 0, 48, 64});
+      CHECK(status.is_made() || is_damaged(status));
+      CHECK(decoder.gives(Exact(good), image, random_box(image.size)));
+    }
+  }
+}
+
+TEST("jpeg decode: damage below the part that is needed does not matter") {
+  Decoder decoder;
+  const File good = encoded({160, 160}, kKinds[0]);
+  File file = good;
+  file.resize(good.size() / 2);
+  file.insert(file.end(), {0xFF, 0xD9});
+  CHECK(decoder.gives(Exact(file), decoded(good), {0, 20, 32, 100}));
+  CHECK(is_damaged(decoder.decode(file, {100, 0, 60, 160})));
+}
+
+TEST("jpeg decode: tables of the file before are not used") {
+  Decoder decoder;
+  for (const Kind& kind : kKinds) {
+    const File good = encoded({20, 30}, kind);
+    for (const int marker : {0xC4, 0xDB}) {
+      const File file = without_segments(good, marker);
+      CHECK(is_damaged(Decoder().decode(file, {0, 0, 20, 30})));
+      CHECK(decoder.decode(good, {0, 0, 20, 30}).is_made());
+      CHECK(decoder.decode(file, {0, 0, 20, 30}).outcome == Decoder().decode(file, {0, 0, 20, 30}).outcome);
+    }
+  }
+}
+
+TEST("jpeg decode: tables behind the scan, which Pillow would read") {
+  Decoder decoder;
+  const File file = encoded({40, 50}, kKinds[8]);
+  const std::size_t end = file.size() - 2;
+  for (const Box box : {Box{0, 0, 40, 50}, Box{0, 0, 1, 1}, Box{39, 49, 1, 1}}) {
+    CHECK(decoder.decode(with_segment(file, 0xFE, "text", end), box).is_made());
+    CHECK(decoder.decode(with_segment(with_segment(file, 0xE1, "", end), 0xEF, "x", end), box).is_made());
+    CHECK(is_damaged(decoder.decode(with_segment(file, 0xC4, text("\0\0"), end), box)));
+    CHECK(is_damaged(decoder.decode(with_segment(file, 0xDB, "\5", end), box)));
+    CHECK(is_damaged(decoder.decode(with_segment(with_segment(file, 0xDD, "a", end), 0xFE, "x", end), box)));
+  }
+}
+
+TEST("jpeg decode: files that no header trusts") {
+  Decoder decoder;
+  const Kind others[] = {{4, 1, 1, false, 0, false}, {3, 1, 1, false, 0, true}, {1, 2, 2, false, 0, false}};
+  for (const Kind& kind : others) {
+    const Status status = decoder.decode(encoded({20, 30}, kind), {0, 0, 20, 30});
+    CHECK(status.outcome == Outcome::declined && status.reason == Reason::untrusted);
+  }
+  CHECK(is_damaged(decoder.decode({}, {0, 0, 1, 1})));
+  CHECK(is_damaged(decoder.decode({'n', 'o', ' ', 'J', 'P', 'E', 'G'}, {0, 0, 1, 1})));
+}
+
+TEST("jpeg decode: a progressive file that says it is enormous") {
+  Decoder decoder;
+  File file = encoded({40, 50}, kKinds[6]);
+  const std::size_t frame = static_cast<std::size_t>(header_of(file).frame);
+  file[frame + 1] = file[frame + 3] = 0xFF;
+  const Status status = decoder.decode(file, {0, 0, 1, 1});
+  CHECK(status.outcome == Outcome::declined && status.reason == Reason::too_large);
+}
