@@ -71,8 +71,8 @@ class FastLoader(DataLoader[_T_co]):
 
     ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
     this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
-    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads in
-    each.  So there are where Python runs for each sample and its lock would end what one process can do: for
+    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads
+    in each.  So there are where Python runs for each sample and its lock would end what one process can do: for
     more than 2 workers with torchvision's own transforms after the crop, for more than 8 with HDF5 files and
     volumes, on as many cores.  Without ``num_workers`` no process is started.
 

@@ -21,7 +21,7 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
         self._seen: deque[Any] = deque()
 
     def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
+        super().__setstate__(state)
         self._seen = deque()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
