@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastpipe.core.native import native
-from fastpipe.engine.pool import Job
+from fastpipe.engine.pool import Job, say_ending
 from fastpipe.errors import ClosedError
 
 __all__ = ["NativeJob"]
@@ -138,6 +138,7 @@ def _stop() -> None:
     """Let the engine's threads end: they must not write to memory that the interpreter takes down."""
     if _watcher is None:
         return
+    say_ending()
     if native.stop(_LEAVE_MS):
         _watcher.join(_LEAVE_MS / 1000)
     else:

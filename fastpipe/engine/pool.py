@@ -28,7 +28,7 @@ from functools import partial
 
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "ThreadPool", "stopped_at_exit"]
+__all__ = ["Job", "ThreadPool", "say_ending", "stopped_at_exit"]
 
 _LOOK_AGAIN_S = 30.0
 
@@ -384,9 +384,15 @@ def _stop_if_ending() -> None:
         threading.Event().wait()
 
 
-def _close_all() -> None:
+def say_ending() -> None:
+    """Have daemon threads of the script's stop for good where a job that was given up as the interpreter ends
+    would raise an error."""
     global _is_ending
     _is_ending = True
+
+
+def _close_all() -> None:
+    say_ending()
     for pool in list(_pools):
         pool.close()
     for thread in list(_busy):

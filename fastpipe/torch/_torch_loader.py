@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -269,8 +270,8 @@ class ThreadedIterator(_Counting):
         view: the loader's view.
         source: makes the batches.
         depth: batches begun ahead of the one that is due.
-        spare: bytes of batches that may be begun beyond that, rather than that threads have nothing
-            to do while one slow sample holds up the batch that is due.
+        spare: gives the bytes of batches that may be begun beyond that, rather than that threads have
+            nothing to do while one slow sample holds up the batch that is due; asked once.
         refill: batch size to fill up to when samples were left out, or None.
         early: requests to the sampler beyond the batches asked for.
         stands_for_workers: whether the first are made at once, as by worker processes, and not with the
@@ -278,13 +279,14 @@ class ThreadedIterator(_Counting):
     """
 
     def __init__(
-        self, view: LoaderView, source: Source, depth: int, spare: int, refill: int | None,
+        self, view: LoaderView, source: Source, depth: int, spare: Callable[[], int], refill: int | None,
         early: int, stands_for_workers: bool,
     ) -> None:  # fmt: skip
         super().__init__(view)
         if self._timeout != 0 and not stands_for_workers:  # as torch's iterator without workers has it
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
-        self._source, self._depth, self._spare, self._refill = source, depth, spare, refill
+        self._source, self._depth, self._refill = source, depth, refill
+        self._spare = cache(spare)  # not before threads have something to do
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
@@ -463,7 +465,7 @@ class ThreadedIterator(_Counting):
         nbytes = self._source.nbytes(due)
         while nbytes and self._pending:
             last = self._pending[-1].batch
-            if (len(self._pending) - self._depth) * nbytes >= self._spare or last is _ERROR:
+            if (len(self._pending) - self._depth) * nbytes >= self._spare() or last is _ERROR:
                 return
             if self._source.wait_for_either(due, last) or not self._begin_batch():
                 return

@@ -70,7 +70,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
         decode: how images are decoded, a :class:`fastpipe.Decode`.
-        threads: decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        threads: decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers), and of 8 or more
+            one less where no other worker is beside the training's thread.
         thread_safe: promise that transforms which fastpipe does not know may be called from
             several threads at once; they then run in the decoding threads.
         memory_format: ``torch.channels_last`` makes image tensors with those strides, at no

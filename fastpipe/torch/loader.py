@@ -72,9 +72,9 @@ class FastLoader(DataLoader[_T_co]):
     ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
     this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
     ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads
-    in each.  So there are where Python runs for each sample and its lock would end what one process can do: for
-    more than 2 workers with torchvision's own transforms after the crop, for more than 8 with HDF5 files and
-    volumes, on as many cores.  Without ``num_workers`` no process is started.
+    in each.  So there are where Python runs for each sample and its lock would end what one process can do:
+    for more than 2 workers with torchvision's own transforms after the crop, for more than 8 with HDF5 files
+    and volumes, on as many cores.  Without ``num_workers`` no process is started.
 
     Args:
         dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.  What is about
@@ -386,9 +386,11 @@ class FastLoader(DataLoader[_T_co]):
             return stock_iterator(view)
         depth = self._depth(source, view.delivery)
         source.expect_ahead(depth)
-        spare = 0
-        if self.prefetch_batches == "auto" and not (view.delivery and view.delivery.is_made_there):
-            spare = min(source.spare_nbytes, (free_memory() or 0) // 8)  # of this machine, not of a device's
+        is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
+
+        def spare() -> int:  # of this machine's memory, not of a device's
+            return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
+
         refill = self.batch_size if source.skips else None
         return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 

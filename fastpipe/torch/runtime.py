@@ -44,6 +44,8 @@ __all__ = ["Options", "Runtime", "new_pool", "process_of"]
 
 _log = logging.getLogger("fastpipe.torch")
 
+_MANY = 8  # threads of which one less is hardly slower
+
 
 class Options(NamedTuple):
     """A dataset's options that a runtime is made by."""
@@ -182,12 +184,14 @@ def new_pool(threads: int | str, name: str) -> ThreadPool | None:
     """The threads of a dataset in this process; None in a worker process that would have one.
 
     Args:
-        threads: how many, or ``"auto"``.
+        threads: how many, or ``"auto"``: the cores that this process may use; of 8 and more one less.
         name: what they are called.
     """
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
+        if threads >= _MANY and (worker is None or worker.num_workers == 1):
+            threads -= 1  # a core for the training's own thread
     if worker and threads == 1:  # beside the idle process it would only add a hand-over
         return None
     return ThreadPool(int(threads), name, do_without_helpers)

@@ -217,6 +217,7 @@ def test_the_signature_begins_as_data_loaders() -> None:
         "seed",
         "shard",
         "device",
+        "dtype",
         "augment",
         "cache",
         "workers",

@@ -29,6 +29,7 @@ import fastpipe.torch.advice as advice
 import fastpipe.torch.loader as loader_module
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 from fastpipe.errors import OptionError
+from fastpipe.options import Decode
 from fastpipe.torch.advice import opens_images
 
 PLAIN = Compose([Resize((8, 8)), ToTensor()])
@@ -134,8 +135,10 @@ def test_more_workers_than_the_lock_of_one_process_allows_stay_processes(
 ) -> None:
     monkeypatch.setattr(loader_module, "default_threads", lambda: 16)
     dataset = FastImageFolder(tree, PLAIN)
-    assert "threads in this process" in repr(FastLoader(dataset, 4, num_workers=8).plan)
-    assert "12 worker processes" in repr(FastLoader(dataset, 4, num_workers=12).plan)
+    assert "threads in this process" in repr(FastLoader(dataset, 4, num_workers=16).plan)
+    by_pillow = FastImageFolder(tree, PLAIN, decode=Decode("pillow"))
+    assert "threads in this process" in repr(FastLoader(by_pillow, 4, num_workers=8).plan)
+    assert "12 worker processes" in repr(FastLoader(by_pillow, 4, num_workers=12).plan)
     much = FastImageFolder(tree, Compose([RandomResizedCrop(8), RandAugment(), ToTensor()]))
     assert "threads in this process" in repr(FastLoader(much, 4, num_workers=2).plan)
     assert "3 worker processes" in repr(FastLoader(much, 4, num_workers=3).plan)

@@ -6,13 +6,8 @@ find_path(JPEG_INCLUDE_DIR jpeglib.h)
 find_library(JPEG_STATIC NAMES libjpeg.a)
 find_library(JPEG_SHARED NAMES jpeg)
 
-set(how_to_get_it
-  "fastpipe is compiled against libjpeg-turbo, whose headers are missing here. Install them:\n"
-  "  Debian, Ubuntu:  apt-get install g++ libjpeg-dev\n"
-  "  Fedora, RHEL:    dnf install gcc-c++ libjpeg-turbo-devel\n"
-  "  conda:           conda install -c conda-forge cxx-compiler libjpeg-turbo")
 if(NOT JPEG_INCLUDE_DIR OR NOT (JPEG_STATIC OR JPEG_SHARED))
-  message(FATAL_ERROR ${how_to_get_it})
+  message(FATAL_ERROR "libjpeg-turbo's headers are missing here, with which fastpipe is compiled. ${HOW_TO_GET_WHAT_IS_NEEDED}")
 endif()
 
 set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIR})
@@ -58,5 +53,5 @@ elseif(FASTPIPE_SHARED_JPEG)
   message(STATUS "libjpeg-turbo: ${JPEG_SHARED}")
   target_link_libraries(fastpipe_jpeg INTERFACE ${JPEG_SHARED})
 else()
-  message(FATAL_ERROR ${how_to_get_it})
+  message(FATAL_ERROR "The libjpeg that is here is not libjpeg-turbo 1.5 or later. ${HOW_TO_GET_WHAT_IS_NEEDED}")
 endif()
