@@ -7,8 +7,10 @@ a subclass may do anything, so it is not recognised.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from fastpipe._extras import require
@@ -65,16 +67,31 @@ def recognise(transform: Any) -> Step | None:
 
 def state_of(transform: Any) -> Any:
     """What must be equal for a compiled plan to be still right for this transform."""
+    seen = _seen.get(id(transform))
+    if seen is not None and seen[0]() is transform and vars(transform) == seen[1] and is_pristine(transform):
+        return seen[2]
     if not _is_known(transform):
         return id(transform)
-    return id(transform), tuple(
-        (name, type(value), value if type(value) in _PLAIN else _exactly(value))
-        for name, value in vars(transform).items()
-        if name[0] != "_" and name != "training"
-    )
+    public = {k: v for k, v in vars(transform).items() if k[0] != "_" and k != "training"}
+    state = id(transform), tuple((name, type(value), _exactly(value)) for name, value in public.items())
+    if all(map(_never_changes, public.values())):
+        if len(_seen) > _MOST_SEEN:
+            _seen.clear()
+        _seen[id(transform)] = weakref.ref(transform), dict(vars(transform)), state
+    return state
 
 
 _PLAIN = (int, float, bool, str, type(None))
+_MOST_SEEN = 1000
+# Of transforms whose attributes change only by being replaced: by their ``id``, the attributes and the state.
+_seen: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
+
+
+def _never_changes(value: Any) -> bool:
+    """Whether a value is the same as long as it is the same object."""
+    if type(value) is tuple:
+        return all(map(_never_changes, value))
+    return type(value) in _PLAIN or isinstance(value, Enum)
 
 
 def _exactly(value: Any) -> Any:

@@ -172,8 +172,8 @@ class Batch:
         """All of it, on the device on which it was made; None where it was not."""
         return None if self.pending.there is None else self.pending.there.tensor()
 
-    def whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, list[Any]] | None:
-        """The tensor of these samples, and its rows as a dataset gives them; None where some of
+    def whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, type] | None:
+        """The tensor of these samples, and the class of its rows as a dataset gives them; None where some of
         the samples are separate values."""
         if self._tensor is None:
             return None
@@ -181,12 +181,11 @@ class Batch:
         if there is not None:
             if len(kept) < len(there):
                 there = there[uploaded(torch.tensor(kept, dtype=torch.int64, device="cpu"), there.device)]
-            return there, self.plan.rows(there)
+            return there, self.plan.kind
         if self._like is not None and any(self.pending.values[n] is not PLACED for n in kept):
             return None
         tensor = self._tensor if len(kept) == len(self._tensor) else self._tensor[kept]
-        rows = self.plan.rows(tensor) if self._like is None else self._like.rows(tensor)
-        return tensor, rows
+        return tensor, self.plan.kind if self._like is None else self._like.kind
 
     def key_of_rest(self, kept: Sequence[int]) -> Key | None:
         """The key of augmentations that are still to be done to these samples; None for none."""

@@ -227,7 +227,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         samples = self._finish_batch(batch)
         if not samples and (error := self._why_empty(batch)) is not None:  # nothing can be collated from none
             raise error
-        return samples
+        return list(samples)
 
     def extra_repr(self) -> str:
         """Options that differ from ``ImageFolder``'s behaviour."""
@@ -324,7 +324,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         there = split is not None and sends_bytes
         return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there, turn)
 
-    def _finish_batch(self, batch: Batch) -> list[Any]:
+    def _finish_batch(self, batch: Batch) -> Sequence[Any]:
         """Wait for a batch; run what must run in this thread, in order; return its samples."""
         kept = batch.kept = batch.pending.wait()
         items = batch.pending.items

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from torch.utils.data import _utils, default_collate
 from torch.utils.data._utils.collate import collate, collate_tensor_fn
 
 from fastpipe.images.pixels import Conversion
+from fastpipe.images.ramp import of_kind
 from fastpipe.types import Key
 
-__all__ = ["BatchSample", "Unfinished", "Whole", "collate_unfinished", "samples_of"]
+__all__ = ["BatchSample", "BatchSamples", "Unfinished", "Whole", "collate_unfinished", "listed", "samples_of"]
 
 
 class Whole:
@@ -45,27 +47,57 @@ class BatchSample(tuple[Any, ...]):
         return (tuple, (tuple(self),))
 
 
+class BatchSamples(Sequence[Any]):
+    """The samples of a batch, in order, each made when it is looked at.
+
+    Args:
+        whole: the batch.
+        row: of the batch's tensor and a position, a view of the type that the transform gives.
+        targets: N targets.
+    """
+
+    def __init__(self, whole: Whole, row: Callable[[torch.Tensor], Any], targets: Sequence[Any]) -> None:
+        self.whole, self.targets = whole, targets
+        self._row = row
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @overload
+    def __getitem__(self, position: int) -> BatchSample: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[BatchSample]: ...
+    def __getitem__(self, position: int | slice) -> BatchSample | list[BatchSample]:
+        if isinstance(position, slice):
+            return list(self)[position]
+        position = range(len(self))[position]
+        sample = BatchSample((self._row(self.whole.tensor[position]), self.targets[position]))
+        sample.whole, sample.position = self.whole, position
+        return sample
+
+    def __iter__(self) -> Iterator[BatchSample]:
+        for position, row in enumerate(self.whole.tensor.unbind(0)):
+            sample = BatchSample((self._row(row), self.targets[position]))
+            sample.whole, sample.position = self.whole, position
+            yield sample
+
+
 def samples_of(
     tensor: torch.Tensor,
-    rows: Sequence[Any],
+    kind: type,
     targets: Sequence[Any],
     end: Conversion | None = None,
     key: Key | None = None,
-) -> list[Any]:
+) -> BatchSamples:
     """The samples of a batch, in order.
 
     Args:
         tensor: (N, C, H, W).
-        rows: N views of it, of the type that the transform gives.
+        kind: of the samples' images, which are views of it.
         targets: N targets.
         end, key: as of ``Whole``.
     """
-    whole, samples = Whole(tensor, end, key), []
-    for position, pair in enumerate(zip(rows, targets, strict=True)):
-        sample = BatchSample(pair)
-        sample.whole, sample.position = whole, position
-        samples.append(sample)
-    return samples
+    return BatchSamples(Whole(tensor, end, key), partial(of_kind, kind=kind), targets)
 
 
 class Unfinished(NamedTuple):
@@ -84,11 +116,17 @@ def collate_unfinished(samples: list[Any]) -> Unfinished:
     return Unfinished(default_collate(samples), end, key)
 
 
+def listed(samples: Any, collate_fn: Any) -> Any:
+    """Samples as a collate function takes them: a list, but for those of this package and torch's."""
+    is_ours = collate_fn is default_collate or collate_fn is collate_unfinished
+    return list(samples) if type(samples) is BatchSamples and not is_ours else samples
+
+
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
     """Of samples that were made together or, where others were left out, in several batches of an epoch."""
     first = samples[0].whole.key
-    if first is None:
-        return None
+    if first is None or type(samples) is BatchSamples:
+        return first
     draws = [sample.whole.key.draws[sample.position] for sample in samples if sample.whole.key is not None]
     return Key(first.seed, first.epoch, np.array(draws, np.int64))
 
@@ -98,8 +136,11 @@ def _collate_samples(
 ) -> list[Any]:
     """What ``default_collate`` makes of ``(image, target)`` tuples, without copying the images
     when the batch is complete and in order."""
-    whole = batch[0].whole
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
+    if type(batch) is BatchSamples and stacks_as_usual and not batch.whole.is_taken:
+        batch.whole.is_taken = True
+        return [batch.whole.tensor, collate(tuple(batch.targets), collate_fn_map=collate_fn_map)]
+    whole = batch[0].whole
     if (
         stacks_as_usual
         and not whole.is_taken

@@ -18,7 +18,6 @@ from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
-from fastpipe.images.ramp import rows_of
 from fastpipe.options import Cache
 from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
@@ -240,7 +239,7 @@ class _Simple:
     def jobs(self) -> list[Job]:
         return self._batch.pending.jobs
 
-    def finish(self) -> list[Any]:
+    def finish(self) -> Sequence[Any]:
         samples = self._base._finish_batch(self._batch)
         _say_given([self._batch])
         self.kept = self._batch.kept
@@ -291,7 +290,7 @@ class _Mixed(MixedBatch):
             )  # fmt: skip
             self.parts.append((base, numbers, batch))
 
-    def finish(self) -> list[Any]:
+    def finish(self) -> Sequence[Any]:
         found: dict[int, tuple[Any, Any]] = {}
         for base, numbers, batch in self.parts:
             made = base._finish_batch(batch)  # without images, if they are in the common memory
@@ -307,7 +306,7 @@ class _Mixed(MixedBatch):
         targets, key = [target for _, target in samples], self._key
         if key is not None:
             key = key._replace(draws=key.draws[self.kept])
-        return samples_of(tensor, rows_of(tensor, self._kind), targets, self._end, key)
+        return samples_of(tensor, self._kind, targets, self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
         """The batch: where the common memory has it, or on the device on which parts of it were made."""

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 import torch.multiprocessing
+from torch.utils.data import get_worker_info
 
 __all__ = ["context_with_index_queues", "waiting"]
 
@@ -26,7 +27,8 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         global _current
-        _current = self
+        if get_worker_info() is not None:  # the parent reads answers from one
+            _current = self
         return self._seen.popleft() if self._seen else super().get(block, timeout)
 
     def waiting(self) -> list[Any]:

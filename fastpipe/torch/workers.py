@@ -25,7 +25,7 @@ from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch import noting
 from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
-from fastpipe.torch.samples import BatchSample
+from fastpipe.torch.samples import BatchSample, listed
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
@@ -110,6 +110,7 @@ class WorkerCollate:
         self._function = function
 
     def __call__(self, samples: list[Any]) -> Any:
+        samples = listed(samples, self._function)
         # torch's own puts tensors into shared memory, unless they are there already.
         if self._function is default_collate and samples and type(samples[0]) is not BatchSample:
             needed, space = _bytes_of(samples[0]) * len(samples), room()

@@ -29,6 +29,7 @@ def _filled(count: int) -> IndexQueue:
 
 def test_what_was_looked_at_is_taken_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_queues, "_current", None)
+    monkeypatch.setattr(worker_queues, "get_worker_info", lambda: "in a worker")
     assert waiting() == []
     made = _filled(5)
     assert made.get(timeout=5) == 0
