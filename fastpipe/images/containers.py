@@ -15,16 +15,18 @@ def flatten(transform: Any) -> list[Any]:
     """The transforms in a Compose, Sequential or weights' preset, nested ones included, in order."""
     if transform is None:
         return []
+    kind = type(transform)
+    if is_torchvision(transform, "Compose"):
+        children = transform.transforms
+    elif kind.__qualname__ == "Sequential" and kind.__module__.startswith("torch.nn."):
+        children = transform
+    elif kind.__qualname__ == "ImageClassification" and kind.__module__ == "torchvision.transforms._presets":
+        return _preset(transform) if is_pristine(transform) else [transform]
+    else:
+        return [transform]
     if not is_pristine(transform):
         return [transform]
-    if is_torchvision(transform, "Compose"):
-        return [inner for child in transform.transforms for inner in flatten(child)]
-    kind = type(transform)
-    if kind.__module__.startswith("torch.nn.") and kind.__qualname__ == "Sequential":
-        return [inner for child in transform for inner in flatten(child)]
-    if kind.__module__ == "torchvision.transforms._presets" and kind.__qualname__ == "ImageClassification":
-        return _preset(transform)
-    return [transform]
+    return [inner for child in children for inner in flatten(child)]
 
 
 _presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKeyDictionary()
@@ -88,4 +90,4 @@ def _is_of_torchvision(method: Any) -> bool:
 
 def is_torchvision(transform: Any, name: str | None = None) -> bool:
     kind = type(transform)
-    return kind.__module__.startswith("torchvision.transforms.") and name in (None, kind.__qualname__)
+    return name in (None, kind.__qualname__) and kind.__module__.startswith("torchvision.transforms.")

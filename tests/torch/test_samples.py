@@ -14,8 +14,7 @@ from fastpipe.torch.samples import BatchSample, samples_of
 
 def _batch(count: int = 4, kind: type[torch.Tensor] = torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     tensor = torch.arange(count * 6, dtype=torch.float32).reshape(count, 1, 2, 3)
-    rows = [row.as_subclass(kind) for row in tensor.unbind(0)]
-    return tensor, samples_of(tensor, rows, list(range(count)))
+    return tensor, list(samples_of(tensor, kind, list(range(count))))
 
 
 def _plain(samples: list[Any]) -> list[Any]:
@@ -89,14 +88,14 @@ def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> 
 )
 def test_targets_of_any_kind(targets: list[Any]) -> None:
     tensor = torch.zeros(2, 3, 4, 4)
-    samples = samples_of(tensor, list(tensor.unbind(0)), targets)
+    samples = samples_of(tensor, torch.Tensor, targets)
     theirs = default_collate([tuple(one) for one in samples])
     assert repr(default_collate(samples)[1]) == repr(theirs[1])
 
 
 def test_targets_that_cannot_be_collated_fail_as_in_tuples() -> None:
     tensor = torch.zeros(1, 3, 4, 4)
-    samples = samples_of(tensor, list(tensor.unbind(0)), [object()])
+    samples = samples_of(tensor, torch.Tensor, [object()])
     with pytest.raises(TypeError, match="default_collate"):
         default_collate(samples)
 
@@ -110,8 +109,11 @@ def test_samples_inside_other_structures() -> None:
 
 def test_alone_a_sample_is_pickled_without_its_batch() -> None:
     tensor = torch.zeros(64, 3, 32, 32)
-    samples = samples_of(tensor, [row.clone() for row in tensor.unbind(0)], list(range(64)))
-    data = pickle.dumps(samples[5])
+    samples = samples_of(tensor, torch.Tensor, list(range(64)))
+    image, target = samples[5]
+    sample = BatchSample((image.clone(), target))
+    sample.whole, sample.position = samples.whole, 5
+    data = pickle.dumps(sample)
     assert len(data) < 3 * 32 * 32 * 4 * 2
     loaded = pickle.loads(data)
     assert type(loaded) is tuple
@@ -126,11 +128,32 @@ def test_a_deep_copy_is_independent() -> None:
     assert default_collate(copied)[0].data_ptr() != tensor.data_ptr()
 
 
-def test_the_wrong_number_of_rows_is_an_error() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        samples_of(torch.zeros(2, 1, 1, 1), [torch.zeros(1, 1, 1)], [0, 1])
+def test_a_batch_that_nobody_looked_into_collates_to_its_memory_once() -> None:
+    tensor, _ = _batch()
+    samples = samples_of(tensor, torch.Tensor, list(range(4)))
+    images, targets = default_collate(samples)
+    assert images is tensor
+    assert torch.equal(targets, torch.arange(4))
+    again, _ = default_collate(samples)
+    assert again.data_ptr() != tensor.data_ptr()
+    assert torch.equal(again, tensor)
+
+
+def test_samples_are_a_sequence() -> None:
+    tensor, listed = _batch(kind=tv_tensors.Image)
+    samples = samples_of(tensor, tv_tensors.Image, list(range(4)))
+    assert len(samples) == 4
+    for one, other in zip(samples, listed, strict=True):
+        assert type(one) is type(other) is BatchSample
+        assert type(one[0]) is tv_tensors.Image
+        assert torch.equal(one[0], other[0])
+        assert one[1] == other[1]
+    assert [target for _, target in samples[1:3]] == [1, 2]
+    assert samples[-1][1] == 3
+    with pytest.raises(IndexError):
+        samples[4]
 
 
 def test_no_samples() -> None:
-    assert samples_of(torch.zeros(0, 1, 1, 1), [], []) == []
+    assert list(samples_of(torch.zeros(0, 1, 1, 1), torch.Tensor, [])) == []
     assert type(_batch()[1][0]) is BatchSample
