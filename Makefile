@@ -192,6 +192,6 @@ format: $(READY)
 	@$(BIN)/clang-format -i $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*/*.cpp $(NATIVE)/*/*.h)
 
 clean:
-	rm -f $(NATIVE)/*.so
+	git clean -qfdX $(NATIVE) 2>/dev/null || rm -f $(NATIVE)/*.so
 	rm -rf $(VENV) $(FFCV) $(SIMD) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
