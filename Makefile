@@ -112,7 +112,7 @@ native: $(BUILT)
 
 # Installs what the native core is compiled with, where apt-get and its rights are there.
 compiler:
-	@echo '#include <cstdio>\n#include <jpeglib.h>' | $${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null || \
+	@printf '%s\n' '#include <cstdio>' '#include <jpeglib.h>' | $${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    { echo "==> installing what fastpipe is compiled with: $(COMPILER)"; \
 	      { apt-cache show $(COMPILER) >/dev/null 2>&1 || apt-get update -qq; }; \
