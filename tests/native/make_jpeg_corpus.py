@@ -117,7 +117,7 @@ def corpus() -> dict[str, bytes]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "corpus" / "jpeg"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("fastpipe/native/fuzz/corpus/jpeg")
     folder.mkdir(parents=True, exist_ok=True)
     files = corpus()
     for name, blob in files.items():
