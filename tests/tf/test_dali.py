@@ -320,7 +320,7 @@ def test_what_dali_declines_is_decoded_from_what_was_read(
 def test_the_plan_says_who_decodes(photo_table: Any) -> None:
     made = image_dataset(photo_table.paths, None, decode=Decode(backend="dali"))
     assert "the JPEGs of a batch  →  DALI" in made.plan
-    assert "nvImageCodec" in made.plan and "Decode(backend='dali') is for fastpipe's decoders" in made.plan
+    assert "libjpeg-turbo" in made.plan and "Decode(backend='dali') is for fastpipe's decoders" in made.plan
     with pytest.raises(OptionError, match=r"engine='graph' cannot .*backend='dali'.*engine='threads' can"):
         image_dataset(photo_table.paths, None, decode=Decode(backend="dali"), engine="graph")
 
