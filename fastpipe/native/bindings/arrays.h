@@ -44,6 +44,11 @@ nb::ndarray<nb::numpy, std::uint8_t> owned(Memory&& memory, std::initializer_lis
   return nb::ndarray<nb::numpy, std::uint8_t>(data, shape, owner);
 }
 
+// What a job writes to lives until its event `done` is handed out, whatever becomes of the objects of the script:
+// Ctrl-C may come right after a job was submitted.  Both are called with Python's lock held.
+void keep_until_done(std::int64_t job, nb::handle batch);
+void let_go_of(std::int64_t job);
+
 void register_engine(nb::module_& m);
 void register_images(nb::module_& m);
 

@@ -2,8 +2,12 @@
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
+#include <unistd.h>
 
+#include <mutex>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "../simd.h"
 #include "arrays.h"
@@ -18,7 +22,47 @@ Engine& running() {
   return *found;
 }
 
+// Batches of jobs that are not done, and jobs that were done before somebody said what they keep.  Never destroyed, as
+// the interpreter may be gone by then; forgotten in a forked child, where these jobs are not.
+struct Kept {
+  std::mutex lock;  // free-threaded builds have no other
+  std::unordered_map<std::int64_t, PyObject*> batches;
+  std::unordered_set<std::int64_t> done;
+};
+
+Kept& kept() {
+  static Kept* all = nullptr;
+  static pid_t process = 0;
+  if (all == nullptr || process != getpid()) {
+    all = new Kept;
+    process = getpid();
+  }
+  return *all;
+}
+
 }  // namespace
+
+void keep_until_done(std::int64_t job, nb::handle batch) {
+  Kept& all = kept();
+  const std::lock_guard<std::mutex> guard(all.lock);
+  if (all.done.erase(job) == 0) all.batches.emplace(job, batch.inc_ref().ptr());
+}
+
+void let_go_of(std::int64_t job) {
+  Kept& all = kept();
+  PyObject* batch = nullptr;
+  {
+    const std::lock_guard<std::mutex> guard(all.lock);
+    const auto found = all.batches.find(job);
+    if (found == all.batches.end()) {
+      all.done.insert(job);
+      return;
+    }
+    batch = found->second;
+    all.batches.erase(found);
+  }
+  Py_DECREF(batch);
+}
 
 void register_engine(nb::module_& m) {
   nb::class_<Channel>(m, "Channel", "Bounds how many threads are busy with the jobs of one owner.")
@@ -39,6 +83,7 @@ void register_engine(nb::module_& m) {
           nb::gil_scoped_release free;
           event = running().next_event(milliseconds);
         }
+        if (event.kind == Event::Kind::done) let_go_of(event.job);
         return std::make_tuple(event.job, static_cast<int>(event.kind));
       },
       nb::arg("milliseconds"),

@@ -420,14 +420,20 @@ void register_images(nb::module_& m) {
         nb::arg("inputs").none(), "A batch of images: see ImageBatch in fastpipe/native/images.h.");
   m.def(
       "submit",
-      [](BoundBatch& batch, const std::shared_ptr<Channel>& channel, int threads) {
-        std::shared_ptr<Work> work = batch.work;
+      [](nb::object batch, const std::shared_ptr<Channel>& channel, int threads) {
+        std::shared_ptr<Work> work = nb::cast<BoundBatch&>(batch).work;
         Engine* found = engine();
         if (found == nullptr) throw std::bad_alloc();
-        nb::gil_scoped_release free;
-        return found->submit(std::move(work), channel, threads);
+        std::int64_t job = 0;
+        {
+          nb::gil_scoped_release free;
+          job = found->submit(std::move(work), channel, threads);
+        }
+        if (job != 0) keep_until_done(job, batch);
+        return job;
       },
-      nb::arg("batch"), nb::arg("channel"), nb::arg("threads"),
+      nb::sig("def submit(batch: ImageBatch, channel: Channel, threads: int) -> int"), nb::arg("batch"),
+      nb::arg("channel"), nb::arg("threads"),
       "Begin a batch in the process's threads; its number.  0: no thread can be had.");
   m.def(
       "run_here",
