@@ -267,6 +267,7 @@ def interrupts() -> Iterator[Callable[[float], None]]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer here: run it elsewhere")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one within a finalizer
 def test_an_interrupted_loop_ends_and_the_next_is_right(
     tree: Path, expected: list[Any], interrupts: Callable[[float], None]
 ) -> None:
