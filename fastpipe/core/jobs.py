@@ -99,7 +99,7 @@ _watcher: threading.Thread | None = None
 def _watch() -> None:
     """Start the watcher, if there is none; with ``_table_lock`` held."""
     global _watcher
-    if _watcher is None:
+    if _watcher is None or not _watcher.is_alive():  # Ctrl-C may have come before it was started
         _watcher = threading.Thread(target=_listen, name="fastpipe-watcher", daemon=True)
         _watcher.start()
 
@@ -136,7 +136,7 @@ _abandoned: list[NativeJob] = []
 
 def _stop() -> None:
     """Let the engine's threads end: they must not write to memory that the interpreter takes down."""
-    if _watcher is None:
+    if _watcher is None or not _watcher.is_alive():
         return
     say_ending()
     if native.stop(_LEAVE_MS):

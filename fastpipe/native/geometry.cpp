@@ -254,6 +254,19 @@ bool apply(const Step& step, const double* u, Region* region) {
 
 }  // namespace
 
+std::int32_t numbers_of(Step::Kind kind) noexcept {
+  switch (kind) {
+    case Step::Kind::random_resized_crop:
+      return 22;
+    case Step::Kind::random_crop:
+      return 2;
+    case Step::Kind::flip:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
 bool fold(const std::vector<Step>& steps, Size image, const double* parameters, Region* region) noexcept {
   if (!is_valid(image)) return false;
   *region = Region();

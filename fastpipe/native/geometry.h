@@ -50,6 +50,9 @@ struct Step {
   std::int32_t channels = 1;
 };
 
+// How many numbers of its row a step reads, from `draw` on.
+std::int32_t numbers_of(Step::Kind kind) noexcept;
+
 // What to decode, and how to get from there to the output.
 struct Region {
   Box source;   // the part of the image that is used; it lies inside the image

@@ -41,6 +41,14 @@ void check(bool is_so, const char* what) {
   if (!is_so) throw nb::value_error(what);
 }
 
+// Each step reads its numbers from a row of `draws`.
+void check_draws(const std::vector<Step>& steps, std::size_t draws) {
+  for (const Step& step : steps) {
+    check(step.draw >= 0 && static_cast<std::size_t>(step.draw) + numbers_of(step.kind) <= draws,
+          "a step's numbers outside the row");
+  }
+}
+
 Axis axis_of(int filter, const AxisTuple& parts) {
   const auto& [in_size, start8, extent8, out_size, first, length, turned, mirrored, low, high, pitch] = parts;
   check(in_size > 0 && out_size > 0 && first >= 0 && length > 0 && first + length <= out_size && extent8 > 0,
@@ -252,10 +260,7 @@ void resample_array(nb::ndarray<const std::uint8_t, nb::numpy, nb::ndim<3>, nb::
 
 nb::object fold_tuple(const std::vector<Step>& steps, std::int32_t height, std::int32_t width,
                       In<double, 1> parameters) {
-  for (const Step& step : steps) {
-    check(step.draw >= 0 && std::size_t(step.draw) + 22 <= parameters.size() + 22,
-          "a step's numbers outside the parameters");
-  }
+  check_draws(steps, parameters.size());
   Region region;
   if (height <= 0 || width <= 0 || !fold(steps, {height, width}, parameters.data(), &region)) return nb::none();
   auto box = [](const Box& b) { return nb::make_tuple(b.top, b.left, b.height, b.width); };
@@ -313,7 +318,7 @@ void register_step(nb::module_& m) {
       .def_prop_rw(
           "kind", [](const Step& s) { return static_cast<int>(s.kind); },
           [](Step& s, int kind) {
-            check(kind >= 0 && kind <= 6, "no such kind of step");
+            check(kind >= 0 && kind <= 5, "no such kind of step");
             s.kind = static_cast<Step::Kind>(kind);
           })
       .def_rw("draw", &Step::draw)
@@ -364,8 +369,8 @@ void register_images(nb::module_& m) {
           "__init__",
           [](ImagePlan* self, const std::vector<Step>& steps, const std::shared_ptr<OwnedConversion>& how,
              std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled) {
-            for (const Step& step : steps)
-              check(step.draw >= 0 && step.draw <= draws, "a step's numbers outside the row");
+            check(draws >= 0, "fewer than no numbers in a row");
+            check_draws(steps, static_cast<std::size_t>(draws));
             new (self) ImagePlan;
             self->steps = steps;
             self->how = how->how;

@@ -1,7 +1,4 @@
 // Batches of images: in threads, from files and from memory; what is declined, and why.
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <set>
 #include <string>
@@ -9,6 +6,7 @@
 
 #include "../images.h"
 #include "check.h"
+#include "folder.h"
 #include "make_jpeg.h"
 
 namespace {
@@ -122,19 +120,15 @@ TEST("images: threads make what one thread makes, in batches under way at once")
 }
 
 TEST("images: a file is read by its path, with the common beginning or without") {
-  char folder[] = "/tmp/fastpipe-test-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/a.jpg";
   const File file = encoded({70, 80}, Kind{});
-  std::FILE* out = std::fopen(path.c_str(), "wb");
-  CHECK(out != nullptr && std::fwrite(file.data(), 1, file.size(), out) == file.size());
-  std::fclose(out);
+  Folder folder;
+  const std::string path = folder.write("a.jpg", file);
   Made batch(5);
   std::copy(batch.parameters.begin(), batch.parameters.begin() + kNumbers, batch.parameters.begin() + kNumbers);
   batch.path(0, path);
   batch.inputs[1] = input_of(file);
-  batch.path(2, std::string(folder) + "/none.jpg");
-  batch.path(3, folder);
+  batch.path(2, folder.path("none.jpg"));
+  batch.path(3, folder.path("."));
   batch.path(4, path + std::string(1, '\0') + "x");
   batch.run();
   const std::size_t each = batch.memory.size() / 5;
@@ -143,8 +137,6 @@ TEST("images: a file is read by its path, with the common beginning or without")
   for (std::size_t i : {2u, 3u, 4u}) {
     CHECK(batch.statuses[i].outcome == Outcome::declined && batch.statuses[i].reason == Reason::unreadable);
   }
-  unlink(path.c_str());
-  rmdir(folder);
 }
 
 TEST("images: what is declined says why, and nothing else of the batch suffers") {
