@@ -35,7 +35,6 @@ from fastpipe.images.ramp import (
     is_pil,
     layout_of,
     of_kind,
-    rows_of,
     tensor_over,
     tensor_shaped,
 )
@@ -291,10 +290,6 @@ class Plan:
             plan.output = plan._fixed_output()
             self._of_dtype = {dtype: plan}
         return self._of_dtype[dtype]
-
-    def rows(self, batch: Any) -> list[Any]:
-        """The samples of a batch tensor (N, C, H, W), as views of the type that a sample has."""
-        return rows_of(batch, self.kind)
 
     def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
         """Memory (C, H, W) that was written, as what the transform gives: a tensor or a PIL image."""

@@ -227,11 +227,6 @@ def axis_table(filter: int, axis: tuple[int, int, int, int, int, int, bool, bool
 def resample(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)], filter: int, x: tuple[int, int, int, int, int, int, bool, bool, int, int, int], y: tuple[int, int, int, int, int, int, bool, bool, int, int, int], vertical_first: bool, grey: int, conversion: Conversion, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Resample and convert pixels into memory."""
 
-def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> object:
-    """
-    The region that steps fold to for an image of a size: the fields of Region; None where they do not.
-    """
-
 def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]:
     """
     Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.

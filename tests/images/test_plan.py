@@ -18,6 +18,7 @@ from torchvision.transforms import v2
 from fastpipe.core.keys import uniforms
 from fastpipe.images.pillow import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
+from fastpipe.images.ramp import rows_of
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Key
 
@@ -225,7 +226,7 @@ def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: boo
     assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
     wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     assert batch.is_contiguous(memory_format=wanted)
-    for row, other, u in zip(plan.rows(batch), batch, us, strict=True):
+    for row, other, u in zip(rows_of(batch, plan.kind), batch, us, strict=True):
         expected = plan.reference(Image.fromarray(PIXELS), u)
         assert type(row) is type(expected)
         assert row.dtype == expected.dtype

@@ -17,6 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as by_hand
 
 from fastpipe.images.plan import Plan, compile_plan
+from fastpipe.images.ramp import rows_of
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Key
 
@@ -122,7 +123,7 @@ def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
         assert batch.is_contiguous(memory_format=torch.channels_last)
     else:
         assert batch.is_contiguous()
-    (row,) = plan.rows(batch)
+    (row,) = rows_of(batch, plan.kind)
     return row
 
 

@@ -258,20 +258,6 @@ void resample_array(nb::ndarray<const std::uint8_t, nb::numpy, nb::ndim<3>, nb::
   if (!made) throw std::bad_alloc();
 }
 
-nb::object fold_tuple(const std::vector<Step>& steps, std::int32_t height, std::int32_t width,
-                      In<double, 1> parameters) {
-  check_draws(steps, parameters.size());
-  Region region;
-  if (height <= 0 || width <= 0 || !fold(steps, {height, width}, parameters.data(), &region)) return nb::none();
-  auto box = [](const Box& b) { return nb::make_tuple(b.top, b.left, b.height, b.width); };
-  return nb::make_tuple(
-      box(region.source), box(region.placed), nb::make_tuple(region.canvas.height, region.canvas.width),
-      nb::make_tuple(region.fill[0], region.fill[1], region.fill[2]),
-      nb::make_tuple(region.size.height, region.size.width), region.filter, region.vertical_first, box(region.window),
-      nb::make_tuple(region.flip_before[0], region.flip_before[1]),
-      nb::make_tuple(region.flip_after[0], region.flip_after[1]), static_cast<int>(region.grey), region.grey_channels);
-}
-
 // Files of a few paths, and their headers; None in the place of one that cannot be read.
 nb::list read_files(const nb::list& paths) {
   struct Found {
@@ -494,8 +480,6 @@ void register_images(nb::module_& m) {
   m.def("resample", &resample_array, nb::arg("pixels").noconvert(), nb::arg("filter"), nb::arg("x"), nb::arg("y"),
         nb::arg("vertical_first"), nb::arg("grey"), nb::arg("conversion"), nb::arg("out").noconvert(),
         "Resample and convert pixels into memory.");
-  m.def("fold", &fold_tuple, nb::arg("steps"), nb::arg("height"), nb::arg("width"), nb::arg("parameters").noconvert(),
-        "The region that steps fold to for an image of a size: the fields of Region; None where they do not.");
   m.def(
       "read_files", &read_files,
       nb::sig("def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]"),
