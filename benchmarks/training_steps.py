@@ -50,7 +50,7 @@ class Trainer:
         self._scale = 1 / (255 * torch.tensor(STD, device=device).view(shape))
 
     def __call__(self, batch: Any) -> int:
-        """Train on a batch, wherever it is; nobody waits for the device.  Return its number of images."""
+        """Start a training step on a batch, on any device, and return the batch's number of images."""
         images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device, dtype=torch.bfloat16):
@@ -103,7 +103,7 @@ def steps_per_s(batches: Iterable[Any], trainer: Trainer, lead: int, steps: int)
 
 
 def loaded_alone(row: LoaderRow, batch: int, lead: int, steps: int) -> float:
-    """Return the images per second of a loader whose batches nobody trains on."""
+    """Return the images per second of a loader alone, without training."""
     start = 0.0
     for number, made in enumerate(row.batches(batch * (lead + steps))):
         if number == lead:

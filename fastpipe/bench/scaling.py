@@ -154,7 +154,7 @@ class _Bench(Driver):
         return result
 
     def label_of(self, key: str) -> str:
-        """What a row is called: each tells its number of threads."""
+        """Return the name of a row, which has its number of threads."""
         return self.infos[key].label
 
     def _open(self, stack: ExitStack, counts: Sequence[int]) -> list[Contender]:
