@@ -39,7 +39,7 @@ from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.due import DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.progress import Progress
-from fastpipe.torch.samples import collate_unfinished, listed
+from fastpipe.torch.samples import collate_unfinished, collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.workers import WorkerInit
 
@@ -350,7 +350,7 @@ class ThreadedIterator(_Counting):
     @ranged("collate")
     def _collated(self, samples: Any) -> Any:
         with self._on_stream():
-            data = self._collate_fn(listed(samples, self._collate_fn))
+            data = collated(samples, self._collate_fn)
         # What goes to a GPU next is pinned on that way, or may be there already.
         if self._pin_memory and not (self._delivery and self._delivery.pins):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]

@@ -280,7 +280,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _start_batch(
         self,
-        indices: Sequence[int],
+        indices: Sequence[int] | npt.NDArray[np.int64],
         key: Key | None = None,
         *,
         threaded: bool = True,
@@ -339,7 +339,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         values = batch.values(kept)
         if values and not batch.stock_here:
             self._running().likeness.learn(batch.plan, values)
-        return list(zip(values, targets, strict=True))
+        listed = targets.tolist() if isinstance(targets, np.ndarray) else targets
+        return list(zip(values, listed, strict=True))
 
     def _target_of(self, item: Item) -> Any:
         assert self.target_transform is not None
@@ -372,15 +373,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _stock_threads(self, plan: Plan) -> bool:
         return self.thread_safe or is_thread_safe(plan.stock)
 
-    def _positions(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
+    def _positions(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples that indices are, from 0."""
-        positions = np.array([operator.index(index) for index in indices], np.int64)
+        if isinstance(indices, np.ndarray) and indices.dtype == np.int64:
+            positions = indices
+        else:
+            positions = np.array([operator.index(index) for index in indices], np.int64)
         length = len(self.samples)
         wrong = (positions < -length) | (positions >= length)
         if wrong.any():
             raise IndexError(f"sample {positions[wrong][0]} of a dataset of {length}")
-        positions[positions < 0] += length
-        return positions
+        return np.where(positions < 0, positions + length, positions)
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Which objects of the store samples are."""

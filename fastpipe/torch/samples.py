@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import _utils, default_collate
-from torch.utils.data._utils.collate import collate, collate_tensor_fn
+from torch.utils.data._utils.collate import collate, collate_int_fn, collate_tensor_fn
 
 from fastpipe.images.pixels import Conversion
 from fastpipe.images.ramp import of_kind
 from fastpipe.types import Key
 
-__all__ = ["BatchSample", "BatchSamples", "Unfinished", "Whole", "collate_unfinished", "listed", "samples_of"]
+__all__ = [
+    "BatchSample", "BatchSamples", "Unfinished", "Whole", "collate_unfinished", "collated", "samples_of",
+]  # fmt: skip
 
 
 class Whole:
@@ -53,10 +57,12 @@ class BatchSamples(Sequence[Any]):
     Args:
         whole: the batch.
         row: of the batch's tensor and a position, a view of the type that the transform gives.
-        targets: N targets.
+        targets: N targets: a list, or class indices, int64 (N,), which samples have as ``int``.
     """
 
-    def __init__(self, whole: Whole, row: Callable[[torch.Tensor], Any], targets: Sequence[Any]) -> None:
+    def __init__(
+        self, whole: Whole, row: Callable[[torch.Tensor], Any], targets: list[Any] | npt.NDArray[np.int64]
+    ) -> None:
         self.whole, self.targets = whole, targets
         self._row = row
 
@@ -71,21 +77,23 @@ class BatchSamples(Sequence[Any]):
         if isinstance(position, slice):
             return list(self)[position]
         position = range(len(self))[position]
-        sample = BatchSample((self._row(self.whole.tensor[position]), self.targets[position]))
-        sample.whole, sample.position = self.whole, position
-        return sample
+        return self._sample(position, self.whole.tensor[position])
 
     def __iter__(self) -> Iterator[BatchSample]:
-        for position, row in enumerate(self.whole.tensor.unbind(0)):
-            sample = BatchSample((self._row(row), self.targets[position]))
-            sample.whole, sample.position = self.whole, position
-            yield sample
+        return map(self._sample, itertools.count(), self.whole.tensor.unbind(0))
+
+    def _sample(self, position: int, row: torch.Tensor) -> BatchSample:
+        targets = self.targets
+        target = targets.item(position) if isinstance(targets, np.ndarray) else targets[position]
+        sample = BatchSample((self._row(row), target))
+        sample.whole, sample.position = self.whole, position
+        return sample
 
 
 def samples_of(
     tensor: torch.Tensor,
     kind: type,
-    targets: Sequence[Any],
+    targets: list[Any] | npt.NDArray[np.int64],
     end: Conversion | None = None,
     key: Key | None = None,
 ) -> BatchSamples:
@@ -94,7 +102,7 @@ def samples_of(
     Args:
         tensor: (N, C, H, W).
         kind: of the samples' images, which are views of it.
-        targets: N targets.
+        targets: as of ``BatchSamples``.
         end, key: as of ``Whole``.
     """
     return BatchSamples(Whole(tensor, end, key), partial(of_kind, kind=kind), targets)
@@ -108,25 +116,34 @@ class Unfinished(NamedTuple):
     key: Key | None
 
 
-def collate_unfinished(samples: list[Any]) -> Unfinished:
+def collate_unfinished(samples: Any) -> Unfinished:
     """``default_collate`` of samples whose plan may have left its end out."""
     end, key = None, None
-    if samples and type(samples[0]) is BatchSample:
+    if type(samples) is BatchSamples:
+        end, key = samples.whole.end, samples.whole.key
+    elif samples and type(samples[0]) is BatchSample:
         end, key = samples[0].whole.end, _key_of(samples)
-    return Unfinished(default_collate(samples), end, key)
+    return Unfinished(collated(samples, default_collate), end, key)
 
 
-def listed(samples: Any, collate_fn: Any) -> Any:
-    """Samples as a collate function takes them: a list, but for those of this package and torch's."""
-    is_ours = collate_fn is default_collate or collate_fn is collate_unfinished
-    return list(samples) if type(samples) is BatchSamples and not is_ours else samples
+def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
+    """What a collate function makes of samples.
+
+    The script's own gets a list.  ``default_collate`` would make a sample only to find how it is collated.
+    """
+    if type(samples) is not BatchSamples or collate_fn is collate_unfinished:
+        return collate_fn(samples)
+    known = _utils.collate.default_collate_fn_map
+    if collate_fn is default_collate and len(samples) and known.get(BatchSample) is _collate_samples:
+        return _collate_samples(samples, collate_fn_map=known)
+    return collate_fn(list(samples))
 
 
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
     """Of samples that were made together or, where others were left out, in several batches of an epoch."""
     first = samples[0].whole.key
-    if first is None or type(samples) is BatchSamples:
-        return first
+    if first is None:
+        return None
     draws = [sample.whole.key.draws[sample.position] for sample in samples if sample.whole.key is not None]
     return Key(first.seed, first.epoch, np.array(draws, np.int64))
 
@@ -139,7 +156,7 @@ def _collate_samples(
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
     if type(batch) is BatchSamples and stacks_as_usual and not batch.whole.is_taken:
         batch.whole.is_taken = True
-        return [batch.whole.tensor, collate(tuple(batch.targets), collate_fn_map=collate_fn_map)]
+        return [batch.whole.tensor, _collate_targets(batch.targets, collate_fn_map)]
     whole = batch[0].whole
     if (
         stacks_as_usual
@@ -155,6 +172,14 @@ def _collate_samples(
         images = collate(tuple(sample[0] for sample in batch), collate_fn_map=collate_fn_map)
     # A tuple, as ``default_collate`` makes it: it hands back strings in the sequence they came in.
     return [images, collate(tuple(sample[1] for sample in batch), collate_fn_map=collate_fn_map)]
+
+
+def _collate_targets(targets: list[Any] | npt.NDArray[np.int64], known: Any) -> Any:
+    if isinstance(targets, np.ndarray):
+        if known.get(int) is collate_int_fn:
+            return torch.tensor(targets)
+        targets = targets.tolist()
+    return collate(tuple(targets), collate_fn_map=known)
 
 
 _utils.collate.default_collate_fn_map[BatchSample] = _collate_samples

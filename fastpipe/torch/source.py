@@ -133,7 +133,7 @@ class Source(ABC):
 
     def made_by(self) -> object:
         """Return what a batch is made by and the script may change before it takes the batch."""
-        return self.transform_state(), tuple(warnings.filters), torch.get_default_device()
+        return self.transform_state(), tuple(warnings.filters), torch.empty(0).device
 
     def is_current(self, batch: StartedBatch) -> bool:
         """Return whether the samples that a batch was begun with are those that the dataset has now."""

@@ -141,7 +141,7 @@ class FolderSource(Source):
         ]
         if len(parts) > 1:
             return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
-        base, local = (parts[0][0], parts[0][2].tolist()) if parts else (self.bases[0], [])
+        base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
         return _Simple(base, local, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
 
     def tensors(self, batch_size: int) -> int:
@@ -217,7 +217,7 @@ class _Simple:
     def __init__(
         self,
         base: FastImageFolder,
-        indices: Sequence[int],
+        indices: npt.NDArray[np.int64],
         key: Key,
         sends_bytes: bool,
         split: Split | None,
@@ -285,7 +285,7 @@ class _Mixed(MixedBatch):
             part = Key(key.seed, key.epoch, key.draws[numbers])
             rows = None if memory is None else RowsOf(memory, numbers)
             batch = base._start_batch(
-                local.tolist(), part, rows=rows, sends_bytes=sends_bytes, split=split,
+                local, part, rows=rows, sends_bytes=sends_bytes, split=split,
                 device=None if memory is None else device, dtype=dtype,
             )  # fmt: skip
             self.parts.append((base, numbers, batch))

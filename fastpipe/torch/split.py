@@ -80,15 +80,16 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     Raises:
         SplitError: it cannot be split, or nothing of it would be left for augmentation.
     """
-    from fastpipe import augment  # whose kernels only this needs
-    from fastpipe.augment.chains import Chain
-
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:
         raise SplitError("all of the transform is in the decoding kernel")
     head, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
+
+    from fastpipe import augment  # whose kernels take a second to load, and only this needs them
+    from fastpipe.augment.chains import Chain
+
     try:
         chain = Chain(augment.from_torchvision(rest).ops, "the rest of the transform")
         values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _shape(head), np.uint8))

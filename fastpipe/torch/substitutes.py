@@ -55,11 +55,12 @@ class Items(Sequence[Item]):
         position = self._numbers[number]
         return Item(position, self.samples.path(position), self.samples.targets.item(position))
 
-    def targets(self, numbers: Sequence[int]) -> list[Any]:
-        """The targets of some of them."""
+    def targets(self, numbers: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
+        """The targets of some of them: class indices of a table as an array."""
         if self._items is not None:
             return [self._items[number].target for number in numbers]
-        found: list[Any] = self.samples.targets[self.positions[numbers]].tolist()
+        positions = self.positions if len(numbers) == len(self) else self.positions[numbers]
+        found: npt.NDArray[np.int64] = self.samples.targets[positions]
         return found
 
     def packed_paths(self) -> PackedPaths:

@@ -25,7 +25,7 @@ from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch import noting
 from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
-from fastpipe.torch.samples import BatchSample, listed
+from fastpipe.torch.samples import BatchSample, BatchSamples, collated
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
@@ -109,22 +109,26 @@ class WorkerCollate:
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
 
-    def __call__(self, samples: list[Any]) -> Any:
-        samples = listed(samples, self._function)
+    def __call__(self, samples: Any) -> Any:
         # torch's own puts tensors into shared memory, unless they are there already.
-        if self._function is default_collate and samples and type(samples[0]) is not BatchSample:
+        if self._function is default_collate and samples and not _are_shared(samples):
             needed, space = _bytes_of(samples[0]) * len(samples), room()
             if space is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {_mib(needed)} ", space))
         try:
             # Its memory has a name for a moment, which a worker that is killed would leave.
             with outliving_parent() if self._function is default_collate else nullcontext():
-                return self._function(samples)
+                return collated(samples, self._function)
         except RuntimeError as error:
             space = room()
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
                 raise
             raise SharedMemoryError(_no_room("", space)) from error
+
+
+def _are_shared(samples: Any) -> bool:
+    """Whether samples are rows of a batch, which a worker makes in shared memory."""
+    return type(samples) is BatchSamples or type(samples[0]) is BatchSample
 
 
 def _bytes_of(value: Any) -> int:
