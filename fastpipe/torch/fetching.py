@@ -24,7 +24,7 @@ from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder
 from fastpipe.torch.progress import AskedSampler, Progress, ResumePoint
-from fastpipe.torch.source import Source
+from fastpipe.torch.source import Source, StartedBatch
 from fastpipe.torch.state import sampler_state
 from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.torch.views import integers, located
@@ -344,18 +344,19 @@ class SourceDataset(KeyedDataset):
         base = _base_seed()
         with _seeded(asked, base):
             batch, asked.begun = asked.begun or self._source.start(asked.indices, asked.key(base)), None
-            self._begin_what_follows(base)
+            self._begin_what_follows(batch, base)
             samples = self._source.finish(batch)
         error = None if len(samples) else self._source.why_empty(batch)
         if error is not None:  # nothing can be collated from no samples
             raise error
         return samples
 
-    def _begin_what_follows(self, base: int) -> None:
-        """In a worker with threads, let them go on with what it will be asked for next."""
+    def _begin_what_follows(self, batch: StartedBatch, base: int) -> None:
+        """In a worker with threads, begin the next batch before this one is done.  The parent asks for it
+        once it has got the batch before this one."""
         if self._source.threads == 1:
             return  # perhaps this one, which would make all of it before anything else
-        for message in waiting():
+        for message in waiting(lambda: self._source.is_done(batch)):
             asked = message[1] if isinstance(message, tuple) else None
             if isinstance(asked, KeyedIndices) and asked.begun is None:
                 with suppress(Exception):  # which it meets again when its turn comes

@@ -6,12 +6,15 @@ import multiprocessing
 import multiprocessing.queues
 import queue
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
 __all__ = ["context_with_index_queues", "waiting"]
+
+_SLICE_S = 0.002
 
 
 class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # which older versions cannot take
@@ -40,14 +43,30 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
             pass
         return list(self._seen)
 
+    def comes_within(self, seconds: float) -> bool:
+        """Wait until something is there, at most so long; return whether it is."""
+        return bool(self._seen) or bool(self._reader.poll(seconds))  # type: ignore[attr-defined]
+
 
 _current: IndexQueue | None = None  # the one that this process reads
 
 
-def waiting() -> list[Any]:
-    """In a worker, what it will be asked for after what it is busy with, as far as it has come: pairs of a
-    number and what torch hands to the dataset, perhaps others; empty anywhere else."""
-    return [] if _current is None else _current.waiting()
+def waiting(until: Callable[[], bool]) -> list[Any]:
+    """In a worker, wait for what it will be asked for after what it is busy with.
+
+    Args:
+        until: whether to wait no longer; asked every few milliseconds.
+
+    Returns:
+        Pairs of a number and what torch hands to the dataset, perhaps others; they stay in the queue.  Empty
+        where none came in time, and anywhere else than in a worker.
+    """
+    if _current is None:
+        return []
+    while not _current.comes_within(_SLICE_S):
+        if until():
+            return []
+    return _current.waiting()
 
 
 def context_with_index_queues(context: Any) -> Any:

@@ -30,12 +30,12 @@ def _filled(count: int) -> IndexQueue:
 def test_what_was_looked_at_is_taken_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_queues, "_current", None)
     monkeypatch.setattr(worker_queues, "get_worker_info", lambda: "in a worker")
-    assert waiting() == []
+    assert waiting(_never) == []  # not in a worker
     made = _filled(5)
     assert made.get(timeout=5) == 0
     seen: list[Any] = []
     for _ in range(1000):  # they come through a pipe
-        seen = waiting()
+        seen = waiting(_never)
         if len(seen) == 4:
             break
         threading.Event().wait(0.001)
@@ -46,6 +46,30 @@ def test_what_was_looked_at_is_taken_in_its_order(monkeypatch: pytest.MonkeyPatc
         made.get(timeout=0.01)
     made.close()
     made.join_thread()
+
+
+def test_a_worker_waits_for_what_it_is_asked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _filled(0)
+    monkeypatch.setattr(worker_queues, "_current", made)
+    asked = iter([False, False, True])
+    assert waiting(lambda: next(asked)) == []
+    assert next(asked, None) is None
+
+    def put_while_it_waits() -> bool:
+        if not looks:
+            made.put("next")
+        looks.append(None)
+        return len(looks) > 10_000
+
+    looks: list[None] = []
+    assert waiting(put_while_it_waits) == ["next"]
+    assert made.get(timeout=5) == "next"
+    made.close()
+    made.join_thread()
+
+
+def _never() -> bool:
+    return False
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
