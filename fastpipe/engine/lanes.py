@@ -37,9 +37,10 @@ __all__ = ["Lane", "LaneWriter", "lanes_are_possible", "stack_signal"]
 UInt8Array = npt.NDArray[np.uint8]
 
 _MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
-_NOTES, _NOTE_SIZE = 16, 512  # notes at once, one for each thread; bytes of each
+# Notes at once, one for each thread: of Python's threads, and of those of the native core; bytes of each.
+_NOTES, _NATIVE_NOTES, _NOTE_SIZE = 16, 112, 512
 _NOTES_AT = mmap.PAGESIZE
-_PAGE_SIZE = mmap.PAGESIZE + _NOTES * _NOTE_SIZE
+_PAGE_SIZE = mmap.PAGESIZE + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
 _numbers = itertools.count()
 
 
@@ -183,8 +184,7 @@ class Lane:
 
     def notes(self) -> list[str]:
         """What the worker's threads noted last."""
-        lines = self._page[_NOTES_AT:].reshape(_NOTES, _NOTE_SIZE)
-        texts = (bytes(line).split(b"\0", 1)[0].decode(errors="replace") for line in lines)
+        texts = (bytes(line).split(b"\0", 1)[0].decode(errors="replace") for line in _lines(self._page))
         return [text for text in texts if text]
 
     def stack_so_far(self) -> int:
@@ -270,6 +270,10 @@ class LaneWriter:
             start = _NOTES_AT + line * _NOTE_SIZE
             self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
 
+    def native_lines(self) -> UInt8Array:
+        """Where the threads of the native core note what they are at, uint8 (lines, bytes)."""
+        return _lines(self._page)[_NOTES:]
+
     def _grown(self, segment: int, size: int) -> UInt8Array:
         try:
             os.posix_fallocate(self._fds[segment], 0, size)
@@ -293,6 +297,11 @@ def _map(fd: int, size: int) -> UInt8Array:
 def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
     """By segment, how often it was sent, and how many of these messages are done with."""
     return page[: 8 * _MOST_SEGMENTS].view(np.uint32).reshape(2, _MOST_SEGMENTS)
+
+
+def _lines(page: UInt8Array) -> UInt8Array:
+    """The notes."""
+    return page[_NOTES_AT:].reshape(-1, _NOTE_SIZE)
 
 
 def _close_all(fds: list[int]) -> None:

@@ -35,6 +35,11 @@ def set_niceness(niceness: int) -> None:
     How much threads that start from now on step back for others, as of nice(2).
     """
 
+def note_in(lines: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """
+    Have each thread note the path of the file that it is at in one of these lines, with a zero at its end.
+    """
+
 def level() -> int:
     """The instruction set in use: 0, 1 (AVX2), 2 (AVX-512)."""
 

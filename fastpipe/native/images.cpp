@@ -10,6 +10,7 @@
 #include <new>
 
 #include "files.h"
+#include "notes.h"
 
 namespace fastpipe {
 
@@ -166,6 +167,7 @@ bool ImageBatch::prepare() noexcept {
 void ImageBatch::run(std::int64_t item, Scratch& scratch) {
   scratch.arena.reset();
   statuses[item] = make(item, scratch);
+  note_nothing();
 }
 
 void ImageBatch::lost(std::int64_t item) noexcept { statuses[item] = Status::declined(Reason::internal); }
@@ -199,6 +201,7 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels
     path[paths.prefix.size + length] = '\0';
     // A name with a zero in it ends there for the system, and is another file's.
     if (std::strlen(path) != paths.prefix.size + length) return Status::declined(Reason::unreadable);
+    note(path);
     const Status status = read_file(path, scratch.arena, file);
     totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
     if (!status.is_made()) return status;

@@ -36,7 +36,7 @@ from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
-from fastpipe.torch.noting import note
+from fastpipe.torch.noting import native_lines, note
 from fastpipe.torch.staging import RemoteImages
 from fastpipe.torch.substitutes import Items
 
@@ -77,6 +77,9 @@ class Runtime:
         self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
+        noted_in = native_lines()
+        if noted_in is not None:
+            native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
         decoder = make_batch_decoder(decode.backend, self._threads)

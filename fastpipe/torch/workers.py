@@ -92,7 +92,7 @@ class WorkerInit:
                 other.close()
         writer = lane.writer()
         send_through(writer)
-        noting.start(writer.note)
+        noting.start(writer.note, writer.native_lines())
         faulthandler.disable()  # the script's, whose handlers torch has just replaced
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)

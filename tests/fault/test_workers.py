@@ -29,6 +29,7 @@ from torchvision import transforms as v1
 
 import fastpipe
 from fastpipe import FastImageFolder, FastLoader
+from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError, WorkerError
 from fastpipe.testing import photo_tree
 from fastpipe.torch import workers as workers_module
@@ -261,6 +262,32 @@ def test_killed_while_the_script_waits_for_a_batch(
     thread.join()
     check(error, workers - 1, killed[0], sample_of(kind, tree), "SIGKILL", "num_workers=0")
     check_it_works(kind, loader)
+
+
+def wait_for_ever(number: int) -> None:
+    """As a worker's initialisation: files are read, and then decoding never ends."""
+    native.simulate_decoding(3600 * 10**9)
+
+
+def test_killed_while_the_native_core_decodes(tree: Path) -> None:
+    dataset = FastImageFolder(tree, CROP, threads=2)
+    loader = FastLoader(dataset, 2, num_workers=1, workers="processes", worker_init_fn=wait_for_ever)
+    iterator = iter(loader)
+    lane, worker = iterator._lanes[0], iterator._workers[0]  # type: ignore[attr-defined]
+
+    def kill() -> None:
+        while len(lane.notes()) < 2:
+            threading.Event().wait(0.001)
+        os.kill(worker.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(WorkerError) as caught:
+        next(iterator)
+    thread.join()
+    noted = re.search("Its last sample: (.*)[.]", str(caught.value))
+    assert noted is not None
+    assert sorted(noted[1].split(", ")) == [str(tree / f"class_000/{number:04d}.jpg") for number in (0, 1)]
 
 
 # A fork server's children are not the script's: it hears of their end in the next call only.

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "../notes.h"
 #include "../simd.h"
 #include "arrays.h"
 
@@ -99,6 +100,15 @@ void register_engine(nb::module_& m) {
   m.def("threads", [] { return running().threads(); }, "The threads that there are.");
   m.def("set_niceness", &set_niceness, nb::arg("niceness"),
         "How much threads that start from now on step back for others, as of nice(2).");
+  m.def(
+      "note_in",
+      [](Out<std::uint8_t, 2> lines) {
+        if (lines.shape(1) == 0) throw nb::value_error("lines without room");
+        nb::cast(lines).release();  // threads write there until the process ends
+        note_in(lines.data(), static_cast<std::int32_t>(lines.shape(0)), lines.shape(1));
+      },
+      nb::arg("lines").noconvert(),
+      "Have each thread note the path of the file that it is at in one of these lines, with a zero at its end.");
   m.def("level", [] { return static_cast<int>(level()); }, "The instruction set in use: 0, 1 (AVX2), 2 (AVX-512).");
   m.def(
       "force_level", [](int wanted) { return force_level(static_cast<Level>(wanted)); }, nb::arg("level"),
