@@ -12,8 +12,7 @@ from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.images import ImageCache
 from fastpipe.engine.bad import Item
-from fastpipe.images.jpeg_header import JpegHeader
-from fastpipe.images.many_files import read_many
+from fastpipe.images.jpeg_header import JpegHeader, read_many
 from fastpipe.images.reader import ImageReader, PillowImage
 from fastpipe.images.short_side import ShortSide
 from fastpipe.images.whole import WholeImage
