@@ -19,7 +19,8 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import v2
+from transform_chains import chains
 
 from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
 from fastpipe.core.native import native
@@ -107,49 +108,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 # ---- values -------------------------------------------------------------------------------------------
 
-EDGE = st.integers(1, 40)
-SIZE = EDGE | st.tuples(EDGE, EDGE)
-MODES = st.sampled_from(list(InterpolationMode))
-ANTIALIAS = st.sampled_from([True, False, None])
-FILL = st.integers(0, 255) | st.tuples(*[st.integers(0, 255)] * 3) | st.just(None)
-CHANCE = st.sampled_from([0.0, 0.5, 1.0])
-RANGE = st.sampled_from([(0.08, 1.0), (0.5, 0.9), (1.0, 1.0), (1.5, 3.0)])
-RATIO = st.sampled_from([(3 / 4, 4 / 3), (1.0, 1.0), (0.2, 0.4), (2.0, 5.0)])
-PADDING = st.sampled_from([None, 0, 3, (2, 4), (1, 2, 3, 4)])
-PADDING_MODE = st.sampled_from(["constant"] * 4 + ["edge", "reflect", "symmetric"])
-DTYPE = st.sampled_from([torch.float32] * 3 + [torch.float16, torch.bfloat16, torch.uint8, torch.float64])
-MEAN = st.sampled_from([[0.485, 0.456, 0.406], [0.5, 0.5, 0.5], [0.0, 0.1, 123.0], [0.5]])
-STD = st.sampled_from([[0.229, 0.224, 0.225], [0.5, 0.5, 0.5], [1.0, 57.0, 0.001], [0.5]])
-
-
-def geometric(tv: Any) -> st.SearchStrategy[Any]:
-    size = SIZE | st.just((24, 31))
-    return st.one_of(
-        st.builds(tv.Resize, SIZE, MODES, antialias=ANTIALIAS),
-        st.builds(lambda edge, more: tv.Resize(edge, max_size=edge + more), EDGE, EDGE),
-        st.builds(tv.CenterCrop, size),
-        st.builds(tv.RandomCrop, size, PADDING, st.booleans(), FILL, PADDING_MODE),
-        st.builds(tv.RandomResizedCrop, size, RANGE, RATIO, MODES, ANTIALIAS),
-        st.builds(tv.RandomHorizontalFlip, CHANCE),
-        st.builds(tv.RandomVerticalFlip, CHANCE),
-        st.builds(tv.Grayscale, st.sampled_from([1, 3])),
-    )
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> list[Any]:
-    """Images, then usually tensors; things that torchvision refuses are among them."""
-    tv = draw(st.sampled_from([v1, v2]))
-    to_tensor = [[v1.ToTensor()], [v1.PILToTensor()], []]
-    if tv is v2:
-        to_tensor += [[v2.ToImage()], [v2.PILToTensor()], [v2.ToImage(), v2.ToPureTensor()]]
-    pointwise = [st.builds(tv.ConvertImageDtype, DTYPE), st.builds(tv.Normalize, MEAN, STD)]
-    if tv is v2:
-        pointwise.append(st.builds(lambda dtype, scale: v2.ToDtype(dtype, scale=scale), DTYPE, st.booleans()))
-    before = draw(st.lists(geometric(tv), max_size=3))
-    middle = draw(st.sampled_from(to_tensor))
-    after = draw(st.lists(geometric(tv) | st.one_of(pointwise), max_size=3)) if middle else []
-    return [*before, *middle, *after] or [tv.Resize(9)]
+CHAINS = st.sampled_from([v1, v2]).flatmap(chains)
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -226,7 +185,7 @@ def check(
 
 
 @settings(max_examples=400)
-@given(chain=chains(), numbers=NUMBERS, seed=SEED, last=st.booleans())
+@given(chain=CHAINS, numbers=NUMBERS, seed=SEED, last=st.booleans())
 @example(chain=CLASSIC, numbers=EVERY, seed=1, last=False)
 @example(chain=CLASSIC, numbers=EVERY, seed=2, last=True)
 @example(chain=MODERN, numbers=EVERY, seed=3, last=False)
@@ -243,7 +202,7 @@ def test_native_batches_are_torchvisions(
 
 @pytest.mark.slow
 @settings(max_examples=10_000)
-@given(chain=chains(), numbers=NUMBERS, seed=SEED, last=st.booleans())
+@given(chain=CHAINS, numbers=NUMBERS, seed=SEED, last=st.booleans())
 def test_native_batches_are_torchvisions_at_length(
     datasets: Any, chain: list[Any], numbers: list[int], seed: int, last: bool
 ) -> None:
