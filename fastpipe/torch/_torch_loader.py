@@ -286,6 +286,8 @@ class ThreadedIterator(_Counting):
         if self._timeout != 0 and not stands_for_workers:  # as torch's iterator without workers has it
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
+        if self._pin_memory or (self._delivery is not None and self._delivery.pins):
+            source.pin()
         self._spare = cache(spare)  # not before threads have something to do
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()

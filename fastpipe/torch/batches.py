@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from fastpipe.arrays.process import KEPT_SLOTS
 from fastpipe.core.keys import sample_seed
 from fastpipe.device.making import Turn
 from fastpipe.device.transfer import uploaded
@@ -26,8 +27,8 @@ from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.types import Key
 
 __all__ = [
-    "LAYOUTS", "AugmentInThread", "Batch", "InThread", "Place", "augmented_place", "batch_memory",
-    "batch_memory_like", "stock_place", "written_place",
+    "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "InThread", "Place", "augmented_place",
+    "batch_memory", "batch_memory_like", "stock_place", "written_place",
 ]  # fmt: skip
 
 LAYOUTS: dict[Any, Layout] = {
@@ -102,27 +103,51 @@ class Place(NamedTuple):
     finish: Callable[[Any, int], Any] | None = None
 
 
+class BatchMemory:
+    """Where the memory of a dataset's batches comes from, in one process.
+
+    Attributes:
+        slots: memory of batches that nobody has any more.
+        is_pinned: whether batches are made in page-locked memory, from which a GPU takes them without another
+            copy.  torch keeps it, and uses it again once copies out of it are done.
+    """
+
+    def __init__(self) -> None:
+        self.slots = SlotPool(KEPT_SLOTS)
+        self.is_pinned = False
+
+    def flat(self, size: int, is_batch: bool = True) -> torch.Tensor:
+        """Return uninitialised memory, uint8 (size,), of a batch or of a single sample."""
+        if not is_batch:
+            return torch.from_numpy(np.empty(size, np.uint8))
+        if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
+            return shared_flat(size)
+        if self.is_pinned:
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return torch.from_numpy(self.slots.take((size,), np.uint8))
+
+
 def written_place(
-    plan: Plan, count: int, slots: SlotPool, is_batch: bool, rows: Sequence[npt.NDArray[Any]] | None
+    plan: Plan, count: int, memory: BatchMemory, is_batch: bool, rows: Sequence[npt.NDArray[Any]] | None
 ) -> Place:
     """The place of samples that the plan writes: these rows, if they are given."""
-    return Place(*batch_memory(plan, count, slots, is_batch)) if rows is None else Place(rows)
+    return Place(*batch_memory(plan, count, memory, is_batch)) if rows is None else Place(rows)
 
 
-def stock_place(plan: Plan, key: Key, like: Like | None, count: int, slots: SlotPool) -> Place:
+def stock_place(plan: Plan, key: Key, like: Like | None, count: int, memory: BatchMemory) -> Place:
     """The place of samples that end in torchvision's or user code, run in threads: of what is known to be
     alike, together."""
-    tensor = batch_memory_like(like, count, slots) if like is not None and count else None
+    tensor = batch_memory_like(like, count, memory) if like is not None and count else None
     return Place(tensor=tensor, like=like, finish=InThread(plan, key, like, tensor))
 
 
 def augmented_place(
-    split: Split, key: Key, count: int, slots: SlotPool, rows: Sequence[torch.Tensor] | None
+    split: Split, key: Key, count: int, memory: BatchMemory, rows: Sequence[torch.Tensor] | None
 ) -> Place:
     """The place of samples that are augmented by the threads that decode them: these rows, if given."""
     if rows is not None:
         return Place(finish=AugmentInThread(split, key, rows))
-    tensor = batch_memory_like(split.like, count, slots)
+    tensor = batch_memory_like(split.like, count, memory)
     return Place(tensor=tensor, like=split.like, finish=AugmentInThread(split, key, tensor.unbind()))
 
 
@@ -220,7 +245,7 @@ def _seed_of(key: Key, number: int) -> int:
 
 
 def batch_memory(
-    plan: Plan, count: int, slots: SlotPool, is_batch: bool
+    plan: Plan, count: int, memory: BatchMemory, is_batch: bool = True
 ) -> tuple[npt.NDArray[Any] | None, torch.Tensor | None]:
     """Memory for a batch that the plan writes, as the kernels see it and as the user does;
     (None, None) where samples are separate values."""
@@ -228,19 +253,11 @@ def batch_memory(
     if spec is None or count == 0:
         return None, None
     shape = (count, math.prod(spec.shape))
-    flat = _flat(math.prod(shape) * np.dtype(spec.word).itemsize, slots, is_batch)
+    flat = memory.flat(math.prod(shape) * np.dtype(spec.word).itemsize, is_batch)
     return flat.numpy().view(spec.word).reshape(shape), plan.over(flat, (count, *spec.shape))
 
 
-def batch_memory_like(like: Like, count: int, slots: SlotPool) -> torch.Tensor:
+def batch_memory_like(like: Like, count: int, memory: BatchMemory) -> torch.Tensor:
     """Memory for a batch of such samples."""
     with torch.inference_mode(False):  # threads write to it, which are in no mode of the caller's
-        flat = _flat(count * like.nbytes, slots, is_batch=True)
-        return flat.view(like.dtype).view(count, *like.shape)
-
-
-def _flat(size: int, slots: SlotPool, is_batch: bool) -> torch.Tensor:
-    """A flat uint8 tensor."""
-    if is_batch and get_worker_info() is not None:  # will be sent to the parent: make it where both see it
-        return shared_flat(size)
-    return torch.from_numpy(slots.take((size,), np.uint8) if is_batch else np.empty(size, np.uint8))
+        return memory.flat(count * like.nbytes).view(like.dtype).view(count, *like.shape)

@@ -302,14 +302,14 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        count, slots, stock_here = len(items), runtime.slots, bool(plan.stock)
+        count, memory, stock_here = len(items), runtime.memory, bool(plan.stock)
         if split is not None and not sends_bytes:
-            place = augmented_place(split, key, count, slots, rows)
+            place = augmented_place(split, key, count, memory, rows)
         elif plan.output is None and self._stock_threads(plan):
             like, stock_here = runtime.likeness.of(plan) if threaded else None, False
-            place = stock_place(plan, key, like, count, slots)
+            place = stock_place(plan, key, like, count, memory)
         else:
-            place = written_place(plan, count, slots, threaded, rows)
+            place = written_place(plan, count, memory, threaded, rows)
         substitute = None
         if self.bad_samples.policy == "replace":
             substitute = partial(substitute_of, samples, items, key)
@@ -356,7 +356,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
 
     def _expect_ahead(self, batches: int) -> None:
         """Keep memory for so many batches that a loader begins ahead of the one that is due."""
-        slots = self._running().slots
+        slots = self._running().memory.slots
         slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
     def _thread_count(self) -> int:

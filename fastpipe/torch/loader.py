@@ -86,8 +86,8 @@ class FastLoader(DataLoader[_T_co]):
             or torch's global generator, with the draws that ``DataLoader`` makes.  (An
             ``IterableDataset`` has no order to be made, and is left to torch.)
         shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Instead of a sampler.
-        device: where batches are handed out, such as ``"cuda"``: each is copied from pinned memory
-            on a stream of its own, beside the step before.  Where the transform ends in
+        device: where batches are handed out, such as ``"cuda"``: each is copied from page-locked
+            memory on a stream of its own, beside the step before.  Where the transform ends in
             ``ToTensor`` and ``Normalize``, bytes are sent and normalised there, to the same values.
         dtype: ``torch.float16`` or ``torch.bfloat16``: the first part of each batch, where it is float32, is
             handed out in this type: the same values, rounded.  Kernels write it so, or it is done on the

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
-from fastpipe.arrays.process import KEPT_SLOTS, Process
+from fastpipe.arrays.process import Process
 from fastpipe.cache.images import open_cache
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
@@ -25,7 +25,6 @@ from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.slots import SlotPool
 from fastpipe.engine.together import said_of
 from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.images.dali import make_batch_decoder
@@ -33,7 +32,7 @@ from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
 from fastpipe.images.short_side import ShortSide
 from fastpipe.options import BadSamples, Cache, Decode
-from fastpipe.torch.batches import Place
+from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import native_lines, note
@@ -68,7 +67,7 @@ class Runtime:
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         self.pid, self.options = os.getpid(), options
         self.pool = new_pool(options.threads, "fastpipe-decode")
-        self.slots = SlotPool(KEPT_SLOTS)
+        self.memory = BatchMemory()
         self.clock = StageClock()
         self.likeness = Likeness()
         decode = options.decode

@@ -119,6 +119,10 @@ class Source(ABC):
         """Make batches of bytes on a device, where that is possible; whether it is."""
         return False
 
+    def pin(self) -> None:
+        """Make batches in page-locked memory, where that is possible: they are copied from it to a GPU."""
+        return
+
     def split(self) -> Split:
         """The transform in two: what decoding does, and the rest for augmentation.
 

@@ -53,7 +53,7 @@ class FolderSource(Source):
         self._dataset = dataset
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
-        self._sends_bytes, self._dtype = False, ""
+        self._sends_bytes, self._dtype, self._is_pinned = False, "", False
         self._device: torch.device | None = None  # where batches are made
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
@@ -74,6 +74,10 @@ class FolderSource(Source):
     def make_dtype(self, dtype: str) -> None:
         """Make float32 samples of another type, where the kernels can: ``"float16"`` or ``"bfloat16"``."""
         self._dtype = dtype
+
+    def pin(self) -> None:
+        """Make batches in page-locked memory: they are copied from it to a GPU."""
+        self._is_pinned = True
 
     def make_on(self, device: torch.device) -> bool:
         """Make batches of bytes on a device, where that is possible; whether it is."""
@@ -139,6 +143,8 @@ class FolderSource(Source):
             (self._folders[id(end)], rows, local)
             for end, rows, local in located(self._dataset, integers(indices))
         ]
+        for base, _, _ in parts:
+            base._running().memory.is_pinned = self._is_pinned  # another loader may want it otherwise
         if len(parts) > 1:
             return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
         base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
@@ -273,12 +279,12 @@ class _Mixed(MixedBatch):
         ends = {None if plan.end is None else plan.end.affine for plan in (plan.as_bytes() for plan in plans)}
         sends_bytes = sends_bytes and len(ends) == 1
         plans = [plan.as_bytes() if sends_bytes else plan.of_dtype(dtype) for plan in plans]
-        slots, kind = parts[0][0]._running().slots, plans[0].kind
+        kept, kind = parts[0][0]._running().memory, plans[0].kind
         if split is not None and not sends_bytes:
-            memory = self._tensor = batch_memory_like(split.like, self._count, slots)
+            memory = self._tensor = batch_memory_like(split.like, self._count, kept)
             kind = split.like.kind
         elif all(plan.output == plans[0].output and plan.kind is kind for plan in plans):
-            memory, self._tensor = batch_memory(plans[0], self._count, slots, True)
+            memory, self._tensor = batch_memory(plans[0], self._count, kept)
         self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
         self._end, self._kind = plans[0].end, kind
         for base, numbers, local in parts:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, _utils
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -259,6 +259,46 @@ def test_the_arguments_are_kept_as_they_were_given(tree: Path) -> None:
         FastLoader(FastImageFolder(tree), device="nothing")
 
 
+# ---- page-locked memory --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
+    """Pieces of memory that were asked for page-locked, by address, as on a machine with a GPU."""
+    found: dict[int, torch.Tensor] = {}
+    empty = torch.empty
+
+    def allocate(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        if pin_memory:
+            found[made.data_ptr()] = made
+        return made
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(_utils.pin_memory, "pin_memory", lambda data, device: data)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["folder", "concatenated", "stock end"])
+def test_batches_that_are_to_be_pinned_are_made_in_page_locked_memory(
+    tree: Path, locked: dict[int, torch.Tensor], kind: str
+) -> None:
+    end = [v1.RandomErasing(1.0)] if kind == "stock end" else []
+    dataset: Any = FastImageFolder(tree, v1.Compose([RANDOM, *end]), thread_safe=True)
+    if kind == "concatenated":
+        dataset = ConcatDataset([dataset, FastImageFolder(tree, RANDOM)])
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3}
+    expected = stream(FastLoader(dataset, **options))
+    assert not locked
+    batches = list(FastLoader(dataset, pin_memory=True, **options))
+    assert [hashed(batch) for batch in batches] == expected
+    assert all(images.data_ptr() in locked for images, _ in batches)
+    count = len(locked)
+    assert stream(FastLoader(dataset, **options)) == expected  # another loader of the same dataset
+    assert len(locked) == count
+
+
 # ---- with a GPU ----------------------------------------------------------------------------------
 
 
@@ -275,6 +315,28 @@ def test_cuda_gets_the_same_numbers(tree: Path, end: Any, workers: int) -> None:
         assert images.device.type == labels.device.type == "cuda"
         assert torch.equal(images.cpu(), plain)
         assert torch.equal(labels.cpu(), targets)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_nothing_is_copied_to_be_pinned(tree: Path, monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    dataset = FastImageFolder(tree, RANDOM)
+    expected = list(FastLoader(dataset, 4, shuffle=True, seed=3))
+    pinned, pin = [], torch.Tensor.pin_memory
+
+    def counted(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        if tensor.ndim == 4:
+            pinned.append(tensor.is_pinned())
+        return pin(tensor, *args)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", counted)
+    for (images, _), (plain, _) in zip(
+        FastLoader(dataset, 4, shuffle=True, seed=3, pin_memory=device is None, device=device),
+        expected, strict=True,
+    ):  # fmt: skip
+        assert images.is_pinned() or device
+        assert torch.equal(images.cpu(), plain)
+    assert all(pinned)
 
 
 @pytest.mark.gpu
