@@ -53,9 +53,10 @@ void write_plane(const Output& output, int channel, const std::uint8_t* from, st
   if (output.how.kind == Conversion::Kind::bytes) {
     std::memcpy(to, from, static_cast<std::size_t>(count));
   } else if (has_factors(output)) {
-    output.kernels.affine(from, count, output.tables.planes[channel], reinterpret_cast<float*>(to));
+    output.kernels.affine(from, count, output.tables.planes[channel], reinterpret_cast<float*>(to), output.streams);
   } else if (is_16_bits && output.kernels.lookup16 != nullptr) {
-    output.kernels.lookup16(from, count, output.tables.words[channel], reinterpret_cast<std::uint16_t*>(to));
+    output.kernels.lookup16(from, count, output.tables.words[channel], reinterpret_cast<std::uint16_t*>(to),
+                            output.streams);
   } else {
     look_up(from, count, table_of(output, channel), output.how.word, output.how.word, to);
   }
@@ -68,9 +69,11 @@ void write_interleaved(const Output& output, const std::uint8_t* const* planes, 
     output.kernels.interleave(planes, count, to);
   } else if (has_factors(output)) {
     output.kernels.interleave(planes, count, output.scratch);
-    output.kernels.affine(output.scratch, 3 * count, output.tables.interleaved, reinterpret_cast<float*>(to));
+    output.kernels.affine(output.scratch, 3 * count, output.tables.interleaved, reinterpret_cast<float*>(to),
+                          output.streams);
   } else if (is_16_bits && output.kernels.lookup16_interleaved != nullptr) {
-    output.kernels.lookup16_interleaved(planes, count, output.tables.words, reinterpret_cast<std::uint16_t*>(to));
+    output.kernels.lookup16_interleaved(planes, count, output.tables.words, reinterpret_cast<std::uint16_t*>(to),
+                                        output.streams);
   } else {
     const std::int64_t word = output.how.word;
     for (int channel = 0; channel < 3; ++channel) {

@@ -29,7 +29,11 @@ struct Output {
   std::int32_t height, width;
   std::uint8_t* memory;   // as of resample()
   std::uint8_t* scratch;  // 3 * width bytes
+  bool streams;           // see Kernels::affine
 };
+
+// Whether an output of so many bytes is written past the caches.
+inline bool is_streamed(std::int64_t bytes) noexcept { return bytes >= std::int64_t{1} << 17; }
 
 // Whether bytes become floats without a table, in planes.
 bool is_affine_by_factors(const Output& output) noexcept;

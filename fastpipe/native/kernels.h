@@ -38,6 +38,7 @@ struct RowsOfFloats {
   std::int64_t count;            // pixels
   const AffineFactors* factors;  // (channels)
   float* to[3];                  // (channels)
+  bool streams;                  // see Kernels::affine
 };
 
 // The low and the high bytes of the 16-bit words that bytes become.
@@ -46,7 +47,8 @@ struct Words16 {
 };
 
 struct Kernels {
-  int tile;  // see resample_columns
+  int tile;      // see resample_columns
+  bool streams;  // whether this level is faster where large outputs are written past the caches
 
   // How much memory resampling of rows needs.
   std::size_t (*columns_memory)(const Columns&);
@@ -75,10 +77,13 @@ struct Kernels {
   void (*luma)(const std::uint8_t* const* planes, std::int64_t count, std::uint8_t* grey);
 
   // Convert elements of a row.  Null: this level has nothing better than a table of 256 values.
-  void (*affine)(const std::uint8_t* from, std::int64_t count, const AffineFactors&, float* to);
-  void (*lookup16)(const std::uint8_t* from, std::int64_t count, const Words16&, std::uint16_t* to);
-  void (*lookup16_interleaved)(const std::uint8_t* const* planes, std::int64_t count, const Words16*,
-                               std::uint16_t* to);
+  //
+  // streams: write past the caches, where memory is aligned to 64: what is in them serves the next image better than
+  // this one's pixels, which this thread does not read.
+  void (*affine)(const std::uint8_t* from, std::int64_t count, const AffineFactors&, float* to, bool streams);
+  void (*lookup16)(const std::uint8_t* from, std::int64_t count, const Words16&, std::uint16_t* to, bool streams);
+  void (*lookup16_interleaved)(const std::uint8_t* const* planes, std::int64_t count, const Words16*, std::uint16_t* to,
+                               bool streams);
 };
 
 // The table of the level in use.

@@ -1,6 +1,7 @@
 #include "resample.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "convert.h"
@@ -181,14 +182,15 @@ class Finish {
     const std::int32_t* weights = y_.weights + std::int64_t{y} * y_.pitch;
     const std::int64_t plane = rows_.plane();
     if (rows_.tiles() && kernels.weighted_rows_affine != nullptr && !makes_grey_ && is_affine_by_factors(output_)) {
-      RowsOfFloats out{output_.how.channels, channels_ == 3 ? plane : 0, output_.width, output_.tables.planes, {}};
+      RowsOfFloats out{output_.how.channels, channels_ == 3 ? plane : 0, output_.width, output_.tables.planes, {},
+                       output_.streams};
       for (std::int32_t channel = 0; channel < output_.how.channels; ++channel) {
         out.to[channel] = reinterpret_cast<float*>(row_of_plane(output_, channel, y));
       }
       kernels.weighted_rows_affine(rows, weights, y_.taps[y], out);
       return;
     }
-    prefetch_row(output_, y);
+    if (!output_.streams) prefetch_row(output_, y);
     kernels.weighted_rows(rows, weights, y_.taps[y], channels_ * plane, made_);
     write(y, made_);
   }
@@ -357,14 +359,17 @@ bool resample(const Pixels& source, int filter, const Axis& x, const Axis& y, bo
   if (!rows.prepare(kernels, columns, pixels.width, pixels.channels, arena)) return false;
   std::uint8_t* const scratch = bytes_of(arena, std::int64_t{3} * x.length);
   if (scratch == nullptr) return false;
-  const Output output{how, *tables, kernels, y.length, x.length, out, scratch};
+  const bool streams = kernels.streams && is_streamed(std::int64_t{x.length} * y.length * how.channels * how.word);
+  const Output output{how, *tables, kernels, y.length, x.length, out, scratch, streams};
   Finish finish(output, lines, rows, pixels.channels, is_grey_after);
   if (!finish.prepare(arena)) return false;
   // Where one pass copies, their order does not matter.
-  if (vertical_first && !rows.copies() && !lines.copies) {
-    return columns_then_rows(kernels, pixels, lines, rows, finish, arena);
-  }
-  return rows_then_columns(pixels, lines, rows, finish, arena);
+  const bool made = vertical_first && !rows.copies() && !lines.copies
+                        ? columns_then_rows(kernels, pixels, lines, rows, finish, arena)
+                        : rows_then_columns(pixels, lines, rows, finish, arena);
+  // Streaming stores are ordered by nothing less, before another thread reads.
+  if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
+  return made;
 }
 
 }  // namespace fastpipe

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageOps
 
@@ -152,6 +153,7 @@ def test_exif_turns(backend: Any, orientation: int, kind: str) -> None:
     np.testing.assert_array_equal(plain.region(Box(0, 0, *plain.size)), np.asarray(expected))
 
 
+PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:2])
 XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 
 
@@ -160,7 +162,8 @@ def test_exif_turns_by_xmp_as_pillow_does(backend: Any) -> None:
     data = encoded()
     data = data[:2] + b"\xff\xe1" + (len(XMP) + 2).to_bytes(2, "big") + XMP + data[2:]
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    assert expected.size == (70, 93)
+    if PILLOW >= (11, 3):  # earlier ones do not look for an orientation there
+        assert expected.size == (70, 93)
     image = ImageReader(Decode(backend=backend, exif=True)).open(data, "x")
     np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
 

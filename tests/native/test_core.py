@@ -239,7 +239,8 @@ ENDINGS = {
     "closed": "batch = dataset._start_batch(numbers); dataset.close()",
     "of pictures": "dataset.transform = v1.Resize(40); sys.b = dataset._start_batch(numbers)",
     "never used": "pass",
-    "a fork": "dataset._start_batch(numbers); pid = os.fork() or sys.exit(0); assert not os.waitpid(pid, 0)[1]",
+    "a fork": "import warnings; warnings.simplefilter('ignore', DeprecationWarning);"  # of Python 3.12 and later
+    " dataset._start_batch(numbers); pid = os.fork() or sys.exit(0); assert not os.waitpid(pid, 0)[1]",
     "a daemon that waits": (
         "b = dataset._start_batch(numbers);"
         " threading.Thread(target=lambda: dataset._finish_batch(b), daemon=True).start()"
