@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 __all__ = ["context_with_index_queues", "waiting"]
 
-_SLICE_S = 0.002
+_FIRST_S, _LONGEST_S = 0.0001, 0.002
 
 
 class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # which older versions cannot take
@@ -55,7 +55,7 @@ def waiting(until: Callable[[], bool]) -> list[Any]:
     """In a worker, wait for what it will be asked for after what it is busy with.
 
     Args:
-        until: whether to wait no longer; asked every few milliseconds.
+        until: whether to wait no longer; asked again and again, at least every 2 ms.
 
     Returns:
         Pairs of a number and what torch hands to the dataset, perhaps others; they stay in the queue.  Empty
@@ -63,9 +63,11 @@ def waiting(until: Callable[[], bool]) -> list[Any]:
     """
     if _current is None:
         return []
-    while not _current.comes_within(_SLICE_S):
+    seconds = _FIRST_S
+    while not _current.comes_within(seconds):
         if until():
             return []
+        seconds = min(2 * seconds, _LONGEST_S)  # small batches are not held up
     return _current.waiting()
 
 
