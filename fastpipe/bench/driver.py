@@ -35,12 +35,13 @@ FILES = ("json", "html", "plot")
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None, rounds: int = 7) -> None:
     """The options of every case.
 
     Args:
         parser: where they go.
         peers: whom ``--peers`` measures, in words; None for a case without peers.
+        rounds: that are measured where nothing else is asked for.
     """
     add = parser.add_argument
     add_file_arguments(parser)
@@ -48,7 +49,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None) -> Non
     if peers is not None:
         add("--peers", action="store_true", help=f"also measure {peers} where they are installed")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--rounds", type=positive(int), metavar="R", help="rounds to measure (default: 7)")
+    length.add_argument(
+        "--rounds", type=positive(int), metavar="R", help=f"rounds to measure (default: {rounds})"
+    )
     length.add_argument("--seconds", type=positive(float), metavar="S",
                         help="measure for about S seconds instead, at least three rounds")  # fmt: skip
     add("--quick", action="store_true", help="two short rounds: does it run? No figures to rely on")
@@ -122,11 +125,13 @@ class Driver(ABC):
         missing: rows that are not measured, and why.
         warnings: what a reader must know.
         quick_s: seconds of a measurement with ``--quick``.
+        usual_rounds: that are measured where nothing else is asked for.
         case: the case's name.
     """
 
     case: ClassVar[str]
     quick_s: ClassVar[float] = 0.2
+    usual_rounds: ClassVar[int] = 7
 
     args: argparse.Namespace
     cores: int
@@ -254,7 +259,7 @@ class Driver(ABC):
             return Plan(rounds=self.args.rounds or 2, seconds=self.quick_s, settle_s=0.02)
         if self.args.seconds:
             return Plan(rounds=None, budget_s=self.args.seconds)
-        return Plan(rounds=self.args.rounds or Plan.rounds)
+        return Plan(rounds=self.args.rounds or self.usual_rounds)
 
     def method(self, rounds: int) -> dict[str, Any]:
         """How it was measured."""

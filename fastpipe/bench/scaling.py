@@ -23,6 +23,8 @@ from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, sum
 
 __all__ = ["add_arguments", "run", "scaling_of", "thread_counts"]
 
+_ROUNDS = 3  # there are three rows for each number of threads
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the case."""
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
     add("--threads", type=_counts, metavar="N,N,…", help="numbers of threads (default: 1, 2, 4 … all cores)")
     add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
-    add_run_arguments(parser, None)
+    add_run_arguments(parser, None, rounds=_ROUNDS)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -115,6 +117,7 @@ class _Bench(Driver):
     """One run of the case."""
 
     case: ClassVar[str] = "scaling"
+    usual_rounds: ClassVar[int] = _ROUNDS
     photos: Photos = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
