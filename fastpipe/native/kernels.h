@@ -47,8 +47,11 @@ struct Words16 {
 };
 
 struct Kernels {
-  int tile;      // see resample_columns
-  bool streams;  // whether this level is faster where large outputs are written past the caches
+  int tile;  // see resample_columns
+
+  // Have what was written past the caches seen by other threads: see `affine`.  Null: this level never writes so, as it
+  // is not faster.
+  void (*end_streaming)();
 
   // How much memory resampling of rows needs.
   std::size_t (*columns_memory)(const Columns&);

@@ -2,46 +2,42 @@
 
 #include <atomic>
 #include <cstring>
-#include <new>
 
 namespace fastpipe {
 
 namespace {
 
-struct Lines {
-  std::uint8_t* memory;
-  std::int32_t count;
-  std::size_t size;
-};
-
-std::atomic<const Lines*> lines{nullptr};  // never freed: a thread may be about to write
+std::atomic<std::uint8_t*> lines{nullptr};
+std::atomic<std::int32_t> line_count{0};
+std::atomic<std::size_t> line_size{0};
 std::atomic<std::int32_t> threads{0};
 
 // The calling thread's line; null where it has none.
-std::uint8_t* own_line(const Lines& all) noexcept {
+std::uint8_t* own_line() noexcept {
+  std::uint8_t* const first = lines.load(std::memory_order_acquire);
+  if (first == nullptr) return nullptr;
   thread_local const std::int32_t number = threads.fetch_add(1, std::memory_order_relaxed);
-  return number < all.count ? all.memory + static_cast<std::size_t>(number) * all.size : nullptr;
+  return number < line_count.load() ? first + static_cast<std::size_t>(number) * line_size.load() : nullptr;
 }
 
 }  // namespace
 
 void note_in(std::uint8_t* memory, std::int32_t count, std::size_t size) noexcept {
-  lines.store(size == 0 ? nullptr : new (std::nothrow) Lines{memory, count, size});
+  line_count.store(count);
+  line_size.store(size);
+  lines.store(memory, std::memory_order_release);
 }
 
 void note(const char* text) noexcept {
-  const Lines* all = lines.load(std::memory_order_acquire);
-  if (all == nullptr) return;
-  std::uint8_t* line = own_line(*all);
+  std::uint8_t* const line = own_line();
   if (line == nullptr) return;
-  const std::size_t length = strnlen(text, all->size - 1);
+  const std::size_t length = strnlen(text, line_size.load() - 1);
   line[length] = 0;
   std::memcpy(line, text, length);
 }
 
 void note_nothing() noexcept {
-  const Lines* all = lines.load(std::memory_order_acquire);
-  std::uint8_t* line = all == nullptr ? nullptr : own_line(*all);
+  std::uint8_t* const line = own_line();
   if (line != nullptr) line[0] = 0;
 }
 

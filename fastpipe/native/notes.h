@@ -7,7 +7,8 @@
 namespace fastpipe {
 
 // Note from now on in these lines, one for each thread: `count` of `size` bytes each, which stay valid for ever.
-// Threads beyond that note nothing.
+// Threads beyond that note nothing.  To be called while no thread is at anything, but again with the same lines at any
+// time; null ends it.
 void note_in(std::uint8_t* lines, std::int32_t count, std::size_t size) noexcept;
 
 // The calling thread is at this: a text that ends with a zero, cut to a line.

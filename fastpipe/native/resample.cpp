@@ -1,7 +1,6 @@
 #include "resample.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "convert.h"
@@ -359,7 +358,8 @@ bool resample(const Pixels& source, int filter, const Axis& x, const Axis& y, bo
   if (!rows.prepare(kernels, columns, pixels.width, pixels.channels, arena)) return false;
   std::uint8_t* const scratch = bytes_of(arena, std::int64_t{3} * x.length);
   if (scratch == nullptr) return false;
-  const bool streams = kernels.streams && is_streamed(std::int64_t{x.length} * y.length * how.channels * how.word);
+  const bool streams =
+      kernels.end_streaming != nullptr && is_streamed(std::int64_t{x.length} * y.length * how.channels * how.word);
   const Output output{how, *tables, kernels, y.length, x.length, out, scratch, streams};
   Finish finish(output, lines, rows, pixels.channels, is_grey_after);
   if (!finish.prepare(arena)) return false;
@@ -367,8 +367,7 @@ bool resample(const Pixels& source, int filter, const Axis& x, const Axis& y, bo
   const bool made = vertical_first && !rows.copies() && !lines.copies
                         ? columns_then_rows(kernels, pixels, lines, rows, finish, arena)
                         : rows_then_columns(pixels, lines, rows, finish, arena);
-  // Streaming stores are ordered by nothing less, before another thread reads.
-  if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (streams) kernels.end_streaming();
   return made;
 }
 
