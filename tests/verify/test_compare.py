@@ -160,7 +160,9 @@ def test_a_wrong_label_of_a_sample_is_found(tree: Path, monkeypatch: pytest.Monk
         return [
             target + (position == 5)
             for target, position in zip(
-                real(self, numbers), self.positions[list(numbers)].tolist(), strict=True
+                [int(target) for target in real(self, numbers)],
+                self.positions[list(numbers)].tolist(),
+                strict=True,
             )
         ]
 
