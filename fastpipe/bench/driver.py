@@ -32,10 +32,11 @@ __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_
 # Options that name what is written.
 FILES = ("json", "html", "plot")
 
+_ROUNDS = 7
 QUICK_WARNING = "--quick checks that the benchmark runs; its figures are not measurements"
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None, rounds: int = 7) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, peers: str | None, rounds: int = _ROUNDS) -> None:
     """The options of every case.
 
     Args:
@@ -131,7 +132,7 @@ class Driver(ABC):
 
     case: ClassVar[str]
     quick_s: ClassVar[float] = 0.2
-    usual_rounds: ClassVar[int] = 7
+    usual_rounds: ClassVar[int] = _ROUNDS
 
     args: argparse.Namespace
     cores: int

@@ -152,6 +152,13 @@ void make_tables(const Conversion& how, ConversionTables* tables) noexcept {
   }
 }
 
+bool is_streamed(const Conversion& how, const ConversionTables& tables, const Kernels& kernels,
+                 std::int64_t elements) noexcept {
+  const bool is_affine = how.kind == Conversion::Kind::affine && tables.has_factors;
+  const bool is_16_bits = how.kind == Conversion::Kind::table && how.word == 2;
+  return kernels.end_streaming != nullptr && (is_affine || is_16_bits) && elements * how.word >= std::int64_t{1} << 17;
+}
+
 bool is_affine_by_factors(const Output& output) noexcept {
   return has_factors(output) && !(output.how.interleaved && output.how.channels == 3);
 }

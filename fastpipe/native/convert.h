@@ -32,8 +32,9 @@ struct Output {
   bool streams;           // see Kernels::affine
 };
 
-// Whether an output of so many bytes is written past the caches.
-inline bool is_streamed(std::int64_t bytes) noexcept { return bytes >= std::int64_t{1} << 17; }
+// Whether an output of so many elements is written past the caches: a large one, by kernels that can.
+bool is_streamed(const Conversion& how, const ConversionTables& tables, const Kernels& kernels,
+                 std::int64_t elements) noexcept;
 
 // Whether bytes become floats without a table, in planes.
 bool is_affine_by_factors(const Output& output) noexcept;

@@ -358,8 +358,7 @@ bool resample(const Pixels& source, int filter, const Axis& x, const Axis& y, bo
   if (!rows.prepare(kernels, columns, pixels.width, pixels.channels, arena)) return false;
   std::uint8_t* const scratch = bytes_of(arena, std::int64_t{3} * x.length);
   if (scratch == nullptr) return false;
-  const bool streams =
-      kernels.end_streaming != nullptr && is_streamed(std::int64_t{x.length} * y.length * how.channels * how.word);
+  const bool streams = is_streamed(how, *tables, kernels, std::int64_t{x.length} * y.length * how.channels);
   const Output output{how, *tables, kernels, y.length, x.length, out, scratch, streams};
   Finish finish(output, lines, rows, pixels.channels, is_grey_after);
   if (!finish.prepare(arena)) return false;

@@ -107,7 +107,7 @@ class BatchMemory:
     """Where the memory of a dataset's batches comes from, in one process.
 
     Attributes:
-        slots: memory of batches that nobody has any more.
+        slots: memory of dropped batches, to be used again.
         is_pinned: whether batches are made in page-locked memory, from which a GPU takes them without another
             copy.  torch keeps it, and uses it again once copies out of it are done.
     """

@@ -127,7 +127,7 @@ def collate_unfinished(samples: Any) -> Unfinished:
 
 
 def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
-    """What a collate function makes of samples.
+    """Collate samples by a function.
 
     The script's own gets a list.  ``default_collate`` would make a sample only to find how it is collated.
     """

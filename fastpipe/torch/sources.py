@@ -144,7 +144,7 @@ class FolderSource(Source):
             for end, rows, local in located(self._dataset, integers(indices))
         ]
         for base, _, _ in parts:
-            base._running().memory.is_pinned = self._is_pinned  # another loader may want it otherwise
+            base._running().memory.is_pinned = self._is_pinned  # others say what they want
         if len(parts) > 1:
             return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
         base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))

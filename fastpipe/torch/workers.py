@@ -127,7 +127,7 @@ class WorkerCollate:
 
 
 def _are_shared(samples: Any) -> bool:
-    """Whether samples are rows of a batch, which a worker makes in shared memory."""
+    """Return whether samples are in shared memory already, as the rows of a batch are."""
     return type(samples) is BatchSamples or type(samples[0]) is BatchSample
 
 

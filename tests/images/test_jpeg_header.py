@@ -411,7 +411,7 @@ def test_markers_that_do_not_belong_into_a_header_are_not_trusted(marker: bytes)
 
 def test_a_camera_s_and_photoshop_s_segments_are_trusted() -> None:
     ratio = resolution(5, 1, struct.pack(">I", 38), struct.pack(">II", 72, 1))
-    profile = bytes(range(256)) * 3  # which nobody reads
+    profile = bytes(range(256)) * 3  # any bytes will do
     parts = [profile[:200], profile[200:400], profile[400:]]
     long = b"Exif\0\0" + bytes(500)  # goes on where the first EXIF segment ends
     for segments in (
