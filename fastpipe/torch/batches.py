@@ -106,15 +106,17 @@ class Place(NamedTuple):
 class BatchMemory:
     """Where the memory of a dataset's batches comes from, in one process.
 
+    Args:
+        is_pinned: make batches in page-locked memory, from which a GPU takes them without another copy.
+            torch keeps it, and uses it again once copies out of it are done.
+
     Attributes:
-        slots: memory of dropped batches, to be used again.
-        is_pinned: whether batches are made in page-locked memory, from which a GPU takes them without another
-            copy.  torch keeps it, and uses it again once copies out of it are done.
+        slots: memory of dropped batches, to be used again; unused of page-locked memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_pinned: bool = False) -> None:
         self.slots = SlotPool(KEPT_SLOTS)
-        self.is_pinned = False
+        self._is_pinned = is_pinned
 
     def flat(self, size: int, is_batch: bool = True) -> torch.Tensor:
         """Return uninitialised memory, uint8 (size,), of a batch or of a single sample."""
@@ -122,7 +124,7 @@ class BatchMemory:
             return torch.from_numpy(np.empty(size, np.uint8))
         if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
             return shared_flat(size)
-        if self.is_pinned:
+        if self._is_pinned:
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         return torch.from_numpy(self.slots.take((size,), np.uint8))
 

@@ -289,11 +289,12 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         split: Split | None = None,
         device: torch.device | None = None,
         dtype: str = "",
+        is_pinned: bool = False,
     ) -> Batch:
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
         transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it.  With
         ``sends_bytes`` it is made on a device, where there is a way to; else samples are of a dtype of 16
-        bits, if one is named and they can be."""
+        bits, if one is named and they can be.  With ``is_pinned`` it is made in page-locked memory."""
         samples = self.samples
         items = Items(samples, self._positions(indices))
         plan, runtime = self.plan if split is None else split.head, self._running()
@@ -302,7 +303,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         is_keyed = key is not None
         if key is None:
             key, is_keyed = take_key(len(items))
-        count, memory, stock_here = len(items), runtime.memory, bool(plan.stock)
+        count, stock_here = len(items), bool(plan.stock)
+        memory = runtime.pinned_memory if is_pinned else runtime.memory
         if split is not None and not sends_bytes:
             place = augmented_place(split, key, count, memory, rows)
         elif plan.output is None and self._stock_threads(plan):

@@ -67,7 +67,7 @@ class Runtime:
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
         self.pid, self.options = os.getpid(), options
         self.pool = new_pool(options.threads, "fastpipe-decode")
-        self.memory = BatchMemory()
+        self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
         self.clock = StageClock()
         self.likeness = Likeness()
         decode = options.decode

@@ -143,12 +143,14 @@ class FolderSource(Source):
             (self._folders[id(end)], rows, local)
             for end, rows, local in located(self._dataset, integers(indices))
         ]
-        for base, _, _ in parts:
-            base._running().memory.is_pinned = self._is_pinned  # others say what they want
         if len(parts) > 1:
-            return _Mixed(parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
+            return _Mixed(
+                parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype, self._is_pinned
+            )
         base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
-        return _Simple(base, local, key, self._sends_bytes, self._split_now(), self._device, self._dtype)
+        return _Simple(
+            base, local, key, self._sends_bytes, self._split_now(), self._device, self._dtype, self._is_pinned
+        )
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
@@ -229,10 +231,17 @@ class _Simple:
         split: Split | None,
         device: torch.device | None,
         dtype: str,
+        is_pinned: bool,
     ) -> None:
         self._base = base
         self._batch = base._start_batch(
-            indices, key, sends_bytes=sends_bytes, split=split, device=device, dtype=dtype
+            indices,
+            key,
+            sends_bytes=sends_bytes,
+            split=split,
+            device=device,
+            dtype=dtype,
+            is_pinned=is_pinned,
         )
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
@@ -269,6 +278,7 @@ class _Mixed(MixedBatch):
         split: Split | None,
         device: torch.device | None,
         dtype: str,
+        is_pinned: bool,
     ) -> None:
         super().__init__()
         self._count = sum(len(rows) for _, rows, _ in parts)
@@ -279,7 +289,8 @@ class _Mixed(MixedBatch):
         ends = {None if plan.end is None else plan.end.affine for plan in (plan.as_bytes() for plan in plans)}
         sends_bytes = sends_bytes and len(ends) == 1
         plans = [plan.as_bytes() if sends_bytes else plan.of_dtype(dtype) for plan in plans]
-        kept, kind = parts[0][0]._running().memory, plans[0].kind
+        runtime, kind = parts[0][0]._running(), plans[0].kind
+        kept = runtime.pinned_memory if is_pinned else runtime.memory
         if split is not None and not sends_bytes:
             memory = self._tensor = batch_memory_like(split.like, self._count, kept)
             kind = split.like.kind
