@@ -1,4 +1,4 @@
-"""Bytes of a cache's files: written and read whole, and what shows that they have changed."""
+"""Bytes of a cache's files: written and read whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["checksum", "read_into", "write_all"]
+__all__ = ["read_into", "write_all"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -42,16 +42,3 @@ def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
         if count == 0:
             raise OSError(errno.EIO, "a cache's data file is shorter than it was")
         view, offset = view[count:], offset + count
-
-
-def checksum(array: UInt8Array) -> int:
-    """The sum of an array's bytes, eight at a time, modulo 2**64.
-
-    It shows bytes that have changed and pages that never reached the disk, and costs a
-    hundredth of decoding.
-    """
-    flat = array.reshape(-1)
-    whole = flat.size // 8 * 8
-    # Shifted, so that bytes moved to the end of the array count differently.
-    total = int(flat[:whole].view(np.uint64).sum(dtype=np.uint64))
-    return (total + (int(flat[whole:].sum(dtype=np.uint64)) << 8) + flat.size) % (1 << 64)

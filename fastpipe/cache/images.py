@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +15,27 @@ from fastpipe.cache.places import open_store
 from fastpipe.cache.store import EntryStore
 from fastpipe.options import Cache
 
-__all__ = ["ImageCache", "open_cache"]
+__all__ = ["ImageCache", "KeptBatch", "open_cache"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 _ENOUGH = 32  # entries whose mean size says how large the others will be
+
+
+class KeptBatch(NamedTuple):
+    """Where the native core looks for the images of a batch.
+
+    Attributes:
+        images: a ``native.KeptImages``.
+        most_nbytes: of images that are to be kept; 0 where none is.
+        rules: as of ``ImageCache.identify``.
+        keep: called with what is to be kept, and the rules.
+    """
+
+    images: Any
+    most_nbytes: int
+    rules: str
+    keep: Callable[[FileIdentity, UInt8Array, int, str], None]
 
 
 class ImageCache:
@@ -34,6 +52,7 @@ class ImageCache:
         self.store = store
         self._tag, self._expected = tag, expected
         self._tags: dict[str, bytes] = {}  # by rules
+        self._native: dict[str, Any] = {}  # the last, by rules
         self._seen = self._seen_nbytes = 0
 
     def describe(self) -> str:
@@ -64,6 +83,28 @@ class ImageCache:
             found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
         return found
 
+    def begin_batch(
+        self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
+    ) -> KeptBatch | None:
+        """What the native core is told to find the images of a batch; None where none may be there, nor be put
+        there.
+
+        Args:
+            rules: as of ``identify``.
+            keep: called for each that is to be kept: the file, its pixels, how many pixels the file has, and
+                the rules.
+        """
+        if not self.is_worth_asking:
+            return None
+        images = self._native.get(rules)
+        if images is None:
+            images = self.store.images(self._tag_of(rules), marks=self._expected is not None)
+            self._native = {rules: images}
+        self.store.refreshed()
+        mean = self._seen_nbytes // self._seen if self._seen else 1
+        most = self.store.max_bytes if self._fits(mean) and self.store.has_room(mean) else 0
+        return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
+
     def find(self, file: FileIdentity) -> Entry | None:
         """The image of a file in this state."""
         return self.store.find(file.digest)
@@ -87,18 +128,18 @@ class ImageCache:
             return True
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
-    def wants_soon(self, file: FileIdentity) -> bool:
-        """Whether a file's image, of a size that is not known yet, would be kept; as of ``wants``."""
-        return self.wants(file, self._seen_nbytes // self._seen if self._seen else 1)
-
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
         """Whether an image of this many bytes would be kept: only then is it worth decoding whole."""
         if not file.is_settled or not self.store.has_room(nbytes):
             return False
+        if self._expected is not None and not self.store.mark(file.digest):
+            return False
+        return self._fits(nbytes)
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether all images fit, if those that are not there yet are of so many bytes."""
         if self._expected is None:
             return True
-        if not self.store.mark(file.digest):
-            return False
         count = len(self.store)
         mean = self.store.allocated / count if count >= _ENOUGH else nbytes
         return self._expected * mean <= self.store.max_bytes

@@ -14,14 +14,16 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.cache.entries import RECORD, Entry, EntryTable, Part, aligned, pack_record, pack_records
-from fastpipe.cache.file_io import checksum, read_into, write_all
+from fastpipe.cache.entries import RECORD_SIZE, Entry, Part, aligned
+from fastpipe.cache.file_io import read_into, write_all
 from fastpipe.cache.locks import FileLockedError, lock_of
 from fastpipe.cache.shared_memory import mapped
+from fastpipe.core.native import native
 
 __all__ = ["DamagedStoreError", "EntryStore"]
 
@@ -83,9 +85,9 @@ class EntryStore:
         self.is_in_memory = is_in_memory
         self._end = marks + max_bytes  # of the data file
         self.mapped = mapped(data, self._end) if is_in_memory else None
-        self._is_verified = bytearray() if verify else None
+        self._verify = verify
         self._marks, self._is_short = marks, is_short
-        self._table = EntryTable()
+        self._table = native.EntryTable()
         self._lock = lock_of(log)
         self._allocated = marks  # as last seen; it only grows
         self._part, self._part_size = Part(os.getpid(), 0, 0), 0
@@ -121,11 +123,26 @@ class EntryStore:
     def find(self, digest: bytes) -> Entry | None:
         """The entry of a digest of 16 bytes, also if another process has just put it there."""
         while True:
-            entry = self._table.find(digest)
+            entry = self._known(digest)
             if entry is None and self._refresh():
-                entry = self._table.find(digest)
-            if entry is None or self._is_verified is None or self._verified(entry):
+                entry = self._known(digest)
+            if entry is None or not self._verify or self._verified(entry):
                 return entry  # without a damaged one there may be another
+
+    def _known(self, digest: bytes) -> Entry | None:
+        found = self._table.find(digest)
+        return None if found is None else Entry(*found)
+
+    def images(self, tag: bytes, *, marks: bool) -> Any:
+        """What the native core is told of this store to find images in it: a ``native.KeptImages``.
+
+        Args:
+            tag: of ``cache.identity.identify``.
+            marks: an image is kept only when it comes for the second time.
+        """
+        return native.KeptImages(
+            self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0
+        )
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
         """Rows of an entry.
@@ -157,7 +174,7 @@ class EntryStore:
     def entries(self) -> list[Entry]:
         """All entries."""
         self._refresh()
-        return self._table.entries()
+        return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
         """Whether this digest was marked before, by any process; it is now.
@@ -198,14 +215,9 @@ class EntryStore:
             Whether it is there now.
         """
 
-        def pack(offset: int, totals: Sequence[int]) -> bytes:
-            height, width, channels = pixels.shape
-            return pack_record(
-                digest, offset, pixels.nbytes, (height, width, channels), flags, totals[0], len(note)
-            )
-
         # Another process may have been faster.
-        return self._put([digest], [pixels], note, pack) >= 0 or self._table.find(digest) is not None
+        is_put = self._put([digest], [pixels], pixels.shape, flags, note) >= 0
+        return is_put or self._table.find(digest) is not None
 
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
         """Keep several arrays that are not there, unless there is no room for all of them: for small ones,
@@ -220,22 +232,13 @@ class EntryStore:
             Where the first begins, each ``aligned(N + len(note))`` behind the one before; -1 where they are
             not kept, or one of them is there already.
         """
-        nbytes, step = arrays[0].nbytes, aligned(arrays[0].nbytes + len(note))
-
-        def pack(offset: int, totals: Sequence[int]) -> bytes:
-            return pack_records(digests, offset, step, nbytes, totals, len(note))
-
-        return self._put(digests, arrays, note, pack)
+        return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
     def _put(
-        self,
-        digests: Sequence[bytes],
-        arrays: Sequence[UInt8Array],
+        self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], shape: tuple[int, ...], flags: int,
         note: bytes,
-        pack: Callable[[int, Sequence[int]], bytes],
-    ) -> int:
-        """Where entries of one size begin, -1 for nowhere; ``pack`` makes their records of that and of the
-        arrays' checksums."""
+    ) -> int:  # fmt: skip
+        """Where entries of one shape begin, -1 for nowhere."""
         if any(self._table.find(digest) is not None for digest in digests):
             return -1
         nbytes = arrays[0].nbytes + len(note)
@@ -243,14 +246,15 @@ class EntryStore:
         if not self.has_room(whole) or self._is_too_late(whole):
             return -1
         behind = memoryview(note + bytes(aligned(nbytes) - nbytes if len(arrays) > 1 else 0))
-        is_summed = self._is_verified is not None
-        totals = [checksum(one) if is_summed else 0 for one in arrays]
+        sums = [native.sum_of(one.reshape(-1)) if self._verify else 0 for one in arrays]
         try:
             offset = self._room_for(whole)
             if offset is None:
                 return -1
             write_all(self._data, [part for one in arrays for part in (one.reshape(-1).data, behind)], offset)
-            records = pack(offset, totals)
+            records = native.pack_records(
+                b"".join(digests), offset, aligned(nbytes), arrays[0].nbytes, shape, flags, sums, len(note)
+            )
             with self._lock.alone(self._log):
                 return offset if self._append_locked(digests, records) else -1
         except FileLockedError:  # by a process that has been stopped: waiting each time would stop this one
@@ -276,9 +280,9 @@ class EntryStore:
 
     def _refresh(self) -> bool:
         """Learn of entries that other processes have put there; whether there are any."""
-        known = _HEADER + len(self._table) * RECORD.itemsize
+        known = _HEADER + len(self._table) * RECORD_SIZE
         try:
-            if os.fstat(self._log).st_size < known + RECORD.itemsize:
+            if os.fstat(self._log).st_size < known + RECORD_SIZE:
                 return False
             with self._lock.threads:
                 return self._refresh_locked()
@@ -287,31 +291,28 @@ class EntryStore:
             return False
 
     def _refresh_locked(self) -> bool:
-        start = _HEADER + len(self._table) * RECORD.itemsize
+        start = _HEADER + len(self._table) * RECORD_SIZE
         size = os.fstat(self._log).st_size - start
         if size < 0:
             raise OSError(errno.EIO, "a cache's log is shorter than it was")
         allocated = int.from_bytes(os.pread(self._log, _ALLOCATED.size, len(_MAGIC)), "little")
-        count = size // RECORD.itemsize
+        count = size // RECORD_SIZE
         if count:
-            log = os.pread(self._log, count * RECORD.itemsize, start)
+            log = os.pread(self._log, count * RECORD_SIZE, start)
             # The header may be older than the records, after a crash of the machine.
-            allocated = max(allocated, self._table.extend(log[: len(log) - len(log) % RECORD.itemsize]))
+            allocated = max(allocated, self._table.extend(log[: len(log) - len(log) % RECORD_SIZE]))
         self._allocated = max(self._allocated, allocated)
         return count > 0
 
     def _append_locked(self, digests: Sequence[bytes], records: bytes) -> bool:
         end = os.fstat(self._log).st_size
-        end -= (end - _HEADER) % RECORD.itemsize  # a record that was cut off is written over
-        if end != _HEADER + len(self._table) * RECORD.itemsize:
+        end -= (end - _HEADER) % RECORD_SIZE  # a record that was cut off is written over
+        if end != _HEADER + len(self._table) * RECORD_SIZE:
             self._refresh_locked()
             if any(self._table.find(digest) is not None for digest in digests):  # another was faster
                 return False
         self._write_log(records, end)
-        if len(digests) == 1:
-            self._table.append(records)
-        else:
-            self._table.extend(records)
+        self._table.extend(records)
         return True
 
     def _room_for(self, nbytes: int) -> int | None:
@@ -345,22 +346,17 @@ class EntryStore:
 
     def _verified(self, entry: Entry) -> bool:
         """Whether an entry's bytes are those that were put there."""
-        verified = self._is_verified
-        assert verified is not None
-        if entry.number < len(verified) and verified[entry.number]:
+        if self._table.is_verified(entry.number):
             return True
         try:
-            is_right = checksum(self.read(entry, 0, entry.shape[0])) == entry.sum
+            is_right = native.sum_of(self.read(entry, 0, entry.shape[0]).reshape(-1)) == entry.sum
         except OSError:
             is_right = False
-        with self._lock.threads:
-            if not is_right:
-                self._table.forget(entry.number)
-                return False
-            # A fork may have left a table in which there is more than it counts.
-            verified.extend(bytes(max(len(self._table), entry.number + 1, len(verified)) - len(verified)))
-            verified[entry.number] = 1
-        return True
+        if is_right:
+            self._table.note_verified(entry.number)
+        else:
+            self._table.forget(entry.number)
+        return is_right
 
     # ---- room -------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.cache.identity import FileIdentity
+from fastpipe.cache.images import KeptBatch
 from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
 from fastpipe.engine.bad import Item
@@ -46,15 +48,14 @@ class Described(NamedTuple):
     Attributes:
         plan: a ``native.ImagePlan``.
         paths: of the samples.
-        inputs: of each sample None, where it is read; its pixels, uint8 (H, W, 3), where they are in memory
-            already; or False where it is made here in any case.  None where all are read.
         info: of an encoded file and its path, what Pillow says of it.
+        kept: where decoded images are looked for and kept, or None.
     """
 
     plan: Any
     paths: PackedPaths
     info: Callable[[bytes, str], dict[Any, Any]]
-    inputs: list[Any] | None = None
+    kept: KeptBatch | None = None
 
 
 class ImageBatch(PendingBatch):
@@ -84,6 +85,7 @@ class ImageBatch(PendingBatch):
         self._image_plan = plan
         self._numbers: Sequence[int] = ()  # of samples that are left for Python
         self._batch: Any = None
+        self._kept: KeptBatch | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
 
     def begin_natively(
@@ -98,6 +100,7 @@ class ImageBatch(PendingBatch):
             threads: that the process is to have.
         """
         self._batch, self._file_info = self._described(described), described.info
+        self._kept = described.kept
         if pool is None:
             native.run_here(self._batch)
             self._look()
@@ -131,9 +134,11 @@ class ImageBatch(PendingBatch):
             flat = whole.reshape(-1).view(np.uint8)
             places = numbers * (flat.size // max(len(whole), 1))
             size = plan.output.shape[1:]
+        kept = described.kept
         return native.image_batch(
             described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
-            places, size, plan.makes_images, self._statuses, described.inputs,
+            places, size, plan.makes_images, self._statuses, None,
+            kept=None if kept is None else kept.images, most_nbytes=0 if kept is None else kept.most_nbytes,
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -146,12 +151,14 @@ class ImageBatch(PendingBatch):
             raise ClosedError("the interpreter ends before the batch is made")
         made = outcomes == _MADE
         is_done_then = self.memory is not None and self._finish is None
-        self._is_made = made
-        self._numbers = np.flatnonzero(~made).tolist() if is_done_then else range(len(self.items))
+        self._is_made, self._to_keep = made, set(self._batch.whole)
+        left = ~made
+        left[list(self._to_keep)] = True
+        self._numbers = np.flatnonzero(left).tolist() if is_done_then else range(len(self.items))
         clock = self._maker.clock
         for stage, nanoseconds in zip(("read", "decode", "transform"), self._batch.times, strict=True):
             clock.add(stage, nanoseconds)
-        if is_done_then:
+        if is_done_then and not self._to_keep:
             self._batch = None
 
     def _make_left(self, place: int) -> None:
@@ -159,8 +166,12 @@ class ImageBatch(PendingBatch):
         number = self._numbers[place]
         if self.note is not None:
             self.note(self.items[number].path)
+        if number in self._to_keep:
+            self._keep(number)
         if not self._is_made[number]:
             self.make(number)
+            return
+        if self.memory is not None and self._finish is None:
             return
         try:
             memory, height, width = self._batch.take_image(number)
@@ -171,6 +182,13 @@ class ImageBatch(PendingBatch):
         except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
             say_where(error, self.items[number])
             self._errors[number] = error
+
+    def _keep(self, number: int) -> None:
+        """Put the whole image of a sample where others find it."""
+        assert self._kept is not None
+        digest, state, pixels, count = self._batch.take_whole(number)
+        file = FileIdentity(digest, state, self.items[number].path, True)
+        self._kept.keep(file, pixels, count, self._kept.rules)
 
     def _info(self, number: int) -> dict[Any, Any]:
         """What Pillow says of a sample's file."""

@@ -38,7 +38,7 @@ from fastpipe.images.ramp import (
     tensor_over,
     tensor_shaped,
 )
-from fastpipe.images.steps import Domain, Step, recognise, resized_size, state_of
+from fastpipe.images.steps import Domain, Step, described_short_side, recognise, resized_size, state_of
 from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, FloatArray, Key, Size
 
@@ -109,7 +109,7 @@ class Plan:
         self.output = self._fixed_output()
         self.end: Conversion | None = None
         self._bytes: Plan | None = None
-        self._native: dict[tuple[int | None, bool, bool], Any] = {}
+        self._native: dict[tuple[int | None, bool, bool, int | None], Any] = {}
         self._of_dtype: dict[str, Plan] = {}
 
     def __repr__(self) -> str:
@@ -174,7 +174,9 @@ class Plan:
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
-    def native(self, max_pixels: int | None, turns: bool, scaled: bool) -> Any:
+    def native(
+        self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None
+    ) -> Any:
         """What the native core is told of this plan, up to its drawn and stock parts: a ``native.ImagePlan``;
         None where that cannot be said.
 
@@ -182,8 +184,9 @@ class Plan:
             max_pixels: images with more are declined.
             turns: decline images that EXIF turns.
             scaled: decode at a part of the size where that loses no detail.
+            short_side: larger images are made smaller first, to so many pixels on the short side.
         """
-        key = max_pixels, turns, scaled
+        key = max_pixels, turns, scaled, short_side
         found = self._native.get(key)
         if found is None:
             steps = []
@@ -194,7 +197,10 @@ class Plan:
                 described.draw = part.start
                 steps.append(described)
             limit = -1 if max_pixels is None else max_pixels
-            found = native.ImagePlan(steps, self._how.native, self.draws, limit, turns, scaled)
+            shrink = [] if short_side is None else [described_short_side(short_side)]
+            if None in shrink:
+                return None
+            found = native.ImagePlan(steps, self._how.native, self.draws, limit, turns, scaled, shrink)
             self._native = {key: found}  # of one that a script changes, the last
         return found
 

@@ -22,7 +22,9 @@ from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow
 from fastpipe.images.torch_resize import torch_filter, torch_resize
 from fastpipe.types import Box, Size
 
-__all__ = ["Domain", "Step", "random_resized_crop_box", "recognise", "resized_size", "state_of"]
+__all__ = [
+    "Domain", "Step", "described_short_side", "random_resized_crop_box", "recognise", "resized_size", "state_of",
+]  # fmt: skip
 
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
 Domain = Literal["pil", "bytes", "other"]
@@ -153,6 +155,13 @@ def _described(kind: int, **fields: Any) -> Any:
         except (TypeError, ValueError, OverflowError, RuntimeError):  # more than 32 bits hold
             return None
     return step
+
+
+def described_short_side(side: int) -> Any:
+    """A bilinear resize of the shorter side to so many pixels, as the native core takes it; None where the
+    installed Pillow has an arithmetic of its own there."""
+    found = pillow_filter(weights.BILINEAR)
+    return None if found is None else _described(_RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def _filter_of(transform: Any, domain: Domain) -> dict[str, int]:

@@ -48,6 +48,48 @@ def force_level(level: int) -> bool:
     For tests: use an instruction set from now on; whether the processor has it.
     """
 
+class EntryTable:
+    """The records of a cache's log: see fastpipe/native/entries.h."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def find(self, digest: bytes) -> tuple[int, int, int, tuple[int, int, int], int, int, int] | None:
+        """
+        An entry's number, offset, bytes, shape, flags, sum, and bytes of its note.
+        """
+
+    def extend(self, log: bytes) -> int:
+        """
+        Add the records that follow; the first byte of the data file that none of them has.
+        """
+
+    def forget(self, number: int) -> None:
+        """Never find an entry again."""
+
+    def is_verified(self, number: int) -> bool:
+        """Whether an entry's bytes have been compared with their sum."""
+
+    def note_verified(self, number: int) -> None:
+        """Note that they have."""
+
+    def entries(self) -> list[tuple[int, int, int, tuple[int, int, int], int, int, int]]:
+        """All entries, as of ``find``."""
+
+def pack_records(digests: bytes, offset: int, step: int, nbytes: int, shape: tuple[int, int, int], flags: int, sums: Sequence[int], note: int) -> bytes:
+    """
+    Records of entries of the same shape, the first at `offset`, each `step` bytes behind the one before.
+    """
+
+def sum_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """The sum by which bytes are compared with those that were kept."""
+
+class KeptImages:
+    """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
+
+    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int) -> None: ...
+
 class Step:
     """One step of a transform: see fastpipe/native/geometry.h."""
 
@@ -174,7 +216,7 @@ def conversion(kind: int, channels: int, interleaved: bool, word: int, divide: b
 class ImagePlan:
     """What is done to each image of a batch."""
 
-    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False) -> None: ...
+    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = []) -> None: ...
 
 class ImageBatch:
     """A batch of images that is made."""
@@ -197,7 +239,16 @@ class ImageBatch:
     def seen(self) -> tuple[int, int]:
         """Images whose sizes are known, and their pixels in all."""
 
-def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None) -> ImageBatch:
+    @property
+    def whole(self) -> list[int]:
+        """The images whose whole pixels are to be kept."""
+
+    def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]:
+        """
+        Such an image, once: its digest, its file's state, uint8 (H, W, 3), and the pixels of its file.
+        """
+
+def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:
     """A batch of images: see ImageBatch in fastpipe/native/images.h."""
 
 def submit(batch: ImageBatch, channel: Channel, threads: int) -> int:

@@ -19,6 +19,8 @@ namespace {
 std::atomic<std::int64_t> simulated_ns{0};
 std::atomic<bool> skips_resampling{false};
 
+constexpr std::int64_t kMostWhole = std::int64_t{128} << 20;  // bytes of a batch's images that are to be kept
+
 std::int64_t now_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -49,13 +51,21 @@ Pixels inside(const Pixels& whole, const Box& box) noexcept {
           box.width, whole.channels};
 }
 
-Status decode_part(Bytes file, const Pixels* decoded, const Box& part, Scratch& scratch, Pixels* pixels) noexcept {
-  if (decoded != nullptr) {
-    *pixels = inside(*decoded, part);
+Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch, Pixels* pixels) noexcept {
+  if (source.pixels.data != nullptr) {
+    *pixels = inside(source.pixels, part);
+    return Status::made();
+  }
+  if (source.kept != nullptr) {
+    const std::int64_t row = std::int64_t{3} * source.size.width;
+    const std::uint8_t* rows =
+        read_kept(*source.kept, source.offset + row * part.top, row * part.height, scratch.arena);
+    if (rows == nullptr) return Status::declined(Reason::asked);
+    *pixels = inside({rows, row, part.height, source.size.width, 3}, {0, part.left, part.height, part.width});
     return Status::made();
   }
   const std::int64_t wait = simulated_ns.load(std::memory_order_relaxed);
-  if (wait == 0) return scratch.jpeg.decode(file, part, scratch.arena, pixels);
+  if (wait == 0) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
   wait_ns(wait);
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);
   auto* memory = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(part.height));
@@ -65,12 +75,12 @@ Status decode_part(Bytes file, const Pixels* decoded, const Box& part, Scratch& 
 }
 
 // The needed part of the canvas: decoded, and filled where the image does not reach.
-Status canvas_of(const Region& region, Bytes file, const Pixels* decoded, const Box& needed, Scratch& scratch,
+Status canvas_of(const Region& region, const ImageSource& source, const Box& needed, Scratch& scratch,
                  Pixels* pixels) noexcept {
   Box part;
   const bool is_there = placed_part(region, needed, &part);
   if (is_there && part.height == needed.height && part.width == needed.width) {
-    return decode_part(file, decoded, part, scratch, pixels);
+    return decode_part(source, part, scratch, pixels);
   }
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(needed.width);
   auto* canvas = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(needed.height));
@@ -80,7 +90,7 @@ Status canvas_of(const Region& region, Bytes file, const Pixels* decoded, const 
     std::memcpy(canvas + static_cast<std::size_t>(y) * pitch, canvas, pitch);
   if (is_there) {
     Pixels found;
-    const Status status = decode_part(file, decoded, part, scratch, &found);
+    const Status status = decode_part(source, part, scratch, &found);
     if (!status.is_made()) return status;
     const std::int32_t top = region.placed.top + part.top - region.source.top - needed.top;
     const std::int32_t left = region.placed.left + part.left - region.source.left - needed.left;
@@ -128,25 +138,25 @@ void skip_resampling(bool skips) noexcept { skips_resampling.store(skips); }
 
 void MadeImage::Free::operator()(void* memory) const noexcept { std::free(memory); }
 
-Status draw(const Region& region, Bytes file, const Pixels* decoded, Size image, const ImagePlan& plan,
-            Scratch& scratch, std::uint8_t* out, Totals* totals) noexcept {
+Status draw(const Region& region, const ImageSource& source, const Conversion& how, bool scaled, Scratch& scratch,
+            std::uint8_t* out, Totals* totals) noexcept {
   const std::int64_t begun = now_ns();
   const int filter = region.filter < 0 ? static_cast<int>(kNearestFloor) : region.filter;
-  const int factor = plan.scaled && decoded == nullptr ? reduction(region, image) : 1;
+  const int factor = scaled && source.is_encoded() ? reduction(region, source.size) : 1;
   Axis x, y;
   Pixels pixels;
   Status status;
   if (factor > 1) {
-    status = reduced_source(region, file, image, factor, scratch, &x, &y, &pixels);
+    status = reduced_source(region, source.file, source.size, factor, scratch, &x, &y, &pixels);
   } else {
     axes_of(region, &x, &y);
     const Box needed{y.low, x.low, y.high - y.low, x.high - x.low};
-    status = canvas_of(region, file, decoded, needed, scratch, &pixels);
+    status = canvas_of(region, source, needed, scratch, &pixels);
   }
   const std::int64_t decoded_at = now_ns();
   if (totals != nullptr) totals->decode.fetch_add(decoded_at - begun, std::memory_order_relaxed);
   if (!status.is_made() || skips_resampling.load(std::memory_order_relaxed)) return status;
-  if (!resample(pixels, filter, x, y, region.vertical_first, region.grey, plan.how, scratch.arena, out)) {
+  if (!resample(pixels, filter, x, y, region.vertical_first, region.grey, how, scratch.arena, out)) {
     return Status::declined(Reason::no_memory);
   }
   if (totals != nullptr) totals->transform.fetch_add(now_ns() - decoded_at, std::memory_order_relaxed);
@@ -154,8 +164,9 @@ Status draw(const Region& region, Bytes file, const Pixels* decoded, Size image,
 }
 
 bool ImageBatch::prepare() noexcept {
-  if (memory != nullptr) return true;
   try {
+    if (most_nbytes > 0) whole_.resize(static_cast<std::size_t>(count));
+    if (memory != nullptr) return true;
     images_.resize(static_cast<std::size_t>(count));
     if (keeps_files) files_.resize(static_cast<std::size_t>(count));
   } catch (...) {
@@ -180,17 +191,66 @@ MadeImage ImageBatch::take_file(std::int64_t item) noexcept {
   return std::move(files_[static_cast<std::size_t>(item)]);
 }
 
+WholeImage ImageBatch::take_whole(std::int64_t item) noexcept {
+  return std::move(whole_[static_cast<std::size_t>(item)]);
+}
+
+bool ImageBatch::has_whole(std::int64_t item) const noexcept {
+  return !whole_.empty() && whole_[static_cast<std::size_t>(item)].image.data != nullptr;
+}
+
+// What there is of a sample before it is made.
+struct ImageBatch::Opened {
+  ImageSource source;
+  const char* path = nullptr;  // null of an image that is in memory
+  bool is_kept = false;        // it was found where it is kept
+  bool is_to_be_kept = false;
+  FileState state;
+  Digest digest;
+};
+
+// Look for an image where it is kept.  Made where it is there, or where it is to be made from its file.
+Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) {
+  if (states != nullptr) {
+    opened->state = states[item];
+  } else if (!state_of_file(opened->path, &opened->state)) {
+    return Status::made();  // whoever reads it says what is wrong
+  }
+  const Bytes tag{reinterpret_cast<const std::uint8_t*>(kept->tag.data()), kept->tag.size()};
+  opened->digest = blake2b(opened->state.bytes(), tag);
+  KeptImage found;
+  const Lookup looked = find_kept(*kept, opened->digest, plan->max_pixels, scratch.arena, &found);
+  if (looked == Lookup::found) {
+    if (memory == nullptr) return Status::declined(Reason::asked);  // an image takes more from its file than pixels
+    opened->source.size = found.size;
+    opened->is_kept = true;
+    if (kept->memory != nullptr) {
+      opened->source.pixels = {kept->memory + found.offset, std::int64_t{3} * found.size.width, found.size.height,
+                               found.size.width, 3};
+    } else {
+      opened->source.kept = kept.get();
+      opened->source.offset = found.offset;
+    }
+    return Status::made();
+  }
+  if (looked == Lookup::unusable) return Status::declined(Reason::asked);
+  const bool may_be_kept = most_nbytes > 0 && opened->state.is_settled;
+  opened->is_to_be_kept = may_be_kept && (kept->marks == 0 || mark(*kept, opened->digest));
+  return Status::made();
+}
+
 // Look at a sample's file, or at what there is in its place: its size is known then.
-Status ImageBatch::open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels* pixels, Size* image) {
+Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageInput input = inputs == nullptr ? ImageInput{} : inputs[item];
+  ImageSource& source = opened->source;
   if (input.is_left) return Status::declined(Reason::asked);
   if (input.data != nullptr && input.height > 0) {
-    *pixels = {input.data, std::int64_t{3} * input.width, input.height, input.width, 3};
-    *image = {input.height, input.width};
+    source.pixels = {input.data, std::int64_t{3} * input.width, input.height, input.width, 3};
+    source.size = {input.height, input.width};
     return Status::made();
   }
   if (input.data != nullptr) {
-    *file = {input.data, static_cast<std::size_t>(input.size)};
+    source.file = {input.data, static_cast<std::size_t>(input.size)};
   } else {
     const std::int64_t begun = now_ns();
     const std::size_t length = static_cast<std::size_t>(paths.ends[item] - paths.starts[item]);
@@ -202,18 +262,64 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels
     // A name with a zero in it ends there for the system, and is another file's.
     if (std::strlen(path) != paths.prefix.size + length) return Status::declined(Reason::unreadable);
     note(path);
-    const Status status = read_file(path, scratch.arena, file);
+    opened->path = path;
+    Status status = kept == nullptr ? Status::made() : look_up(item, scratch, opened);
+    if (status.is_made() && source.is_encoded()) status = read_file(path, scratch.arena, &source.file);
     totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
-    if (!status.is_made()) return status;
+    if (!status.is_made() || !source.is_encoded()) return status;
   }
-  const JpegHeader header = read_jpeg_header(*file);
+  const JpegHeader header = read_jpeg_header(source.file);
   if (!header.is_jpeg()) return Status::declined(Reason::not_jpeg);
   if (!header.trusted) return Status::declined(Reason::untrusted);
   if (plan->turns && header.orientation != 1) return Status::declined(Reason::turned);
   if (plan->max_pixels >= 0 && std::int64_t{header.height} * header.width > plan->max_pixels) {
     return Status::declined(Reason::too_large);
   }
-  *image = {header.height, header.width};
+  source.size = {header.height, header.width};
+  return Status::made();
+}
+
+// Decode all of an image, make it smaller where the plan says so, and keep it where that is wanted; what is done to it
+// then begins from these pixels.
+Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opened) {
+  static const Conversion as_it_is = [] {
+    Conversion how;
+    how.interleaved = true;
+    return how;
+  }();
+  ImageSource& source = opened->source;
+  const Size before = source.size;
+  Region whole;
+  const bool is_smaller =
+      !plan->shrink.empty() && std::min(before.height, before.width) > plan->shrink.front().size.height;
+  if (!is_smaller && !opened->is_to_be_kept) return Status::made();
+  static const std::vector<Step> nothing;
+  if (!fold(is_smaller ? plan->shrink : nothing, before, nullptr, &whole)) {
+    return Status::declined(Reason::not_folded);
+  }
+  const Size to{whole.window.height, whole.window.width};
+  const std::int64_t row = std::int64_t{3} * to.width;
+  const std::int64_t nbytes = row * to.height;
+  bool is_kept = opened->is_to_be_kept && nbytes <= most_nbytes;
+  if (!is_smaller && !is_kept) return Status::made();
+  // Large ones are kept one by one, by Python: whole batches of them would fill the memory.
+  if (is_kept && whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return Status::declined(Reason::asked);
+  MadeImage made;
+  std::uint8_t* pixels = nullptr;
+  if (is_kept) {
+    made = allocated(static_cast<std::size_t>(nbytes), to.height, to.width);
+    pixels = made.data.get();
+  } else {
+    pixels = scratch.arena.array<std::uint8_t>(static_cast<std::size_t>(nbytes));
+  }
+  if (pixels == nullptr) return Status::declined(Reason::no_memory);
+  const Status status = draw(whole, source, as_it_is, plan->scaled, scratch, pixels, &totals);
+  if (!status.is_made()) return status;
+  source = {to, source.file, {pixels, row, to.height, to.width, 3}, nullptr, 0};
+  if (is_kept) {
+    whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state,
+                                              std::int64_t{before.height} * before.width};
+  }
   return Status::made();
 }
 
@@ -229,28 +335,29 @@ std::uint8_t* ImageBatch::place_for(std::int64_t item, const Region& region) {
 }
 
 Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
-  Bytes file;
-  Pixels pixels;
-  Size image;
-  Status status = open(item, scratch, &file, &pixels, &image);
+  Opened opened;
+  ImageSource& source = opened.source;
+  Status status = open(item, scratch, &opened);
+  if (status.is_made() && source.is_encoded()) status = make_whole(item, scratch, &opened);
   if (!status.is_made()) return status;
   totals.images.fetch_add(1, std::memory_order_relaxed);
-  totals.pixels.fetch_add(std::int64_t{image.height} * image.width, std::memory_order_relaxed);
+  totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
   Region region;
   const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;
-  if (!fold(plan->steps, image, numbers, &region)) return Status::declined(Reason::not_folded);
+  if (!fold(plan->steps, source.size, numbers, &region)) return Status::declined(Reason::not_folded);
   if (memory != nullptr && !(Size{region.window.height, region.window.width} == sample_size)) {
     return Status::declined(Reason::not_folded);
   }
   std::uint8_t* out = place_for(item, region);
   if (out == nullptr) return Status::declined(Reason::no_memory);
-  status = draw(region, file, pixels.data == nullptr ? nullptr : &pixels, image, *plan, scratch, out, &totals);
-  if (status.is_made() && keeps_files && memory == nullptr && file.data != nullptr) {
-    MadeImage& kept = files_[static_cast<std::size_t>(item)];
-    kept = allocated(file.size, 0, 0);
-    if (kept.data == nullptr) return Status::declined(Reason::no_memory);
-    std::memcpy(kept.data.get(), file.data, file.size);
+  status = draw(region, source, plan->how, plan->scaled, scratch, out, &totals);
+  if (status.is_made() && keeps_files && memory == nullptr && source.file.data != nullptr) {
+    MadeImage& kept_file = files_[static_cast<std::size_t>(item)];
+    kept_file = allocated(source.file.size, 0, 0);
+    if (kept_file.data == nullptr) return Status::declined(Reason::no_memory);
+    std::memcpy(kept_file.data.get(), source.file.data, source.file.size);
   }
+  if (status.is_made() && opened.is_kept) status.reason = Reason::kept;
   return status;
 }
 

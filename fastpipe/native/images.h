@@ -9,6 +9,7 @@
 
 #include "engine.h"
 #include "geometry.h"
+#include "kept.h"
 #include "resample.h"
 #include "span.h"
 #include "status.h"
@@ -24,6 +25,7 @@ struct ImagePlan {
   std::int64_t max_pixels = -1;       // images with more are declined; -1 for no limit
   bool turns = false;                 // images that EXIF turns are declined
   bool scaled = false;                // decode at a part of the size where that loses no detail
+  std::vector<Step> shrink;           // one resize of the shorter side, which larger images get first; or nothing
 };
 
 // Paths of files: slices of one piece of memory, in which their common beginning is not repeated.
@@ -51,6 +53,14 @@ struct MadeImage {
   std::int32_t height = 0, width = 0;  // of it
 };
 
+// A whole image, and which it is.
+struct WholeImage {
+  MadeImage image;
+  Digest digest;
+  FileState state;
+  std::int64_t file_pixels = 0;  // that its file has
+};
+
 // Sums over a batch's samples: nanoseconds by stage; images whose size is known, and their pixels.
 struct Totals {
   std::atomic<std::int64_t> read{0}, decode{0}, transform{0}, images{0}, pixels{0};
@@ -62,13 +72,16 @@ class ImageBatch : public Work {
   std::shared_ptr<const ImagePlan> plan;
   std::int64_t count = 0;
   Paths paths;
-  const ImageInput* inputs = nullptr;    // (count); null: all are read
-  const double* parameters = nullptr;    // (count, plan->draws)
-  std::uint8_t* memory = nullptr;        // where samples go; null: each into memory of its own
-  const std::int64_t* places = nullptr;  // (count): where in it each begins
-  Size sample_size;                      // of each, height and width, if `memory` is given: others are declined
-  bool keeps_files = false;              // keep the encoded bytes of those that are made into memory of their own
-  Status* statuses = nullptr;            // (count), written
+  const ImageInput* inputs = nullptr;      // (count); null: all are read
+  const double* parameters = nullptr;      // (count, plan->draws)
+  std::uint8_t* memory = nullptr;          // where samples go; null: each into memory of its own
+  const std::int64_t* places = nullptr;    // (count): where in it each begins
+  Size sample_size;                        // of each, height and width, if `memory` is given: others are declined
+  bool keeps_files = false;                // keep the encoded bytes of those that are made into memory of their own
+  std::shared_ptr<const KeptImages> kept;  // where images are looked for before their files are read; may be null
+  const FileState* states = nullptr;       // (count): of images that are no files; null: their files are asked
+  std::int64_t most_nbytes = 0;            // of whole images that the caller is to be given, to keep them; 0: of none
+  Status* statuses = nullptr;              // (count), written
   Totals totals;
 
   // Allocate what the batch keeps of its own; false where there is no memory.
@@ -78,24 +91,41 @@ class ImageBatch : public Work {
   void run(std::int64_t item, Scratch& scratch) override;
   void lost(std::int64_t item) noexcept override;
 
-  // Images and files that were kept, once the work is done; each can be taken once.
+  // Images and files in memory of their own, once the work is done; each can be taken once.
   MadeImage take_image(std::int64_t item) noexcept;
   MadeImage take_file(std::int64_t item) noexcept;
+  // A whole image that is to be kept, made smaller where the plan says so; no data for none.
+  WholeImage take_whole(std::int64_t item) noexcept;
+  bool has_whole(std::int64_t item) const noexcept;
 
  private:
+  struct Opened;
   Status make(std::int64_t item, Scratch& scratch);
-  Status open(std::int64_t item, Scratch& scratch, Bytes* file, Pixels* pixels, Size* image);
+  Status open(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   std::uint8_t* place_for(std::int64_t item, const Region& region);
 
   std::vector<MadeImage> images_, files_;
+  std::vector<WholeImage> whole_;
+  std::atomic<std::int64_t> whole_nbytes_{0};
 };
 
-// Decode the part of a trusted JPEG that a region needs, or take it from decoded pixels, and resample it to `out`.
+// What the pixels of an image are taken from: decoded ones, a kept image that is not in memory, or a trusted JPEG.
+struct ImageSource {
+  Size size;
+  Bytes file;
+  Pixels pixels;                     // of the whole image; no data where they are not there
+  const KeptImages* kept = nullptr;  // null where it is not there
+  std::int64_t offset = 0;           // where in it
+  bool is_encoded() const { return pixels.data == nullptr && kept == nullptr; }
+};
+
+// Decode the part of an image that a region needs, or take it from where it is decoded, and resample it to `out`.
 //
-// decoded: the whole image, if it is decoded already; else null, and `file` is decoded.
 // totals: where the time is added; may be null.
-Status draw(const Region& region, Bytes file, const Pixels* decoded, Size image, const ImagePlan& plan,
-            Scratch& scratch, std::uint8_t* out, Totals* totals) noexcept;
+Status draw(const Region& region, const ImageSource& source, const Conversion& how, bool scaled, Scratch& scratch,
+            std::uint8_t* out, Totals* totals) noexcept;
 
 // For benchmarks: wait for so long in the place of decoding; 0 decodes.
 void simulate_decoding(std::int64_t nanoseconds) noexcept;

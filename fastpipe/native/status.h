@@ -12,7 +12,7 @@ enum class Outcome : std::uint8_t {
   cancelled = 3,  // the job was given up
 };
 
-// Why a sample was declined.
+// Why a sample was declined; or how it was made.
 enum class Reason : std::uint8_t {
   none = 0,
   unreadable = 1,  // the file cannot be opened or read; detail is errno, or 0
@@ -25,6 +25,7 @@ enum class Reason : std::uint8_t {
   no_memory = 8,
   internal = 9,  // an exception where none is expected
   asked = 10,    // Python makes it in any case
+  kept = 11,     // made: from a kept image
 };
 
 struct [[nodiscard]] Status {

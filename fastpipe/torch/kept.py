@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
-from fastpipe.cache.images import ImageCache
-from fastpipe.engine.bad import Item
+from fastpipe.cache.images import ImageCache, KeptBatch
 from fastpipe.images.jpeg_header import JpegHeader, read_many
 from fastpipe.images.reader import ImageReader, PillowImage
 from fastpipe.images.short_side import ShortSide
@@ -79,30 +78,11 @@ class ImageSource:
             entry = None  # to decode it may be an error now
         return Found(None if entry else self._read(path), file, entry, False, rules)
 
-    def inputs(self, items: Sequence[Item], takes_pixels: bool) -> list[Any] | None:
-        """What the native engine is told of samples beside their paths: see ``Described.inputs``.
-
-        Args:
-            items: the samples.
-            takes_pixels: whether it may be handed pixels that are kept.
-        """
-        cache = self._cache
-        if cache is None or not cache.is_worth_asking:
+    def begin_batch(self) -> KeptBatch | None:
+        """Where the native core looks for the decoded images of a batch; None where it need not."""
+        if self._cache is None:
             return None
-        rules = self._reader.rules()
-        return [self._input(cache, item.path, rules, takes_pixels) for item in items]
-
-    def _input(self, cache: ImageCache, path: str, rules: str, takes_pixels: bool) -> Any:
-        try:
-            file = cache.identify(path, rules)
-        except (OSError, ValueError):
-            return None  # whoever reads it says so
-        entry = cache.find(file)
-        if entry is None:
-            return False if cache.wants_soon(file) else None
-        if self._reader.objects_to(entry.flags >> 1):
-            return None  # to decode it may be an error now
-        return cache.rows(entry, 0, entry.shape[0]) if takes_pixels and cache.store.is_in_memory else False
+        return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
 
     def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
         """What Pillow says of an encoded file."""
@@ -134,20 +114,25 @@ class ImageSource:
             return image
         make = _Once(image, None if to == image.size else self._short_side)
         if keeps:
-            assert cache is not None and file is not None
-            make.keep = partial(self._keep, cache, file, found.rules)
+            assert file is not None
+            make.keep = partial(self._keep, file, found.rules)
         return WholeImage(to, make.rows, image.info)
 
     def _keep(
-        self, cache: ImageCache, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array
+        self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array
     ) -> None:
-        """Keep an image, unless the rules have changed since its file was read."""
-        if self._reader.rules() != rules:
-            return
+        """Keep an image that was opened."""
         has_none = isinstance(image, PillowImage) and not image.info()
         height, width = image.size
-        flags = min(height * width, _MOST_PIXELS) << 1 | (_NO_INFO if has_none else 0)
-        cache.keep(file, pixels, flags)
+        self._keep_pixels(file, pixels, height * width, rules, has_info=not has_none)
+
+    def _keep_pixels(
+        self, file: FileIdentity, pixels: UInt8Array, count: int, rules: str, has_info: bool = True
+    ) -> None:
+        """Keep an image whose file has so many pixels, unless the rules have changed since that was read."""
+        if self._cache is not None and self._reader.rules() == rules:
+            flags = min(count, _MOST_PIXELS) << 1 | (0 if has_info else _NO_INFO)
+            self._cache.keep(file, pixels, flags)
 
     def _kept(self, entry: Entry, path: str) -> WholeImage:
         height, width, _ = entry.shape

@@ -99,7 +99,7 @@ class Runtime:
         else:
             source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
         self._source, self._reader = source, reader
-        self._is_native = remote is None and short_side is None and decoder is None
+        self._is_native = remote is None and decoder is None
         self.maker = BatchMaker(
             _Noted(source) if get_worker_info() else source.read,
             source.open,
@@ -134,7 +134,9 @@ class Runtime:
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
-            described = plan.native(self._reader.most_pixels, decode.exif, decode.scaled)
+            described = plan.native(
+                self._reader.most_pixels, decode.exif, decode.scaled, decode.short_side
+            )  # fmt: skip
         if described is None:
             return maker.start(
                 pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
@@ -145,9 +147,9 @@ class Runtime:
             batch.when_seen = self.cache.saw
         if get_worker_info():
             batch.note = note
-        inputs = self._source.inputs(items, place.memory is not None)
+        kept = self._source.begin_batch()
         batch.begin_natively(
-            Described(described, items.packed_paths(), self._source.info_in, inputs), pool, self._channel,
+            Described(described, items.packed_paths(), self._source.info_in, kept), pool, self._channel,
             self._threads,
         )  # fmt: skip
         return batch

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pytest
 
 from fastpipe.cache import locks, store
-from fastpipe.cache.entries import RECORD
-from fastpipe.cache.file_io import checksum
+from fastpipe.cache.entries import RECORD_SIZE
+from fastpipe.core.native import native
 from fastpipe.cache.store import DamagedStoreError, EntryStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")
@@ -328,13 +328,13 @@ def test_bytes_that_are_not_what_they_were_are_not_found(tmp_path: Path) -> None
 def test_every_single_byte_counts() -> None:
     for size in (1, 7, 8, 9, 64, 75):
         pixels = np.random.default_rng(size).integers(0, 256, (1, size, 1), np.uint8)
-        total, found = checksum(pixels), set()
+        total, found = native.sum_of(pixels.reshape(-1)), set()
         for at in range(size):
             changed = pixels.copy()
             changed[0, at, 0] ^= 0x10
-            found.add(checksum(changed))
+            found.add(native.sum_of(changed.reshape(-1)))
         assert total not in found
-    assert checksum(np.zeros((1, 8, 1), np.uint8)) != checksum(np.zeros((1, 9, 1), np.uint8))
+    assert native.sum_of(np.zeros(8, np.uint8)) != native.sum_of(np.zeros(9, np.uint8))
 
 
 def test_a_shorter_data_file(tmp_path: Path) -> None:
@@ -555,34 +555,6 @@ def _is_free(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     with locks.lock_of(descriptor).alone(descriptor):
         return True
-
-
-def test_a_fork_in_the_middle_of_reading_the_log(tmp_path: Path) -> None:
-    """A child that is forked while a thread extends the table has half of it, and finds the rest."""
-    one = _open(tmp_path)
-    for number in range(100):
-        assert _put(_open(tmp_path), number)
-    real, results = store.EntryTable.extend, list[int]()
-
-    def look() -> None:
-        store.EntryTable.extend = real  # type: ignore[method-assign]
-        assert all(_is_there(one, number) for number in range(100))
-        assert len(one) == 100
-
-    def extend(table: Any, records: bytes) -> int:
-        half = len(records) // RECORD.itemsize // 2 * RECORD.itemsize
-        count = table._count
-        real(table, records[:half])
-        table._count = count  # which is set last
-        results.append(_in_child(look))
-        return real(table, records)
-
-    store.EntryTable.extend = extend  # type: ignore[method-assign]
-    try:
-        assert all(_is_there(one, number) for number in range(100))
-    finally:
-        store.EntryTable.extend = real  # type: ignore[method-assign]
-    assert results == [0]
 
 
 # ---- descriptors -----------------------------------------------------------------------------------

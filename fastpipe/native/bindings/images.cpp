@@ -104,6 +104,7 @@ std::int64_t bytes_each(const Conversion& how, std::int64_t height, std::int64_t
 struct BoundBatch {
   std::shared_ptr<ImageBatch> work;
   std::vector<ImageInput> inputs;
+  std::vector<FileState> states;
   nb::object keep;
 };
 
@@ -111,7 +112,9 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
                                        In<std::int64_t, 1> starts, In<std::int64_t, 1> ends, In<double, 2> parameters,
                                        std::optional<Out<std::uint8_t, 1>> memory, In<std::int64_t, 1> places, Two size,
                                        bool keeps_files, Out<std::uint8_t, 2> statuses,
-                                       std::optional<nb::typed<nb::list, nb::object>> inputs) {
+                                       std::optional<nb::typed<nb::list, nb::object>> inputs,
+                                       std::shared_ptr<KeptImages> kept, std::optional<In<std::uint64_t, 2>> states,
+                                       std::int64_t most_nbytes) {
   const std::size_t count = starts.shape(0);
   check(ends.shape(0) == count && parameters.shape(0) == count && statuses.shape(0) == count &&
             statuses.shape(1) == sizeof(Status) && places.shape(0) == count,
@@ -162,6 +165,18 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
     }
     work.inputs = bound->inputs.data();
   }
+  work.kept = kept;
+  if (states.has_value()) {
+    check(states->shape(0) == count && states->shape(1) == 5, "a state of five numbers for each sample");
+    bound->states.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t k = 0; k < 5; ++k) bound->states[i].numbers[k] = (*states)(i, k);
+      bound->states[i].is_settled = true;
+    }
+    work.states = bound->states.data();
+  }
+  check(most_nbytes >= 0 && (most_nbytes == 0 || kept != nullptr), "a store for images that are to be kept");
+  work.most_nbytes = most_nbytes;
   if (!work.prepare()) throw std::bad_alloc();
   nb::list keep;
   for (const nb::object& one : {nb::object(prefix), nb::object(arena), nb::cast(starts), nb::cast(ends),
@@ -169,6 +184,7 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
     keep.append(one);
   }
   if (memory.has_value()) keep.append(nb::cast(*memory));
+  if (kept != nullptr) keep.append(nb::cast(kept));  // with the memory that is mapped
   if (inputs.has_value()) keep.append(*inputs);
   bound->keep = std::move(keep);
   return bound;
@@ -354,9 +370,12 @@ void register_images(nb::module_& m) {
       .def(
           "__init__",
           [](ImagePlan* self, const std::vector<Step>& steps, const std::shared_ptr<OwnedConversion>& how,
-             std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled) {
+             std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled, const std::vector<Step>& shrink) {
             check(draws >= 0, "fewer than no numbers in a row");
             check_draws(steps, static_cast<std::size_t>(draws));
+            check(shrink.empty() || (shrink.size() == 1 && shrink.front().kind == Step::Kind::resize &&
+                                     shrink.front().size.height > 0 && shrink.front().size.width == 0),
+                  "images are shrunk by a resize of their shorter side");
             new (self) ImagePlan;
             self->steps = steps;
             self->how = how->how;
@@ -365,9 +384,10 @@ void register_images(nb::module_& m) {
             self->max_pixels = max_pixels;
             self->turns = turns;
             self->scaled = scaled;
+            self->shrink = shrink;
           },
           nb::arg("steps"), nb::arg("conversion"), nb::arg("draws"), nb::arg("max_pixels") = -1,
-          nb::arg("turns") = false, nb::arg("scaled") = false);
+          nb::arg("turns") = false, nb::arg("scaled") = false, nb::arg("shrink") = std::vector<Step>());
   nb::class_<BoundBatch>(m, "ImageBatch", "A batch of images that is made.")
       .def(
           "take_image",
@@ -404,11 +424,35 @@ void register_images(nb::module_& m) {
             const Totals& totals = self.work->totals;
             return std::make_tuple(totals.images.load(), totals.pixels.load());
           },
-          "Images whose sizes are known, and their pixels in all.");
+          "Images whose sizes are known, and their pixels in all.")
+      .def_prop_ro(
+          "whole",
+          [](const BoundBatch& self) {
+            std::vector<std::int64_t> found;
+            for (std::int64_t i = 0; i < self.work->count; ++i) {
+              if (self.work->has_whole(i)) found.push_back(i);
+            }
+            return found;
+          },
+          "The images whose whole pixels are to be kept.")
+      .def(
+          "take_whole",
+          [](BoundBatch& self, std::int64_t item) {
+            check(item >= 0 && item < self.work->count && self.work->has_whole(item), "no such image");
+            WholeImage whole = self.work->take_whole(item);
+            const auto height = std::size_t(whole.image.height), width = std::size_t(whole.image.width);
+            const Bytes state = whole.state.bytes();
+            return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(&whole.digest), sizeof whole.digest),
+                                  nb::bytes(reinterpret_cast<const char*>(state.data), state.size),
+                                  taken(std::move(whole.image), {height, width, 3}), whole.file_pixels);
+          },
+          nb::sig("def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]"), nb::arg("item"),
+          "Such an image, once: its digest, its file's state, uint8 (H, W, 3), and the pixels of its file.");
   m.def("image_batch", &make_batch, nb::arg("plan"), nb::arg("prefix"), nb::arg("arena"), nb::arg("starts").noconvert(),
         nb::arg("ends").noconvert(), nb::arg("parameters").noconvert(), nb::arg("memory").noconvert().none(),
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),
-        nb::arg("inputs").none(), "A batch of images: see ImageBatch in fastpipe/native/images.h.");
+        nb::arg("inputs").none(), nb::arg("kept").none() = nb::none(), nb::arg("states").noconvert() = nb::none(),
+        nb::arg("most_nbytes") = 0, "A batch of images: see ImageBatch in fastpipe/native/images.h.");
   m.def(
       "submit",
       [](nb::object batch, const std::shared_ptr<Channel>& channel, int threads) {
