@@ -372,6 +372,9 @@ class StagedObjects(Protocol):
     def have(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether objects are there, as far as is known without looking."""
 
+    def file(self, row: int) -> str:
+        """The file of an object that is there, as far as is known without looking."""
+
     def read(self, row: int) -> bytes | None:
         """An object's content; None where it is not there, or not whole."""
 

@@ -6,9 +6,13 @@ import hashlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["FileIdentity", "identify", "identify_object", "is_stale", "state_of"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FileIdentity", "identify", "identify_object", "is_stale", "state_of", "states_of_objects"]
 
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
@@ -61,6 +65,14 @@ def identify(path: str, tag: bytes, descriptor: int | None = None) -> FileIdenti
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()
     return FileIdentity(digest, state, path, now - changed > step)
+
+
+def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    """The states of objects, as of ``identify_object``: uint64 (N, 5)."""
+    states = np.zeros((len(versions), 5), np.uint64)
+    states[:, 0] = _NO_DEVICE
+    states[:, 3:] = np.frombuffer(b"".join(versions), "<u8").reshape(-1, 2)
+    return states
 
 
 def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:

@@ -38,7 +38,8 @@ class BatchMaker:
     """Makes batches of image samples.
 
     Args:
-        read: a path to what there is of the image: its encoded file, or more.
+        read: a path to what there is of the image: its encoded file, or more; an ``ImageBatch`` gives it the
+            file as well, where it has that.
         open_image: that and the path to an opened image.
         policy: ``"raise"``, ``"replace"`` or ``"skip"``.
         bad: where bad samples are recorded.
@@ -50,7 +51,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        read: Callable[[str], Any],
+        read: Callable[..., Any],
         open_image: Callable[[Any, str], EncodedImage],
         policy: str,
         bad: BadSampleLog,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +17,12 @@ from fastpipe.core.native import native
 from fastpipe.engine.bad import Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
 from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.engine.watched import WatchedImage
 from fastpipe.errors import ClosedError
 from fastpipe.images.paths import PackedPaths
 from fastpipe.images.plan import Plan
 
-__all__ = ["Described", "ImageBatch", "RowsOf"]
+__all__ = ["Arriving", "Described", "ImageBatch", "RowsOf"]
 
 _PENDING, _MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
@@ -50,12 +53,28 @@ class Described(NamedTuple):
         paths: of the samples.
         info: of an encoded file and its path, what Pillow says of it.
         kept: where decoded images are looked for and kept, or None.
+        arriving: of images that are no files, how they come here; None of files.
     """
 
     plan: Any
     paths: PackedPaths
     info: Callable[[bytes, str], dict[Any, Any]]
     kept: KeptBatch | None = None
+    arriving: Arriving | None = None
+
+
+class Arriving(NamedTuple):
+    """How the images of a batch come here that are objects of a store.
+
+    Attributes:
+        states: uint64 (N, 5): which objects, and which versions of them.
+        away: numbers of those that are not on this machine yet; the paths of others are files.
+        fetch: gives the encoded file of one of those, by its number; raises what went wrong.
+    """
+
+    states: npt.NDArray[np.uint64]
+    away: Sequence[int]
+    fetch: Callable[[int], bytes]
 
 
 class ImageBatch(PendingBatch):
@@ -85,6 +104,9 @@ class ImageBatch(PendingBatch):
         self._image_plan = plan
         self._numbers: Sequence[int] = ()  # of samples that are left for Python
         self._batch: Any = None
+        self._arriving: Arriving | None = None
+        self._at_hand: dict[int, Any] = {}  # by indices, those of samples that are left for Python
+        self._files: dict[int, Any] = {}  # by samples, their encoded files; False where one did not come
         self._kept: KeptBatch | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
 
@@ -99,9 +121,12 @@ class ImageBatch(PendingBatch):
             channel: a ``native.Channel`` of whose threads it is made.
             threads: that the process is to have.
         """
-        self._batch, self._file_info = self._described(described), described.info
-        self._kept = described.kept
+        self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
+        away = self._away()
         if pool is None:
+            for number in away:
+                self._fetch(number)
+            self._batch = self._described(described)
             native.run_here(self._batch)
             self._look()
             self.jobs = [Job(self._make_left, len(self._numbers))]
@@ -119,8 +144,48 @@ class ImageBatch(PendingBatch):
                 rest.cancel(error)
                 raise
 
-        # The engine's comes last: when all of that is begun, threads have nothing to do.
-        self.jobs = [rest, NativeJob(self._batch, channel, threads, go_on)]
+        def begin() -> None:
+            try:
+                self._batch = self._described(described)
+                self.jobs.append(NativeJob(self._batch, channel, threads, go_on))
+            except BaseException as error:
+                rest.cancel(error)
+                raise
+
+        # The last one's beginning is waited for: then threads have nothing to do.
+        self.jobs = [rest]
+        if away:
+            self.jobs.append(pool.submit(lambda place: self._fetch(away[place]), len(away), begin))
+        else:
+            begin()
+
+    def _away(self) -> Sequence[int]:
+        """The samples whose files have to be fetched."""
+        arriving, kept = self._arriving, self._kept
+        if arriving is None or kept is None or not arriving.away:
+            return () if arriving is None else arriving.away
+        is_kept = kept.images.have(arriving.states)
+        return [number for number in arriving.away if not is_kept[number]]
+
+    def _fetch(self, number: int) -> None:
+        """Have the file of a sample, or leave it to Python, which finds out what is wrong with it."""
+        assert self._arriving is not None
+        if self.note is not None:
+            self.note(self.items[number].path)
+        start = perf_counter_ns()
+        try:
+            self._files[number] = self._arriving.fetch(number)
+        except Exception:
+            self._files[number] = False
+        self._maker.clock.add("read", perf_counter_ns() - start)
+
+    def _opened(
+        self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
+    ) -> WatchedImage:
+        file = self._at_hand.pop(item.index, None)
+        if isinstance(file, bytes):  # it is not fetched again
+            read = partial(self._maker.read, file=file)
+        return super()._opened(item, read, found)
 
     def _described(self, described: Described) -> Any:
         count, paths, memory, plan = len(self.items), described.paths, self.memory, self._image_plan
@@ -134,11 +199,13 @@ class ImageBatch(PendingBatch):
             flat = whole.reshape(-1).view(np.uint8)
             places = numbers * (flat.size // max(len(whole), 1))
             size = plan.output.shape[1:]
-        kept = described.kept
+        kept, arriving, files = described.kept, described.arriving, self._files
         return native.image_batch(
             described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
-            places, size, plan.makes_images, self._statuses, None,
+            places, size, plan.makes_images, self._statuses,
+            inputs=[files.get(number) for number in range(count)] if files else None,
             kept=None if kept is None else kept.images, most_nbytes=0 if kept is None else kept.most_nbytes,
+            states=None if arriving is None else arriving.states,
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -155,6 +222,8 @@ class ImageBatch(PendingBatch):
         left = ~made
         left[list(self._to_keep)] = True
         self._numbers = np.flatnonzero(left).tolist() if is_done_then else range(len(self.items))
+        self._at_hand = {self.items[number].index: file for number, file in self._files.items() if not made[number]}
+        self._files = {}
         clock = self._maker.clock
         for stage, nanoseconds in zip(("read", "decode", "transform"), self._batch.times, strict=True):
             clock.add(stage, nanoseconds)

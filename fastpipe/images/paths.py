@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastpipe.index.storage import FrozenSamples
 
-__all__ = ["PackedPaths", "paths_of"]
+__all__ = ["PackedPaths", "packed", "paths_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,10 +35,10 @@ def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
         return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)
-    return _packed([samples[position][0] for position in positions.tolist()])
+    return packed([samples[position][0] for position in positions.tolist()])
 
 
-def _packed(paths: Sequence[Any]) -> PackedPaths:
+def packed(paths: Sequence[Any]) -> PackedPaths:
     """Paths that are Python objects, in one piece of memory."""
     names = [os.fsencode(path) for path in paths]
     lengths = np.array([len(name) for name in names], np.int64)

@@ -90,6 +90,11 @@ class KeptImages:
 
     def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int) -> None: ...
 
+    def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:
+        """
+        Whether the images of objects in these states, uint64 (N, 5), are there.
+        """
+
 class Step:
     """One step of a transform: see fastpipe/native/geometry.h."""
 

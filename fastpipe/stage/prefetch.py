@@ -18,6 +18,9 @@ import threading
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from fastpipe.stage.pace import Pace
 from fastpipe.stage.transfers import Fetches, Int64Array, Transfers
 
@@ -65,6 +68,11 @@ class Prefetcher:
             return
         self._crew.grow(self._shared)
         self._shared.need(rows.tolist(), near.tolist(), sizes.tolist())
+
+    def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether rows are to be taken: they were fetched ahead, or are under way."""
+        slots = self._shared.slots
+        return np.array([row in slots for row in rows.tolist()], np.bool_)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
         """Say that nobody will take rows: which ``need`` was told of, or else only the order."""

@@ -64,6 +64,19 @@ class ObjectReader:
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)
 
+    def files(self, rows: Int64Array) -> list[str | None]:
+        """The files of objects that are staged, as far as is known without looking; None of those that are to
+        be asked for by ``read``, as they are elsewhere or in memory already.
+
+        Args:
+            rows: which objects; -1 of one that was not listed.
+        """
+        if self._staged is None:
+            return [None] * len(rows)
+        near = (rows >= 0) & self._staged.have(rows)
+        near &= ~self.prefetcher.have(rows)
+        return [self._staged.file(row) if is_near else None for row, is_near in zip(rows.tolist(), near, strict=True)]
+
     def need(self, rows: Int64Array) -> None:
         """Say that a batch of these rows is being made; -1 stands for one that was not listed."""
         rows = rows[rows >= 0]

@@ -83,6 +83,11 @@ class StageTable:
         found: npt.NDArray[np.bool_] = self._first[rows] != 0
         return found
 
+    def file(self, row: int) -> str:
+        """Where an object is that is there, as far as is known without looking."""
+        first, second = self._names[row].item()
+        return self._folder.object_path(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
+
     def read(self, row: int) -> bytes | None:
         """An object's content; None where it is not there, or not whole."""
         first, second = self._names[row].item()

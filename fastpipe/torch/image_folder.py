@@ -316,12 +316,13 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if self.bad_samples.policy == "replace":
             substitute = partial(substitute_of, samples, items, key)
         parameters = plan.draw(key)
+        objects = items.positions[:0] if self._remote is None else self._rows(items.positions)
         if self._remote is not None and threaded:  # last, as many threads are awake then
-            self._remote.reader().need(self._rows(items.positions))
+            self._remote.reader().need(objects)
         turn = runtime.turn_on(device) if device and sends_bytes and plan.writes_bytes else None
         pending = runtime.begin(
             items, plan, parameters, place, substitute, turn if turn is not None and turn.is_there else None,
-            threaded,
+            threaded, objects,
         )  # fmt: skip
         there = split is not None and sends_bytes
         return Batch(pending, runtime, plan, key, is_keyed, place, stock_here, there, turn)

@@ -67,16 +67,18 @@ class ImageSource:
         self._read, self._reader, self._version = read, reader, version
         self._short_side, self._cache = short_side, cache
 
-    def read(self, path: str) -> Found:
-        """A kept image of this file as it is now, else the file's content."""
+    def read(self, path: str, file: bytes | None = None) -> Found:
+        """A kept image of this file as it is now, else the file's content, which may be given."""
         if self._cache is None:
-            return Found(self._read(path), None, None)
+            return Found(self._read(path) if file is None else file, None, None)
         version, rules, cache = self._version, self._reader.rules(), self._cache
-        file = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
-        entry = cache.find(file)
+        which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
+        entry = cache.find(which)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
             entry = None  # to decode it may be an error now
-        return Found(None if entry else self._read(path), file, entry, False, rules)
+        if entry is None and file is None:
+            file = self._read(path)
+        return Found(None if entry else file, which, entry, False, rules)
 
     def begin_batch(self) -> KeptBatch | None:
         """Where the native core looks for the decoded images of a batch; None where it need not."""

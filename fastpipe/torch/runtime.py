@@ -99,7 +99,7 @@ class Runtime:
         else:
             source = ImageSource(remote.read, reader, short_side, self.cache, remote.state)
         self._source, self._reader = source, reader
-        self._is_native = remote is None and decoder is None
+        self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(
             _Noted(source) if get_worker_info() else source.read,
             source.open,
@@ -119,6 +119,7 @@ class Runtime:
     def begin(
         self, items: Items, plan: Plan, parameters: npt.NDArray[np.float64], place: Place,
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
+        rows: npt.NDArray[np.int64],
     ) -> PendingBatch:  # fmt: skip
         """Begin a batch.
 
@@ -130,6 +131,7 @@ class Runtime:
             substitute: as of ``BatchMaker.start``.
             turn: of a device on which it is made, as far as it can be.
             threaded: whether threads may make it; else the calling one does, before returning.
+            rows: which objects of their store they are; none of files.
         """
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
@@ -148,10 +150,13 @@ class Runtime:
         if get_worker_info():
             batch.note = note
         kept = self._source.begin_batch()
+        if self._remote is None:
+            paths, arriving = items.packed_paths(), None
+        else:
+            paths, arriving = self._remote.arriving(rows, items.paths())
         batch.begin_natively(
-            Described(described, items.packed_paths(), self._source.info_in, kept), pool, self._channel,
-            self._threads,
-        )  # fmt: skip
+            Described(described, paths, self._source.info_in, kept, arriving), pool, self._channel, self._threads
+        )
         return batch
 
     def maker_on(self, device: Any) -> DeviceMaker | None:
@@ -214,6 +219,6 @@ class _Noted:
     def __init__(self, source: ImageSource) -> None:
         self._source = source
 
-    def __call__(self, path: str) -> Found:
+    def __call__(self, path: str, file: bytes | None = None) -> Found:
         note(path)
-        return self._source.read(path)
+        return self._source.read(path, file)

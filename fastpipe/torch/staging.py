@@ -16,7 +16,10 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.arrays.objects import new_reader
+from fastpipe.cache.identity import states_of_objects
 from fastpipe.errors import OptionError
+from fastpipe.images.batch import Arriving
+from fastpipe.images.paths import PackedPaths, packed
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
@@ -134,6 +137,22 @@ class RemoteImages:
         else:
             paths = [os.fspath(samples[position][0]) for position in positions.tolist()]
         return np.array([self._row_of(path) for path in paths], np.int64)
+
+    def arriving(self, rows: Int64Array, paths: Sequence[str]) -> tuple[PackedPaths, Arriving]:
+        """Where the images of a batch are that was said to be needed, and how the others come here.
+
+        Args:
+            rows: which objects they are; -1 for those that were not listed.
+            paths: of the images.
+        """
+        reader, store = self.reader(), self._store.name
+        staged = reader.files(rows)
+        versions = [bytes(16) if row < 0 else self.listing.name(row, store) for row in rows.tolist()]
+        away = [number for number, path in enumerate(staged) if path is None]
+        arriving = Arriving(
+            states_of_objects(versions), away, lambda number: reader.read(paths[number], int(rows[number]))
+        )
+        return packed([path if one is None else one for one, path in zip(staged, paths, strict=True)]), arriving
 
     def reader(self) -> ObjectReader:
         """This process's reader, made when it is first needed."""

@@ -63,6 +63,12 @@ class Items(Sequence[Item]):
         found: npt.NDArray[np.int64] = self.samples.targets[positions]
         return found
 
+    def paths(self) -> list[str]:
+        """Their paths."""
+        if self._items is not None:
+            return [item.path for item in self._items]
+        return [self.samples.path(position) for position in self._numbers]
+
     def packed_paths(self) -> PackedPaths:
         """Their paths, as the native core takes them."""
         if self._items is not None:

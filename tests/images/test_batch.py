@@ -567,8 +567,8 @@ def test_a_core_that_declines_all_changes_nothing(
 ) -> None:
     real: Any = native.image_batch
 
-    def declined(*arguments: Any) -> Any:
-        return real(*arguments[:-1], [False] * len(arguments[3]))
+    def declined(*arguments: Any, **options: Any) -> Any:
+        return real(*arguments, **{**options, "inputs": [False] * len(arguments[3])})
 
     monkeypatch.setattr(images_batch, "native", _With(native, image_batch=declined))
     for chain in (CLASSIC, MODERN, [v1.RandomResizedCrop(20)]):

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastpipe.engine.bad import Item
+from fastpipe.images.batch import ImageBatch
 from fastpipe.images.reader import ImageReader
 from fastpipe.testing import photo_tree
-from fastpipe.torch.kept import ImageSource
 
 
 @pytest.fixture
@@ -42,10 +41,13 @@ def spoil_decoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None
 def leave_to_python(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the native core leave a file to Python, where its pixels can be changed."""
 
-    def inputs(self: ImageSource, items: Sequence[Item], takes_pixels: bool) -> list[Any]:
-        return [False if item.path == str(path) else None for item in items]
+    described = ImageBatch._described
 
-    monkeypatch.setattr(ImageSource, "inputs", inputs)
+    def left(self: ImageBatch, *arguments: Any) -> Any:
+        self._files = {n: False for n, item in enumerate(self.items) if item.path == str(path)}
+        return described(self, *arguments)
+
+    monkeypatch.setattr(ImageBatch, "_described", left)
 
 
 @pytest.fixture

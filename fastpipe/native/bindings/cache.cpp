@@ -146,7 +146,22 @@ void register_cache(nb::module_& m) {
             self->marks = marks;
           },
           nb::keep_alive<1, 4>(), nb::arg("table"), nb::arg("descriptor"), nb::arg("memory").noconvert().none(),
-          nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"));
+          nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"))
+      .def(
+          "have",
+          [](const KeptImages& kept, In<std::uint64_t, 2> states) {
+            if (states.shape(1) != 5) throw nb::value_error("states of five numbers");
+            std::vector<bool> found(states.shape(0));
+            const Bytes tag{reinterpret_cast<const std::uint8_t*>(kept.tag.data()), kept.tag.size()};
+            nb::gil_scoped_release free;
+            for (std::size_t i = 0; i < found.size(); ++i) {
+              const Bytes state{reinterpret_cast<const std::uint8_t*>(&states(i, 0)), 5 * sizeof(std::uint64_t)};
+              EntryRecord record;
+              found[i] = kept.table->find(blake2b(state, tag), &record) >= 0;
+            }
+            return found;
+          },
+          nb::arg("states").noconvert(), "Whether the images of objects in these states, uint64 (N, 5), are there.");
 }
 
 }  // namespace fastpipe::bindings
