@@ -22,7 +22,7 @@ from rounds import rounds_asked
 
 from fastpipe.bench.loaders import MEAN, STD
 from fastpipe.core.native import native
-from fastpipe.images import kernels, weights
+from fastpipe.images import kernels
 
 _SIZE, _TO, _CALLS = (300, 340), (224, 224), 50
 _LEVELS = ("baseline", "AVX2", "AVX-512")
@@ -43,7 +43,7 @@ def variants() -> dict[str, Callable[[], Any]]:
     """Return what is measured: a name, and a call that does it once."""
     noise = np.random.default_rng(0).integers(0, 256, (*_SIZE, 3), np.uint8)
     image = Image.fromarray(noise)
-    y, x = (kernels.axis(weights.BILINEAR, size, to) for size, to in zip(_SIZE, _TO, strict=True))
+    y, x = (kernels.axis(kernels.BILINEAR, size, to) for size, to in zip(_SIZE, _TO, strict=True))
     conversions = {
         "to uint8, as Pillow": (1, (_BYTES, 3, True, 1, True, [], [], b"")),
         "to uint8 planes": (1, (_BYTES, 3, False, 1, True, [], [], b"")),
@@ -58,7 +58,7 @@ def variants() -> dict[str, Callable[[], Any]]:
         how, out = native.conversion(*arguments), np.empty(3 * _TO[0] * _TO[1] * word, np.uint8)
 
         def call(how: Any = how, out: Any = out) -> None:
-            kernels.resample(noise, weights.BILINEAR, x, y, False, 0, how, out)
+            kernels.resample(noise, kernels.BILINEAR, x, y, False, 0, how, out)
 
         calls[name] = call
     return calls

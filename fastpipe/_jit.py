@@ -35,8 +35,6 @@ KERNEL_MODULES = (
     "read/hdf5/plugin_kernels.py",
     "read/volumes/blosc_kernels.py",
     "read/volumes/kernels.py",
-    "tf/_between.py",
-    "tf/sample_kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.text import Text
+from typing import Any, NamedTuple
 
 import fastpipe
-from fastpipe.bench import cli as bench
-from fastpipe.bench.command import Command
-from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError
-from fastpipe.files import inspect_cli, repack_cli, scan_cli, stage_cli
-from fastpipe.generation import generate_cli
-from fastpipe.profiling import doctor_cli, profile_cli
-from fastpipe.verify import cli as verify
 
 __all__ = ["COMMANDS", "main"]
 
@@ -25,16 +17,65 @@ __all__ = ["COMMANDS", "main"]
 PLAIN_WIDTH = 160
 
 
+class Command(NamedTuple):
+    """A part of the command.
+
+    Attributes:
+        module: has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit
+            code; and perhaps ``prepare(arguments)``, which completes them before they are parsed.
+        about: one line of help.
+    """
+
+    module: str
+    about: str
+
+    def load(self) -> Any:
+        """Import the module: not before the command is asked for."""
+        return importlib.import_module(self.module)
+
+    def prepare(self, arguments: list[str]) -> list[str]:
+        """Complete the command's arguments."""
+        prepare = getattr(self.load(), "prepare", list)
+        prepared: list[str] = prepare(arguments)
+        return prepared
+
+
 COMMANDS = {
-    "verify": Command(verify.ABOUT, verify.add_arguments, verify.run),
-    "bench": Command(bench.ABOUT, bench.add_arguments, bench.run, bench.with_default_case),
-    "inspect": Command(inspect_cli.ABOUT, inspect_cli.add_arguments, inspect_cli.run),
-    "repack": Command(repack_cli.ABOUT, repack_cli.add_arguments, repack_cli.run),
-    "stage": Command(stage_cli.ABOUT, stage_cli.add_arguments, stage_cli.run),
-    "scan": Command(scan_cli.ABOUT, scan_cli.add_arguments, scan_cli.run),
-    "generate": Command(generate_cli.ABOUT, generate_cli.add_arguments, generate_cli.run),
-    "doctor": Command(doctor_cli.ABOUT, doctor_cli.add_arguments, doctor_cli.run),
-    "profile": Command(profile_cli.ABOUT, profile_cli.add_arguments, profile_cli.run),
+    "verify": Command(
+        "fastpipe.verify.cli", "compare FastImageFolder with torchvision's ImageFolder on your own images"
+    ),
+    "bench": Command(
+        "fastpipe.bench.cli",
+        "measure fastpipe against the loader it replaces, on this machine and on your data",
+    ),
+    "inspect": Command(
+        "fastpipe.files.inspect_cli",
+        "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training",
+    ),
+    "repack": Command(
+        "fastpipe.files.repack_cli",
+        "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit",
+    ),
+    "stage": Command(
+        "fastpipe.files.stage_cli",
+        "copy the images of a bucket to a stage on a local disk, or say what a stage holds",
+    ),
+    "scan": Command(
+        "fastpipe.files.scan_cli",
+        "find the images of a folder that a training could not read, and move them out of its way",
+    ),
+    "generate": Command(
+        "fastpipe.generation.generate_cli",
+        "make samples with a function, by all cores, and store them in an HDF5 file",
+    ),
+    "doctor": Command(
+        "fastpipe.profiling.doctor_cli",
+        "say whether this machine and environment are fit for input pipelines, and what to do where not",
+    ),
+    "profile": Command(
+        "fastpipe.profiling.profile_cli",
+        "run a training script for a while, unchanged: does it wait for data, for what, and what would help",
+    ),
 }
 
 
@@ -49,14 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem), 2 bad input, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in COMMANDS:
-        arguments[1:] = COMMANDS[arguments[0]].prepare(arguments[1:])
-    args = _parser().parse_args(arguments)
+    asked = [name for name in arguments[:1] if name in COMMANDS]
+    for name in asked:
+        arguments[1:] = COMMANDS[name].prepare(arguments[1:])
+    args = _parser(asked).parse_args(arguments)
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from fastpipe.bench.progress import Progress
+
     errors = Console(stderr=True)
     try:
         output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
         with Progress(errors) as progress:
-            return COMMANDS[args.command].run(args, output, progress)
+            code: int = COMMANDS[args.command].load().run(args, output, progress)
+            return code
     except BrokenPipeError:
         return 0
     except (FastpipeError, OSError) as error:
@@ -68,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The parser, put together from the commands'."""
+def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The parser, with the options of these commands."""
     parser = argparse.ArgumentParser(
         "fastpipe", description="Make the input pipeline of a training script fast."
     )
@@ -77,5 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         about = f"{command.about[:1].upper()}{command.about[1:]}."
-        command.add_arguments(commands.add_parser(name, help=command.about, description=about))
+        made = commands.add_parser(name, help=command.about, description=about)
+        if name in names:
+            command.load().add_arguments(made)
     return parser

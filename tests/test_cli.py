@@ -6,7 +6,6 @@ import argparse
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(*arguments: object) -> int:
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "verify", replace(cli.COMMANDS["verify"], run=run))
+    monkeypatch.setattr("fastpipe.verify.cli.run", run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["unknown"], ["--unknown"], ["verify"], [""]])
@@ -97,5 +96,5 @@ def test_modules_that_run(module: str) -> None:
 def test_every_command_has_options_of_its_own() -> None:
     for name, command in cli.COMMANDS.items():
         parser = argparse.ArgumentParser(name)
-        command.add_arguments(parser)
+        command.load().add_arguments(parser)
         assert len(parser._actions) > 1

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fastpipe.arrays.locality import GroupedSamples, TouredSamples
 from fastpipe.index.order import epoch_order, grouped_order
-from fastpipe.index.tours import interleaved
 from fastpipe.options import Shuffle
 
 __all__ = ["Arrangement", "Groups", "Tour", "default_window", "order_of"]
@@ -120,6 +119,8 @@ class Tour(Arrangement):
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch."""
+        from fastpipe.index.tours import interleaved  # only a tour needs it
+
         return interleaved(self._ranks(seed, epoch), self.window, seed=seed, epoch=epoch)
 
     @property

@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 from fastpipe.engine.pool import ThreadPool
 
-__all__ = ["KEPT_SLOTS", "Process"]
-
-# Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
-KEPT_SLOTS = 3
+__all__ = ["Process"]
 
 
 class Process(NamedTuple):

@@ -23,9 +23,8 @@ from fastpipe.bench.s3 import case as s3
 from fastpipe.bench.tf import case as tf
 from fastpipe.bench.volume import case as volume
 
-__all__ = ["ABOUT", "CASES", "add_arguments", "run", "with_default_case"]
+__all__ = ["CASES", "add_arguments", "prepare", "run"]
 
-ABOUT = "measure fastpipe against the loader it replaces, on this machine and on your data"
 
 DEFAULT_CASE = "all"
 
@@ -93,10 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table.add_argument("file", type=Path, metavar="RESULT.json", help="written by --json")
 
 
-def with_default_case(arguments: list[str]) -> list[str]:
+def prepare(arguments: list[str]) -> list[str]:
     """The command's arguments with the case that they leave out.
 
-    >>> with_default_case(["--quick"])
+    >>> prepare(["--quick"])
     ['all', '--quick']
     """
     if arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help")):

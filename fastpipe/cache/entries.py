@@ -1,7 +1,7 @@
 """What a cache holds: records of a fixed size, found by the digest of what they are about.
 
-Records are appended to a log that several processes share and never changed.  The native core has the table over
-them (``native.EntryTable``), in which its threads look images up without Python's lock.
+Records are appended to a log that several processes share and never changed.  The native core has
+the table over them (``native.EntryTable``), in which its threads look images up without Python's lock.
 """
 
 from __future__ import annotations

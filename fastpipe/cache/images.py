@@ -86,8 +86,8 @@ class ImageCache:
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
     ) -> KeptBatch | None:
-        """What the native core is told to find the images of a batch; None where none may be there, nor be put
-        there.
+        """What the native core is told to find the images of a batch; None where none may be there, nor be
+        put there.
 
         Args:
             rules: as of ``identify``.

@@ -215,8 +215,9 @@ class EntryStore:
             Whether it is there now.
         """
 
+        height, width, channels = pixels.shape
         # Another process may have been faster.
-        is_put = self._put([digest], [pixels], pixels.shape, flags, note) >= 0
+        is_put = self._put([digest], [pixels], (height, width, channels), flags, note) >= 0
         return is_put or self._table.find(digest) is not None
 
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
@@ -235,7 +236,7 @@ class EntryStore:
         return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
     def _put(
-        self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], shape: tuple[int, ...], flags: int,
+        self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], shape: tuple[int, int, int], flags: int,
         note: bytes,
     ) -> int:  # fmt: skip
         """Where entries of one shape begin, -1 for nowhere."""

@@ -15,9 +15,8 @@ from fastpipe.device.resampling import resample_by_torch, tables_of
 from fastpipe.device.resampling_triton import resample_by_triton
 from fastpipe.device.sharing import Share, takes
 from fastpipe.device.transfer import on_stream, uploaded
-from fastpipe.images.kernels import axis
+from fastpipe.images.kernels import BILINEAR, axis
 from fastpipe.images.pixels import Resampling
-from fastpipe.images.weights import BILINEAR
 from fastpipe.types import Box
 
 __all__ = ["BatchThere", "DeviceDecoder", "DeviceMaker", "Turn"]

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Lease", "SlotPool"]
+__all__ = ["KEPT_SLOTS", "Lease", "SlotPool"]
+
+# Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
+KEPT_SLOTS = 3
 
 _LINE = 64
 _PATIENCE = 16  # smaller batches in a row until the larger slots are given up

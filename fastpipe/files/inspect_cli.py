@@ -12,9 +12,8 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.arguments import is_volume, sides, size
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "say how an HDF5 file's datasets, or a volume, are stored, and what that costs in training"
 
 EPILOG = """\
 For uniform order, the epoch's order is random and a chunk is decoded once for each

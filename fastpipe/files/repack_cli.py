@@ -12,9 +12,8 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.arguments import is_volume, sides, size
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "copy an HDF5 file, or a volume, with other chunks and another codec, checked to the last bit"
 
 EPILOG = """\
 What is packed anew are the datasets above 1 MiB, or those that --dataset names; all

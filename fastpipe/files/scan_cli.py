@@ -12,9 +12,8 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "find the images of a folder that a training could not read, and move them out of its way"
 
 EPILOG = """\
 Every image that ImageFolder would find, or else that lies in the folder itself, is

@@ -12,9 +12,8 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.arguments import size
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "copy the images of a bucket to a stage on a local disk, or say what a stage holds"
 
 EPILOG = """\
 What is in the stage DIR is not downloaded again: stopped or killed, the same command

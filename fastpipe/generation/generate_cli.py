@@ -18,9 +18,8 @@ from fastpipe.errors import OptionError
 from fastpipe.files.volumes.arguments import size
 from fastpipe.generation.public import generate, probe
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "make samples with a function, by all cores, and store them in an HDF5 file"
 
 EPILOG = """\
 FUNCTION(index, rng) returns a dict of arrays, numbers and strings. It is imported from

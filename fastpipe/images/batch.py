@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.cache.identity import FileIdentity
-from fastpipe.cache.images import KeptBatch
 from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
 from fastpipe.engine.bad import Item
@@ -22,9 +20,12 @@ from fastpipe.errors import ClosedError
 from fastpipe.images.paths import PackedPaths
 from fastpipe.images.plan import Plan
 
-__all__ = ["Arriving", "Described", "ImageBatch", "RowsOf"]
+if TYPE_CHECKING:
+    from fastpipe.cache.images import KeptBatch
 
-_PENDING, _MADE = 0, 1  # outcomes of fastpipe/native/status.h
+__all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf"]
+
+PENDING, MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
 
 class RowsOf(Sequence[Any]):
@@ -214,15 +215,17 @@ class ImageBatch(PendingBatch):
             images, pixels = self._batch.seen
             self.when_seen(images, 3 * pixels)
         outcomes = self._statuses[:, 0]
-        if (outcomes == _PENDING).any():
+        if (outcomes == PENDING).any():
             raise ClosedError("the interpreter ends before the batch is made")
-        made = outcomes == _MADE
+        made = outcomes == MADE
         is_done_then = self.memory is not None and self._finish is None
         self._is_made, self._to_keep = made, set(self._batch.whole)
         left = ~made
         left[list(self._to_keep)] = True
         self._numbers = np.flatnonzero(left).tolist() if is_done_then else range(len(self.items))
-        self._at_hand = {self.items[number].index: file for number, file in self._files.items() if not made[number]}
+        self._at_hand = {
+            self.items[number].index: file for number, file in self._files.items() if not made[number]
+        }
         self._files = {}
         clock = self._maker.clock
         for stage, nanoseconds in zip(("read", "decode", "transform"), self._batch.times, strict=True):
@@ -256,6 +259,8 @@ class ImageBatch(PendingBatch):
         """Put the whole image of a sample where others find it."""
         assert self._kept is not None
         digest, state, pixels, count = self._batch.take_whole(number)
+        from fastpipe.cache.identity import FileIdentity
+
         file = FileIdentity(digest, state, self.items[number].path, True)
         self._kept.keep(file, pixels, count, self._kept.rules)
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.images._libjpeg_warnings import silence_codecs
 from fastpipe.images.gpu_regions import decodes_regions, region_of
 from fastpipe.types import Box
 
@@ -255,5 +254,4 @@ class DaliDecoder:
             pipeline.set_outputs(images)
         _made.add(pipeline)
         pipeline.build()
-        silence_codecs()
         return pipeline

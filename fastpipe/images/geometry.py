@@ -30,7 +30,7 @@ class Crop(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Resample to a size; ``mode`` is a constant of ``weights``.  Each of the two passes rounds."""
+    """Resample to a size; ``mode`` is a constant of ``kernels``.  Each of the two passes rounds."""
 
     size: Size
     mode: int
@@ -65,7 +65,7 @@ class Region(NamedTuple):
         canvas: size of the canvas; where ``source`` does not cover it, it is filled.
         fill: the colour of that.
         size: the size to which the canvas is resampled.
-        mode: the filter, a constant of ``weights``; None where nothing is resampled.
+        mode: the filter, a constant of ``kernels``; None where nothing is resampled.
         vertical_first: the order of the passes.
         window: the part of the resampled canvas that is the output.
         flip_before, flip_after: mirror before and after resampling (rounding differs).

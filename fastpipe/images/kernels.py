@@ -8,8 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.native import native
+from fastpipe.types import UInt8Array
 
-__all__ = ["Axis", "axis", "axis_tables", "resample"]
+__all__ = [
+    "BICUBIC", "BILINEAR", "BOX", "HAMMING", "LANCZOS", "NARROW", "NEAREST", "NEAREST_FLOOR", "SHARP_BICUBIC",
+    "SHARP_BILINEAR", "TORCH_BICUBIC", "TORCH_BILINEAR", "Axis", "axis", "axis_tables", "noise", "resample",
+    "resized",
+]  # fmt: skip
+
+# Filters, as of fastpipe/native/resample.h.
+# A flag: weights of 16 bits, as torch and Pillow-SIMD have them, instead of Pillow's 22.
+NARROW = 16
+# Pillow's filters, which widen when they shrink an image (antialiasing) …
+BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
+# … which torch has as well …
+TORCH_BILINEAR, TORCH_BICUBIC = BILINEAR | NARROW, BICUBIC | NARROW
+# … the nearest pixel: to the centre (Pillow, NEAREST_EXACT) or rounded down (torch's "nearest") …
+NEAREST, NEAREST_FLOOR = 5, 6
+# … and torch's filters without antialiasing, which do not widen and repeat the edge.
+SHARP_BILINEAR, SHARP_BICUBIC = 7 | NARROW, 8 | NARROW
 
 
 class Axis(NamedTuple):
@@ -87,7 +104,7 @@ def resample(
 
     Args:
         pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row in one piece.
-        mode: the filter, a constant of ``weights``.
+        mode: the filter, a constant of this module.
         x, y: the axes.
         vertical_first: the order of the two passes, each of which rounds.
         grey: 1 to make the colours luma before resampling, 2 after, 0 not.
@@ -95,3 +112,24 @@ def resample(
         out: of the output's elements, in one piece; written completely.
     """
     native.resample(pixels, mode, x, y, vertical_first, grey, how, out.view(np.uint8))
+
+
+def noise(size: tuple[int, int]) -> UInt8Array:
+    """An image of a height and width in which every difference shows: uint8 (H, W, 3)."""
+    return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
+
+
+def resized(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+    """What the kernels make of a whole image, rows first.
+
+    Args:
+        image: uint8 (H, W, C).
+        to: height and width of the result.
+        mode: a filter, a constant of this module.
+    """
+    (height, width, channels), (out_height, out_width) = image.shape, to
+    made = np.empty(out_height * out_width * channels, np.uint8)
+    how = native.conversion(0, channels, True, 1, True, [], [], b"")
+    x, y = axis(mode, width, out_width), axis(mode, height, out_height)
+    resample(image, mode, x, y, False, 0, how, made)
+    return made.reshape(out_height, out_width, channels)

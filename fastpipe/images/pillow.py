@@ -1,4 +1,4 @@
-"""What the installed Pillow does when it resizes or turns grey, found by asking it.
+"""What the installed Pillow does when it decodes, resizes or turns grey, found by asking it.
 
 Its versions and relatives (Pillow-SIMD) differ in ways that show in the last bit:
 
@@ -11,24 +11,29 @@ Its versions and relatives (Pillow-SIMD) differ in ways that show in the last bi
 
 from __future__ import annotations
 
+import functools
+import io
+import logging
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.core.native import native
-from fastpipe.images import kernels, weights
+from fastpipe.images import kernels
 from fastpipe.images.geometry import Resize
-from fastpipe.images.probe import noise, resized
+from fastpipe.images.kernels import noise, resized
 from fastpipe.types import Size, UInt8Array
 
-__all__ = ["FILTERS", "grey_is_known", "pillow_filter", "pillow_resize"]
+__all__ = ["FILTERS", "decodes_as_pillow", "grey_is_known", "pillow_filter", "pillow_resize"]
+
+_log = logging.getLogger("fastpipe.read")
 
 # By the names of Pillow's ``Resampling``, in lower case: as torchvision's ``InterpolationMode`` has them.
 FILTERS = {
-    "nearest": weights.NEAREST, "box": weights.BOX, "bilinear": weights.BILINEAR,
-    "hamming": weights.HAMMING, "bicubic": weights.BICUBIC, "lanczos": weights.LANCZOS,
+    "nearest": kernels.NEAREST, "box": kernels.BOX, "bilinear": kernels.BILINEAR,
+    "hamming": kernels.HAMMING, "bicubic": kernels.BICUBIC, "lanczos": kernels.LANCZOS,
 }  # fmt: skip
 
 
@@ -47,14 +52,14 @@ def pillow_resize(mode: int, size: Size, to: Size) -> Resize | None:
     """The operation that equals what the installed Pillow does.
 
     Args:
-        mode: a filter of Pillow's, a constant of ``weights``.
+        mode: a filter of Pillow's, a constant of ``kernels``.
         size, to: of the image, and of the result.
 
     Returns:
         The operation; None where no kernel does the same, and Pillow has to be asked.
     """
     rules = _rules()
-    if mode == weights.NEAREST:
+    if mode == kernels.NEAREST:
         return Resize(to, mode)
     if rules.flag is None:
         return None
@@ -66,13 +71,13 @@ def pillow_filter(mode: int) -> tuple[int, int] | None:
     1 and 2 for the rules by which ``pillow_resize`` says which.
 
     Args:
-        mode: a filter of Pillow's, a constant of ``weights``.
+        mode: a filter of Pillow's, a constant of ``kernels``.
 
     Returns:
         None where no kernel does the same.
     """
     rules = _rules()
-    if mode == weights.NEAREST:
+    if mode == kernels.NEAREST:
         return mode, 0
     if rules.flag is None:
         return None
@@ -106,17 +111,17 @@ def _rules() -> _Rules:
 
 def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
     """Whether Pillow resizes an image of this size as if its columns and then its rows were."""
-    image, mode = noise(size), weights.BILINEAR
+    image, mode = noise(size), kernels.BILINEAR
     at_once = _by_pillow(image, to, mode)
     return np.array_equal(at_once, _by_pillow(_by_pillow(image, (to[0], size[1]), mode), to, mode))
 
 
 def _flag() -> int | None:
     """How to get the weights of all filters."""
-    weighted = [mode for mode in FILTERS.values() if mode != weights.NEAREST]
+    weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
     image, to = noise((48, 52)), (37, 31)
     expected = [_by_pillow(image, to, mode) for mode in weighted]
-    for flag in (0, weights.NARROW):
+    for flag in (0, kernels.NARROW):
         made = [resized(image, to, mode | flag) for mode in weighted]
         if all(map(np.array_equal, made, expected)):
             return flag
@@ -126,9 +131,9 @@ def _flag() -> int | None:
 def _grey_is_equal() -> bool:
     image = noise((256, 256))
     made = np.empty(256 * 256, np.uint8)
-    whole = kernels.axis(weights.NEAREST_FLOOR, 256, 256)
+    whole = kernels.axis(kernels.NEAREST_FLOOR, 256, 256)
     how = native.conversion(0, 1, True, 1, True, [], [], b"")
-    kernels.resample(image, weights.NEAREST_FLOOR, whole, whole, False, 1, how, made)
+    kernels.resample(image, kernels.NEAREST_FLOOR, whole, whole, False, 1, how, made)
     expected = np.asarray(require("PIL.Image", extra="image").fromarray(image).convert("L"))
     return np.array_equal(made, expected.reshape(-1))
 
@@ -137,3 +142,34 @@ def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     pillow = require("PIL.Image", extra="image")
     name = next(name for name, constant in FILTERS.items() if constant == mode)
     return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), pillow.Resampling[name.upper()]))
+
+
+_KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
+    {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"subsampling": 2, "progressive": True}, {},
+)  # fmt: skip
+
+
+@functools.cache
+def decodes_as_pillow() -> bool:
+    """Whether the native core decodes small JPEGs, of each kind that it is trusted with, as Pillow does."""
+    pillow = require("PIL.Image", extra="image")
+    # With its class for JPEGs, and a name instead of a format: else it would load plugins of other formats.
+    jpegs = require("PIL.JpegImagePlugin", extra="image")
+    pixels = noise((37, 45))
+    for kind in _KINDS:
+        image = pillow.fromarray(pixels if kind else pixels[:, :, 0])
+        file = io.BytesIO()
+        file.name = "x.jpg"
+        image.save(file, quality=90, **kind)
+        file.seek(0)
+        expected = np.asarray(jpegs.JpegImageFile(file).convert("RGB"))
+        for top, left, height, width in ((0, 0, 37, 45), (9, 14, 19, 23)):
+            found = native.decode(file.getvalue(), top, left, height, width)
+            if found is None or not np.array_equal(found, expected[top : top + height, left : left + width]):
+                _log.warning(
+                    "Pillow %s decodes JPEGs otherwise than libjpeg-turbo %s, with which fastpipe was "
+                    "compiled; so Pillow decodes all images, which is slower",
+                    pillow.__version__, native.jpeg_version(),
+                )  # fmt: skip
+                return False
+    return True

@@ -174,9 +174,7 @@ class Plan:
             value.info = image.info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
-    def native(
-        self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None
-    ) -> Any:
+    def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
         """What the native core is told of this plan, up to its drawn and stock parts: a ``native.ImagePlan``;
         None where that cannot be said.
 

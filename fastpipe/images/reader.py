@@ -15,8 +15,8 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.errors import OptionError
-from fastpipe.images.as_pillow import decodes_as_pillow
 from fastpipe.images.jpeg_header import JpegHeader, read_jpeg_header
+from fastpipe.images.pillow import decodes_as_pillow
 from fastpipe.options import Decode
 from fastpipe.types import Box, Size, UInt8Array
 

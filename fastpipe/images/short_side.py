@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.images import weights
+from fastpipe.images import kernels
 from fastpipe.images.geometry import fold
 from fastpipe.images.pillow import pillow_resize
 from fastpipe.images.pixels import Conversion, draw
@@ -39,7 +39,7 @@ class ShortSide:
     def pixels(self, image: EncodedImage) -> UInt8Array:
         """A whole image, shrunk: uint8 (H, W, 3)."""
         to = self.size(image.size)
-        operation = pillow_resize(weights.BILINEAR, image.size, to)
+        operation = pillow_resize(kernels.BILINEAR, image.size, to)
         region = None if operation is None else fold([operation], image.size)
         if region is None:
             return np.asarray(self._resize(image.pil()))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from fastpipe._extras import require
 from fastpipe.core.native import native
-from fastpipe.images import weights
+from fastpipe.images import kernels
 from fastpipe.images.containers import is_pristine, is_torchvision
 from fastpipe.images.geometry import Crop, Fill, Flip, Grey, Operation, Resize
 from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
@@ -23,13 +23,14 @@ from fastpipe.images.torch_resize import torch_filter, torch_resize
 from fastpipe.types import Box, Size
 
 __all__ = [
-    "Domain", "Step", "described_short_side", "random_resized_crop_box", "recognise", "resized_size", "state_of",
+    "BOX", "GREY", "PROPORTION", "RESIZE", "Domain", "Step", "described_short_side", "described_step",
+    "random_resized_crop_box", "recognise", "resized_size", "state_of",
 ]  # fmt: skip
 
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
 Domain = Literal["pil", "bytes", "other"]
 
-_PIL_MODES = {**FILTERS, "nearest-exact": weights.NEAREST}
+_PIL_MODES = {**FILTERS, "nearest-exact": kernels.NEAREST}
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,10 @@ def _resize_of(transform: Any, domain: Domain, size: Size, to: Size) -> Resize |
 
 
 # Kinds of steps of fastpipe/native/geometry.h.
-_RANDOM_RESIZED_CROP, _RESIZE, _CENTER_CROP, _RANDOM_CROP, _FLIP, _GREY = range(6)
+_RANDOM_RESIZED_CROP, RESIZE, _CENTER_CROP, _RANDOM_CROP, _FLIP, GREY, BOX, PROPORTION = range(8)
 
 
-def _described(kind: int, **fields: Any) -> Any:
+def described_step(kind: int, **fields: Any) -> Any:
     """A step as the native core takes it; what is not given is as in fastpipe/native/geometry.h."""
     step = native.Step()
     step.kind = kind
@@ -160,8 +161,8 @@ def _described(kind: int, **fields: Any) -> Any:
 def described_short_side(side: int) -> Any:
     """A bilinear resize of the shorter side to so many pixels, as the native core takes it; None where the
     installed Pillow has an arithmetic of its own there."""
-    found = pillow_filter(weights.BILINEAR)
-    return None if found is None else _described(_RESIZE, size=(side, 0), filter=found[0], order=found[1])
+    found = pillow_filter(kernels.BILINEAR)
+    return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def _filter_of(transform: Any, domain: Domain) -> dict[str, int]:
@@ -230,7 +231,7 @@ def _random_resized_crop(t: Any) -> Step:
         return _functional(t).resized_crop(value, *box, list(target), t.interpolation, antialias=t.antialias)
 
     def described(domain: Domain) -> Any:
-        return _described(
+        return described_step(
             _RANDOM_RESIZED_CROP, size=target, scale=t.scale, ratio=t.ratio, **_filter_of(t, domain),
             has_fill=domain != "other",
         )  # fmt: skip
@@ -252,7 +253,9 @@ def _resize(t: Any) -> Step:
     def described(domain: Domain) -> Any:
         exact = _pair(t.size)
         edge = t.size if isinstance(t.size, int) else 0 if t.size is None else t.size[0]
-        return _described(_RESIZE, size=exact or (edge, 0), max_size=t.max_size or 0, **_filter_of(t, domain))
+        return described_step(
+            RESIZE, size=exact or (edge, 0), max_size=t.max_size or 0, **_filter_of(t, domain)
+        )
 
     return Step(t, 0, geometry, lambda value, u: t(value), described, _pair(t.size))
 
@@ -291,7 +294,7 @@ def _center_crop(t: Any) -> Step:
         return (Crop(Box(start(size.height, target.height), start(size.width, target.width), *target)),)
 
     def described(domain: Domain) -> Any:
-        return _described(_CENTER_CROP, size=target, has_fill=domain != "other")
+        return described_step(_CENTER_CROP, size=target, has_fill=domain != "other")
 
     return Step(t, 0, geometry, lambda value, u: t(value), described, target)
 
@@ -348,7 +351,7 @@ def _random_crop(t: Any) -> Step | None:
 
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
-        return _described(
+        return described_step(
             _RANDOM_CROP, size=target, padding=_padding(t), pad_if_needed=bool(t.pad_if_needed),
             may_pad=t.padding_mode == "constant" and fill is not None and not refuses_colours,
             always_pads=t.padding is not None and not _is_v2(t), fill=fill or (0, 0, 0),
@@ -402,7 +405,7 @@ def _flip(horizontal: bool) -> Callable[[Any], Step]:
 
         return Step(
             t, 1, geometry, reference,
-            lambda domain: _described(_FLIP, probability=t.p, horizontal=horizontal),
+            lambda domain: described_step(_FLIP, probability=t.p, horizontal=horizontal),
         )  # fmt: skip
 
     return build
@@ -414,7 +417,7 @@ def _grayscale(t: Any) -> Step:
 
     return Step(
         t, 0, geometry, lambda value, u: t(value),
-        lambda domain: _described(_GREY, channels=t.num_output_channels),
+        lambda domain: described_step(GREY, channels=t.num_output_channels),
     )  # fmt: skip
 
 

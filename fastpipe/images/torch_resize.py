@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.images import weights
+from fastpipe.images import kernels
 from fastpipe.images.geometry import Resize
-from fastpipe.images.probe import noise, resized
+from fastpipe.images.kernels import noise, resized
 from fastpipe.types import Size
 
 __all__ = ["torch_filter", "torch_resize"]
 
 # By name and whether it is with antialiasing.
 _MODES = {
-    ("bilinear", True): weights.TORCH_BILINEAR, ("bicubic", True): weights.TORCH_BICUBIC,
-    ("bilinear", False): weights.SHARP_BILINEAR, ("bicubic", False): weights.SHARP_BICUBIC,
+    ("bilinear", True): kernels.TORCH_BILINEAR, ("bicubic", True): kernels.TORCH_BICUBIC,
+    ("bilinear", False): kernels.SHARP_BILINEAR, ("bicubic", False): kernels.SHARP_BICUBIC,
 }  # fmt: skip
 
 

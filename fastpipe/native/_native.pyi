@@ -208,6 +208,24 @@ class Step:
     @channels.setter
     def channels(self, arg: int, /) -> None: ...
 
+    @property
+    def is_relative(self) -> bool: ...
+
+    @is_relative.setter
+    def is_relative(self, arg: bool, /) -> None: ...
+
+    @property
+    def outside(self) -> int: ...
+
+    @outside.setter
+    def outside(self, arg: int, /) -> None: ...
+
+    @property
+    def pads(self) -> bool: ...
+
+    @pads.setter
+    def pads(self, arg: bool, /) -> None: ...
+
 class Conversion:
     """What becomes of an image's bytes: see fastpipe/native/resample.h."""
 
@@ -221,7 +239,7 @@ def conversion(kind: int, channels: int, interleaved: bool, word: int, divide: b
 class ImagePlan:
     """What is done to each image of a batch."""
 
-    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = []) -> None: ...
+    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = [], parity: int = 0, scaling: tuple[int, float, float] = (0, 1.0, 0.0), keeps_samples: bool = False) -> None: ...
 
 class ImageBatch:
     """A batch of images that is made."""
@@ -250,7 +268,7 @@ class ImageBatch:
 
     def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]:
         """
-        Such an image, once: its digest, its file's state, uint8 (H, W, 3), and the pixels of its file.
+        Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its file.
         """
 
 def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:
@@ -269,9 +287,14 @@ def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:
     Height, width, whether it is trusted, orientation, place of the frame, whether it is progressive.
     """
 
-def decode(file: object, top: int, left: int, height: int, width: int) -> NDArray[numpy.uint8] | None:
+def decode(file: object, top: int, left: int, height: int, width: int, kind: int = 0) -> NDArray[numpy.uint8] | None:
     """
-    A part of a trusted JPEG, uint8 (height, width, 3); None where it is declined.
+    A part of a trusted JPEG, uint8 (height, width, C); None where it is declined.  Kind 0: Pillow's RGB, 1: TensorFlow's, 2: TensorFlow's grey.
+    """
+
+def resize_as_tensorflow(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], parity: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+    """
+    tf.image.resize() without antialiasing: uint8 (h, w, C) to float32 (H, W, C).
     """
 
 def decode_reduced(file: object, factor: int, count: int) -> NDArray[numpy.uint8] | None:

@@ -141,6 +141,46 @@ bool random_crop_box(const Step& step, Size image, const double* u, WideBox* box
   return true;
 }
 
+// A box in whole pixels, rounded as PIL.Image.crop() does.
+bool box_of(const Step& step, Size image, const double* numbers, WideBox* box) {
+  std::int64_t edges[4];
+  for (int i = 0; i < 4; ++i) {
+    const double side = i % 2 == 0 ? image.width : image.height;
+    const double edge = std::nearbyint(step.is_relative ? numbers[i] * side : numbers[i]);
+    if (!(std::fabs(edge) <= static_cast<double>(kLargestSide))) return false;  // NaN, too
+    edges[i] = static_cast<std::int64_t>(edge);
+  }
+  auto [left, top, right, bottom] = edges;
+  if (step.outside == 1) {
+    left = std::max<std::int64_t>(left, 0);
+    top = std::max<std::int64_t>(top, 0);
+    right = std::min<std::int64_t>(right, image.width);
+    bottom = std::min<std::int64_t>(bottom, image.height);
+  }
+  if (right <= left || bottom <= top) return false;
+  *box = {top, left, bottom - top, right - left};
+  return step.outside != 0 || lies_inside(*box, image);
+}
+
+// A box with the proportions of a size, as Keras computes it.
+WideBox proportioned(const Step& step, Size image) {
+  const auto height = static_cast<float>(step.size.height), width = static_cast<float>(step.size.width);
+  const std::int64_t by_width = std::int64_t{image.width} * step.size.height;
+  const std::int64_t by_height = std::int64_t{image.height} * step.size.width;
+  auto tall = static_cast<std::int64_t>(static_cast<float>(by_width) / width);
+  auto wide = static_cast<std::int64_t>(static_cast<float>(by_height) / height);
+  if (step.pads) {
+    tall = std::max<std::int64_t>(image.height, tall);
+    wide = std::max<std::int64_t>(image.width, wide);
+  } else {
+    tall = std::max<std::int64_t>(std::min<std::int64_t>(image.height, tall), 1);
+    wide = std::max<std::int64_t>(std::min<std::int64_t>(image.width, wide), 1);
+  }
+  // Python's division rounds down.
+  const auto half = [](std::int64_t number) { return number >= 0 ? number / 2 : -((1 - number) / 2); };
+  return {half(image.height - tall), half(image.width - wide), tall, wide};
+}
+
 bool begins_with_columns(PassOrder order, Size from, Size to) {
   const std::int64_t rows_less = std::int64_t{from.height} - to.height;
   switch (order) {
@@ -243,6 +283,12 @@ bool apply(const Step& step, const double* u, Region* region) {
         flip = !flip;
       }
       return true;
+    case Step::Kind::box:
+      return box_of(step, size, u, &box) && crop(step, box, region);
+    case Step::Kind::proportion:
+      if (!is_valid(step.size)) return false;
+      box = proportioned(step, size);
+      return box.height <= kLargestSide && box.width <= kLargestSide && crop(step, box, region);
     case Step::Kind::grey:
       if (region->grey != Grey::none) return false;
       region->grey = region->filter < 0 ? Grey::before : Grey::after;
@@ -262,6 +308,8 @@ std::int32_t numbers_of(Step::Kind kind) noexcept {
       return 2;
     case Step::Kind::flip:
       return 1;
+    case Step::Kind::box:
+      return 4;
     default:
       return 0;
   }

@@ -25,6 +25,8 @@ struct Step {
     random_crop = 3,
     flip = 4,
     grey = 5,
+    box = 6,         // left, top, right, bottom: numbers of the sample
+    proportion = 7,  // the largest central part, or the smallest canvas around, that has the proportions of `size`
   };
   Kind kind = Kind::resize;
   std::int32_t draw = 0;  // the first of its numbers in the sample's row of parameters
@@ -48,6 +50,12 @@ struct Step {
   bool horizontal = true;
   // grey
   std::int32_t channels = 1;
+  // box: in parts of the image, not pixels; what becomes of one that reaches outside: 0 it is declined, 1 it is
+  // clipped, 2 filled
+  bool is_relative = false;
+  std::int32_t outside = 0;
+  // proportion
+  bool pads = false;
 };
 
 // How many numbers of its row a step reads, from `draw` on.
@@ -72,8 +80,8 @@ struct Region {
 // be asked, or raises an error, or a size is beyond 32 bits.
 //
 // parameters: the sample's uniform numbers in [0, 1); from `draw` on, a random_resized_crop uses 22 of them
-// (an area and an aspect ratio for each of ten tries, top, left), a random_crop 2 (top, left), a flip 1; may
-// be null if no step uses any.
+// (an area and an aspect ratio for each of ten tries, top, left), a random_crop 2 (top, left), a flip 1, a box 4 of any
+// value; may be null if no step uses any.
 //
 // region: what the steps come to; meaningless where false is returned.
 [[nodiscard]] bool fold(const std::vector<Step>& steps, Size image, const double* parameters, Region* region) noexcept;

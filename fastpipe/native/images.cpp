@@ -163,6 +163,48 @@ Status draw(const Region& region, const ImageSource& source, const Conversion& h
   return Status::made();
 }
 
+bool makes_samples(const ImagePlan& plan) noexcept {
+  return plan.keeps_samples || plan.parity != Parity::pillow || plan.scaling.kind != Scaling::Kind::none;
+}
+
+std::int32_t word_before(const ImagePlan& plan) noexcept {
+  return plan.parity == Parity::pillow ? plan.how.word : std::int32_t{sizeof(float)};
+}
+
+std::int32_t word_after(const ImagePlan& plan) noexcept {
+  switch (plan.scaling.kind) {
+    case Scaling::Kind::none:
+      return word_before(plan);
+    case Scaling::Kind::floats_to_bytes:
+      return 1;
+    default:
+      return std::int32_t{sizeof(float)};
+  }
+}
+
+namespace {
+
+// What draw() does, for TensorFlow's pixels: float32.
+Status draw_as_tensorflow(const Region& region, const ImageSource& source, const ImagePlan& plan, Scratch& scratch,
+                          std::uint8_t* out, Totals* totals) noexcept {
+  const std::int64_t begun = now_ns();
+  if (!(region.placed == Box{0, 0, region.canvas.height, region.canvas.width})) {
+    return Status::declined(Reason::not_folded);
+  }
+  const JpegPixels kind = plan.how.channels == 1 ? JpegPixels::tensorflow_grey : JpegPixels::tensorflow;
+  Pixels pixels;
+  const Status status = scratch.jpeg.decode(source.file, region.source, scratch.arena, &pixels, kind);
+  const std::int64_t decoded_at = now_ns();
+  totals->decode.fetch_add(decoded_at - begun, std::memory_order_relaxed);
+  if (!status.is_made()) return status;
+  const bool is_done =
+      resize_as_tensorflow(pixels, plan.parity, region.size, scratch.arena, reinterpret_cast<float*>(out));
+  totals->transform.fetch_add(now_ns() - decoded_at, std::memory_order_relaxed);
+  return is_done ? Status::made() : Status::declined(Reason::no_memory);
+}
+
+}  // namespace
+
 bool ImageBatch::prepare() noexcept {
   try {
     if (most_nbytes > 0) whole_.resize(static_cast<std::size_t>(count));
@@ -216,10 +258,18 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   } else if (!state_of_file(opened->path, &opened->state)) {
     return Status::made();  // whoever reads it says what is wrong
   }
-  const Bytes tag{reinterpret_cast<const std::uint8_t*>(kept->tag.data()), kept->tag.size()};
-  opened->digest = blake2b(opened->state.bytes(), tag);
+  std::uint8_t tag[64];
+  std::size_t tag_size = std::min(kept->tag.size(), sizeof tag);
+  std::memcpy(tag, kept->tag.data(), tag_size);
+  if (plan->keeps_samples && plan->draws > 0) {  // which depend on them
+    const std::size_t more = std::min(static_cast<std::size_t>(plan->draws) * sizeof(double), sizeof tag - tag_size);
+    std::memcpy(tag + tag_size, parameters + item * plan->draws, more);
+    tag_size += more;
+  }
+  opened->digest = blake2b(opened->state.bytes(), {tag, tag_size});
   KeptImage found;
-  const Lookup looked = find_kept(*kept, opened->digest, plan->max_pixels, scratch.arena, &found);
+  const std::int32_t channels = plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
+  const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
   if (looked == Lookup::found) {
     if (memory == nullptr) return Status::declined(Reason::asked);  // an image takes more from its file than pixels
     opened->source.size = found.size;
@@ -300,7 +350,7 @@ Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opene
   const Size to{whole.window.height, whole.window.width};
   const std::int64_t row = std::int64_t{3} * to.width;
   const std::int64_t nbytes = row * to.height;
-  bool is_kept = opened->is_to_be_kept && nbytes <= most_nbytes;
+  const bool is_kept = opened->is_to_be_kept && nbytes <= most_nbytes;
   if (!is_smaller && !is_kept) return Status::made();
   // Large ones are kept one by one, by Python: whole batches of them would fill the memory.
   if (is_kept && whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return Status::declined(Reason::asked);
@@ -334,11 +384,69 @@ std::uint8_t* ImageBatch::place_for(std::int64_t item, const Region& region) {
   return image.data.get();
 }
 
+// Make a sample as it is before scaling, keep it where that is wanted, and scale it; or scale one that was kept.
+Status ImageBatch::make_sample(std::int64_t item, Scratch& scratch, Opened* opened) {
+  ImageSource& source = opened->source;
+  const std::int64_t count = std::int64_t{sample_size.height} * sample_size.width * plan->how.channels;
+  const std::int64_t nbytes = count * word_before(*plan);
+  const bool scales = plan->scaling.kind != Scaling::Kind::none;
+  std::uint8_t* out = memory + places[item];
+  const std::uint8_t* before = nullptr;
+  MadeImage made;
+  if (opened->is_kept) {
+    if (!(source.size == sample_size)) return Status::declined(Reason::asked);
+    before =
+        source.pixels.data != nullptr ? source.pixels.data : read_kept(*kept, source.offset, nbytes, scratch.arena);
+    if (before == nullptr) return Status::declined(Reason::asked);
+  } else {
+    Region region;
+    if (!fold(plan->steps, source.size, parameters + item * plan->draws, &region) ||
+        !(Size{region.window.height, region.window.width} == sample_size)) {
+      return Status::declined(Reason::not_folded);
+    }
+    const bool is_to_be_kept =
+        opened->is_to_be_kept && nbytes <= most_nbytes && whole_nbytes_.fetch_add(nbytes) + nbytes <= kMostWhole;
+    std::uint8_t* into = out;
+    if (is_to_be_kept) {
+      made = allocated(static_cast<std::size_t>(nbytes), sample_size.height, sample_size.width);
+      into = made.data.get();
+    } else if (scales) {
+      into = scratch.arena.array<std::uint8_t>(static_cast<std::size_t>(nbytes));
+    }
+    if (into == nullptr) return Status::declined(Reason::no_memory);
+    const Status status = plan->parity == Parity::pillow
+                              ? draw(region, source, plan->how, plan->scaled, scratch, into, &totals)
+                              : draw_as_tensorflow(region, source, *plan, scratch, into, &totals);
+    if (!status.is_made()) return status;
+    before = into;
+    if (is_to_be_kept) {
+      whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state,
+                                                std::int64_t{source.size.height} * source.size.width};
+    }
+  }
+  const std::int64_t begun = now_ns();
+  if (scales) {
+    scale(before, count, plan->scaling, out);
+  } else if (before != out) {
+    std::memcpy(out, before, static_cast<std::size_t>(nbytes));
+  }
+  totals.transform.fetch_add(now_ns() - begun, std::memory_order_relaxed);
+  return Status::made();
+}
+
 Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
   Opened opened;
-  ImageSource& source = opened.source;
   Status status = open(item, scratch, &opened);
-  if (status.is_made() && source.is_encoded()) status = make_whole(item, scratch, &opened);
+  if (!status.is_made()) return status;
+  status = makes_samples(*plan) ? make_sample(item, scratch, &opened) : make_image(item, scratch, &opened);
+  if (status.is_made() && opened.is_kept) status.reason = Reason::kept;
+  return status;
+}
+
+Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opened) {
+  ImageSource& source = opened->source;
+  Status status = Status::made();
+  if (source.is_encoded()) status = make_whole(item, scratch, opened);
   if (!status.is_made()) return status;
   totals.images.fetch_add(1, std::memory_order_relaxed);
   totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
@@ -357,7 +465,6 @@ Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
     if (kept_file.data == nullptr) return Status::declined(Reason::no_memory);
     std::memcpy(kept_file.data.get(), source.file.data, source.file.size);
   }
-  if (status.is_made() && opened.is_kept) status.reason = Reason::kept;
   return status;
 }
 

@@ -13,6 +13,7 @@
 #include "resample.h"
 #include "span.h"
 #include "status.h"
+#include "tensorflow.h"
 
 namespace fastpipe {
 
@@ -25,8 +26,18 @@ struct ImagePlan {
   std::int64_t max_pixels = -1;       // images with more are declined; -1 for no limit
   bool turns = false;                 // images that EXIF turns are declined
   bool scaled = false;                // decode at a part of the size where that loses no detail
-  std::vector<Step> shrink;           // one resize of the shorter side, which larger images get first; or nothing
+  Parity parity = Parity::pillow;  // of TensorFlow `how` says the channels only, and samples are float32 before scaling
+  Scaling scaling;                 // at last; samples are written before in interleaved pixels
+  bool keeps_samples = false;      // what is kept is not images but samples, before scaling
+  std::vector<Step> shrink;        // one resize of the shorter side, which larger images get first; or nothing
 };
+
+// Whether samples are kept, scaled or TensorFlow's.
+bool makes_samples(const ImagePlan& plan) noexcept;
+
+// Bytes of an element of a sample, before and after scaling.
+std::int32_t word_before(const ImagePlan& plan) noexcept;
+std::int32_t word_after(const ImagePlan& plan) noexcept;
 
 // Paths of files: slices of one piece of memory, in which their common beginning is not repeated.
 struct Paths {
@@ -66,7 +77,8 @@ struct Totals {
   std::atomic<std::int64_t> read{0}, decode{0}, transform{0}, images{0}, pixels{0};
 };
 
-// A batch.  All pointers are the caller's, and are valid until the work is done.
+// A batch.  Of samples that are kept, scaled or TensorFlow's `memory` and `sample_size` are given.  All pointers are
+// the caller's, and are valid until the work is done.
 class ImageBatch : public Work {
  public:
   std::shared_ptr<const ImagePlan> plan;
@@ -104,6 +116,8 @@ class ImageBatch : public Work {
   Status open(std::int64_t item, Scratch& scratch, Opened* opened);
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status make_sample(std::int64_t item, Scratch& scratch, Opened* opened);
   std::uint8_t* place_for(std::int64_t item, const Region& region);
 
   std::vector<MadeImage> images_, files_;

@@ -27,8 +27,12 @@ JpegHeader read_jpeg_header(Bytes file) noexcept;
 // a scan, too.  No pixel depends on them, but Pillow reads them and fails if they are damaged.
 bool ends_after_scan(Bytes file, std::int64_t position) noexcept;
 
+// Whose pixels are decoded: Pillow's RGB; or those of TensorFlow, whose default is the fast DCT: RGB, or the luma
+// alone.
+enum class JpegPixels : std::int32_t { pillow = 0, tensorflow = 1, tensorflow_grey = 2 };
+
 // Decodes parts of trusted JPEGs to RGB with libjpeg-turbo's accurate settings (islow DCT, fancy upsampling), which
-// are Pillow's.  For one thread; keeps its tables and buffers from image to image.
+// are Pillow's, or as `JpegPixels` says.  For one thread; keeps its tables and buffers from image to image.
 class JpegDecoder {
  public:
   JpegDecoder() noexcept;
@@ -40,9 +44,9 @@ class JpegDecoder {
   //
   // file: of which read_jpeg_header() says that it is trusted.
   // arena: where the pixels (and rows that are decoded beside them) lie, valid until it is reset.
-  // pixels: where they are, of the box's size, 3 channels; the pitch may be wider than the box.
+  // pixels: where they are, of the box's size, 3 channels (1 of luma); the pitch may be wider than the box.
   // Returns made, or declined: damaged (any warning of libjpeg's is one), no_memory.
-  Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels) noexcept;
+  Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind = JpegPixels::pillow) noexcept;
 
   // Decode the first rows at 1 / factor (2, 4 or 8) of the size, each side rounded up: at least `count` rows (of the
   // reduced image) from the top, of the whole width.  Otherwise as decode().

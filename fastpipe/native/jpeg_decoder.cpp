@@ -75,6 +75,7 @@ struct JpegDecoder::State {
   // The part to decode, in pixels of the image at 1 / factor of its size.
   Bytes file;
   int factor = 1;
+  JpegPixels kind = JpegPixels::pillow;
   Box box;  // width 0: the whole width, and as many of these rows as there are
 
   // The columns and rows that are decoded: the box and a margin.
@@ -171,10 +172,10 @@ void JpegDecoder::State::begin(State& state) {
   if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
   if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
 
-  codec->out_color_space = JCS_RGB;
+  codec->out_color_space = state.kind == JpegPixels::tensorflow_grey ? JCS_GRAYSCALE : JCS_RGB;
   codec->scale_num = 1;
   codec->scale_denom = static_cast<unsigned int>(state.factor);
-  codec->dct_method = JDCT_ISLOW;
+  codec->dct_method = state.kind == JpegPixels::pillow ? JDCT_ISLOW : JDCT_IFAST;
   codec->do_fancy_upsampling = TRUE;
   jpeg_start_decompress(codec);  // reads all scans, if there are several
   check(state);
@@ -185,7 +186,7 @@ void JpegDecoder::State::begin(State& state) {
 void JpegDecoder::State::check(State& state) {
   j_decompress_ptr codec = &state.codec;
   Box& box = state.box;
-  bool fits = codec->output_components == 3;
+  bool fits = codec->output_components == (state.kind == JpegPixels::tensorflow_grey ? 1 : 3);
   for (int i = 0; i < codec->num_components; ++i) {
     const JQUANT_TBL* table = codec->comp_info[i].quant_table;
     fits = fits && table != nullptr && table->quantval[0] != 0;  // 0: see forget_tables()
@@ -244,7 +245,8 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
   // libjpeg-turbo writes rows that begin at a multiple of 16 or 32 bytes around the caches.  That makes decoding and
   // resampling a tenth slower, so each row begins one byte behind such an address.
   constexpr std::int64_t granule = 32;
-  const std::int64_t pitch = (3 * std::int64_t{width} + granule - 1) / granule * granule;
+  const int channels = kind == JpegPixels::tensorflow_grey ? 1 : 3;
+  const std::int64_t pitch = (channels * std::int64_t{width} + granule - 1) / granule * granule;
   auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows + 1));
   lines = arena.array<JSAMPROW>(rows);
   if (memory == nullptr || lines == nullptr) {
@@ -254,23 +256,25 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
   for (JDIMENSION row = 0; row < rows; ++row) lines[row] = memory + 1 + pitch * row;
 
   if (!step_is_done(read_rows) || !step_is_done(abort)) return declined();
-  pixels->data = lines[static_cast<JDIMENSION>(box.top) - top] + 3 * (static_cast<JDIMENSION>(box.left) - left);
+  pixels->data = lines[static_cast<JDIMENSION>(box.top) - top] +
+                 static_cast<JDIMENSION>(channels) * (static_cast<JDIMENSION>(box.left) - left);
   pixels->pitch = pitch;
   pixels->height = box.height;
   pixels->width = box.width;
-  pixels->channels = 3;
+  pixels->channels = channels;
   return Status::made();
 }
 
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
 JpegDecoder::~JpegDecoder() = default;
 
-Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels) noexcept {
+Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
   state_->file = file;
   state_->box = box;
   state_->factor = 1;
+  state_->kind = kind;
   return state_->decode(arena, pixels);
 }
 
@@ -280,6 +284,7 @@ Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, A
   state_->file = file;
   state_->box = {0, 0, std::max(1, count), 0};
   state_->factor = factor;
+  state_->kind = JpegPixels::pillow;
   return state_->decode(arena, pixels);
 }
 

@@ -63,7 +63,7 @@ bool state_of_file(const char* path, FileState* state) noexcept {
   return true;
 }
 
-Lookup find_kept(const KeptImages& kept, Digest digest, std::int64_t most_pixels, Arena& arena,
+Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, std::int64_t most_pixels, Arena& arena,
                  KeptImage* image) noexcept {
   EntryRecord record;
   const std::int64_t number = kept.table->find(digest, &record);
@@ -72,8 +72,9 @@ Lookup find_kept(const KeptImages& kept, Digest digest, std::int64_t most_pixels
   // Records are other processes': what one says of itself is not relied on.
   const std::uint64_t largest = static_cast<std::uint64_t>(std::max<std::int64_t>(kept.size, 0));
   const bool fits = record.offset <= largest && record.nbytes <= largest - record.offset;
-  const bool is_image = record.channels == 3 && record.height > 0 && record.width > 0 && record.height < 1u << 24 &&
-                        record.width < 1u << 24 && std::uint64_t{record.height} * record.width * 3 == record.nbytes;
+  const bool is_image = record.channels == static_cast<std::uint32_t>(channels) && record.height > 0 &&
+                        record.width > 0 && record.height < 1u << 24 && record.width < 1u << 24 &&
+                        std::uint64_t{record.height} * record.width * record.channels == record.nbytes;
   if (!fits || !is_image || !is_whole(kept, record, number, arena)) return Lookup::unusable;
   image->size = {static_cast<std::int32_t>(record.height), static_cast<std::int32_t>(record.width)};
   image->offset = static_cast<std::int64_t>(record.offset);

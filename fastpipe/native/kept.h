@@ -38,16 +38,17 @@ struct KeptImages {
 // A kept image.
 struct KeptImage {
   Size size;
-  std::int64_t offset = 0;  // in the data file, of its uint8 (height, width, 3)
+  std::int64_t offset = 0;  // in the data file, of its uint8 (height, width, channels)
 };
 
 enum class Lookup { found, missing, unusable };
 
 // Find an image.
 //
+// channels: bytes of a pixel.
 // most_pixels: of larger files (as its flags say) the image is not used; -1 for no limit.
 // unusable: it is there, and cannot be taken: its bytes changed, or its file may be an error now.
-Lookup find_kept(const KeptImages& kept, Digest digest, std::int64_t most_pixels, Arena& arena,
+Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, std::int64_t most_pixels, Arena& arena,
                  KeptImage* image) noexcept;
 
 // Read bytes of the data file into the arena; null where they are not there, or there is no memory.

@@ -12,9 +12,8 @@ from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError
 from fastpipe.profiling import doctor
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "say whether this machine and environment are fit for input pipelines, and what to do where not"
 
 EPILOG = """\
 Looks at decoders and their speed here, at torch, torchvision, TensorFlow, DALI and CUDA

@@ -21,9 +21,8 @@ from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.script import profile_script
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "run a training script for a while, unchanged: does it wait for data, for what, and what would help"
 
 _RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # what runs a script
 

@@ -75,7 +75,10 @@ class ObjectReader:
             return [None] * len(rows)
         near = (rows >= 0) & self._staged.have(rows)
         near &= ~self.prefetcher.have(rows)
-        return [self._staged.file(row) if is_near else None for row, is_near in zip(rows.tolist(), near, strict=True)]
+        return [
+            self._staged.file(row) if is_near else None
+            for row, is_near in zip(rows.tolist(), near, strict=True)
+        ]
 
     def need(self, rows: Int64Array) -> None:
         """Say that a batch of these rows is being made; -1 stands for one that was not listed."""

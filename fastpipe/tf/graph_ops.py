@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from fastpipe.tf.options import ImageSpec
 
-__all__ = ["MARGIN", "decoded", "load", "resized"]
+__all__ = ["decoded", "load", "resized"]
 
-MARGIN = 2  # columns beside a part of a JPEG that have to be decoded with it
+_MARGIN = 2  # columns beside a part of a JPEG that have to be decoded with it
 
 
 def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
@@ -62,7 +62,7 @@ def _part_of_jpeg(raw: Any, box: Any, channels: int, method: str) -> Any:
     end = tf.image.extract_jpeg_shape(raw)[1]
     inside = tf.debugging.Assert(left + width <= end, ["a box reaches outside its image:", box])
     with tf.control_dependencies([] if inside is None else [inside]):
-        first, last = tf.maximum(left - MARGIN, 0), tf.minimum(left + width + MARGIN, end)
+        first, last = tf.maximum(left - _MARGIN, 0), tf.minimum(left + width + _MARGIN, end)
     window = tf.stack([top, first, height, last - first])
     part = tf.io.decode_and_crop_jpeg(raw, window, channels=channels, dct_method=method)
     return part[:, left - first : left - first + width]

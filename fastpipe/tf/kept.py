@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity, identify
@@ -15,7 +15,7 @@ from fastpipe.cache.store import EntryStore
 from fastpipe.options import Cache
 from fastpipe.tf.pixels import SampleMaker
 from fastpipe.tf.rows import Column
-from fastpipe.types import Size, UInt8Array
+from fastpipe.types import UInt8Array
 
 __all__ = ["KeptColumn", "open_kept"]
 
@@ -33,6 +33,7 @@ class KeptColumn:
         self.store, self._column, self._reader = store, column, maker.reader
         # Of a column whose samples the script's code has a part in, what that code is given is kept.
         self._tag = f"{maker.tag} {'cut' if column.preprocess else 'made'}"
+        self._native: tuple[bytes, Any] | None = None
         self._tags: dict[tuple[str, int | None], bytes] = {}  # by rules
 
     def identify(self, row: int) -> FileIdentity:
@@ -41,7 +42,9 @@ class KeptColumn:
         Raises:
             OSError: there is no such file.
         """
-        return self._identify(row, self._tag_now())
+        boxes, tag = self._column.boxes, self._tag_now()
+        tag = tag if boxes is None else tag + boxes.edges[row].tobytes()
+        return identify(self._column.paths[row], tag)
 
     def _tag_now(self) -> bytes:
         rules = self._reader.rules(), self._reader.limit
@@ -50,41 +53,30 @@ class KeptColumn:
             found = self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
         return found
 
-    def _identify(self, row: int, tag: bytes) -> FileIdentity:
-        boxes = self._column.boxes
-        tag = tag if boxes is None else tag + boxes.edges[row].tobytes()
-        return identify(self._column.paths[row], tag)
-
     def find(self, identity: FileIdentity) -> Entry | None:
         """The sample, if it is kept."""
         return self.store.find(identity.digest)
 
-    def keep(self, identity: FileIdentity, sample: UInt8Array, size: Size) -> None:
+    def begin_batch(self) -> tuple[Any, int]:
+        """What the native core is told to find samples: a ``native.KeptImages``; and the most bytes of those
+        that are to be kept."""
+        tag = self._tag_now()
+        if self._native is None or self._native[0] != tag:
+            self._native = tag, self.store.images(tag, marks=False)
+        self.store.refreshed()
+        return self._native[1], self.store.max_bytes if self.store.has_room(1) else 0
+
+    def keep(self, identity: FileIdentity, sample: UInt8Array, pixels: int) -> None:
         """Keep a sample, if there is room.
 
         Args:
             identity: of ``identify``.
             sample: uint8 (h, w, bytes of a pixel).
-            size: of the image; one that Pillow warns of is to be opened each time.
+            pixels: of the image; one that Pillow warns of is to be opened each time.
         """
-        if identity.is_settled and not self._reader.objects_to(size.height * size.width):
+        if identity.is_settled and not self._reader.objects_to(pixels):
             note = b"" if self.store.is_in_memory else identity.note()
             self.store.put(identity.digest, sample, note=note)
-
-    def places(self, rows: Sequence[int]) -> npt.NDArray[np.int64] | None:
-        """Where the samples of these rows are in ``store.mapped``; None unless all are there."""
-        if self.store.mapped is None:
-            return None
-        places, tag = np.empty(len(rows), np.int64), self._tag_now()
-        for number, row in enumerate(rows):
-            try:
-                entry = self.find(self._identify(row, tag))
-            except OSError:
-                return None  # whoever makes the sample says what is wrong
-            if entry is None:
-                return None
-            places[number] = entry.offset
-        return places
 
 
 def open_kept(

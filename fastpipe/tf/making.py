@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -15,16 +14,21 @@ from fastpipe._nvtx import ranged
 from fastpipe.cache.entries import Entry
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.core.files import read_file
+from fastpipe.core.jobs import NativeJob
+from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import PendingSamples, say_where
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.engine.watched import UnreadableError, judged
+from fastpipe.errors import ClosedError
+from fastpipe.images.batch import MADE, PENDING
+from fastpipe.images.paths import packed
 from fastpipe.protocols import PartlyDecoded
 from fastpipe.tf.kept import KeptColumn
-from fastpipe.tf.pixels import SampleMaker
+from fastpipe.tf.pixels import SampleMaker, Scaling
 from fastpipe.tf.preprocessing import Preprocessing
 from fastpipe.tf.rows import Column
-from fastpipe.tf.sample_kernels import scale_bytes
 from fastpipe.types import Box, UInt8Array
 
 __all__ = ["ColumnMaker", "PendingRows", "RowItem"]
@@ -43,19 +47,6 @@ class RowItem(Item):
 
     position: int = -1
     seed: int = 0
-
-
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.bytes: UInt8Array = np.empty(0, np.uint8)
-
-    def of(self, size: int) -> UInt8Array:
-        if self.bytes.size < size:
-            self.bytes = np.empty(size, np.uint8)
-        return self.bytes[:size]
-
-
-_scratch = _Scratch()
 
 
 class _Opened(NamedTuple):
@@ -94,17 +85,53 @@ class ColumnMaker:
         self.word = word = np.uint8 if output == "uint8" else np.float32
         self.column, self.kept, self.clock = column, kept, clock
         self._pixels = pixels
-        scale, offset = column.rescale or (1.0, 0.0)
-        self.scale, self.offset = np.float32(scale), np.float32(offset)
+        factor, offset = column.rescale or (None, 0.0)
+        self._scaling = Scaling(pixels.word, word, factor, offset)
         self._preprocessing: Preprocessing | None = None
         if column.preprocess is not None:
             self._preprocessing = Preprocessing(column.preprocess, column.name, column.spec, np.dtype(output))
-        # Whether the samples of a whole batch may be taken from where they are kept at once.
-        self.gathers = column.preprocess is None and pixels.word == np.uint8 and word == np.float32
+        self._paths = packed(column.paths)
+        self._native: tuple[Any, Any] | None = None
 
     def describe(self) -> str:
         """Who decodes, in one line."""
         return self._pixels.describe()
+
+    def native_plan(self) -> Any:
+        """What the native core is told of this column, a ``native.ImagePlan``; None where Python makes it."""
+        if self._preprocessing is not None:
+            return None
+        reader = self._pixels.reader
+        state = reader.most_pixels, reader.is_native  # which a script may change at any time
+        if self._native is None or self._native[0] != state:
+            plan = self._pixels.native(self.column.boxes, self._scaling, self.kept is not None)
+            self._native = state, plan
+        return self._native[1]
+
+    def begin_natively(self, plan: Any, rows: npt.NDArray[np.int64], out: Array, statuses: UInt8Array) -> Any:
+        """What the native core makes of some rows: a ``native.ImageBatch``.
+
+        Args:
+            plan: what ``native_plan`` gave.
+            rows: int64 (N,).
+            out: ``word`` (N, H * W * C).
+            statuses: uint8 (N, 8), written.
+        """
+        boxes, paths, count = self.column.boxes, self._paths, len(rows)
+        edges = np.empty((count, 0)) if boxes is None else boxes.edges[rows]
+        images, most = (None, 0) if self.kept is None else self.kept.begin_batch()
+        return native.image_batch(
+            plan, paths.prefix, paths.arena, paths.starts[rows], paths.ends[rows], edges,
+            out.reshape(-1).view(np.uint8), np.arange(count) * out[0].nbytes, self.column.spec.size, False,
+            statuses, inputs=None, kept=images, most_nbytes=most,
+        )  # fmt: skip
+
+    def keep(self, item: RowItem, whole: tuple[bytes, bytes, UInt8Array, int]) -> None:
+        """Keep what the native core made of a row."""
+        assert self.kept is not None
+        digest, state, sample, pixels = whole
+        identity = FileIdentity(digest, state, self.column.paths[item.position], True)
+        self.kept.keep(identity, sample, pixels)
 
     @ranged("decode")
     def open(self, item: RowItem) -> _Opened:
@@ -150,13 +177,13 @@ class ColumnMaker:
             Exception: what the script's code raised.
         """
         try:
-            sample = self._sample(opened or self.open(item), out)
+            sample = self._sample(opened or self.open(item))
         except Exception as error:
             where = Item(item.index, self.column.paths[item.position], item.target, self.column.name)
             raise (UnreadableError(where) if isinstance(judged(error), UnreadableError) else error) from error
         decoded = perf_counter_ns()
         if self._preprocessing is None:
-            self._convert(sample.reshape(-1), out)
+            self._scaling.apply(sample.reshape(-1), out)
         elif not self.column.thread_safe:
             return sample.copy() if sample.base is not None else sample
         else:
@@ -179,10 +206,10 @@ class ColumnMaker:
             return
         resized = np.empty(self.column.spec.elements, self._pixels.word)
         self._pixels.resize(value, resized)
-        self._convert(resized, out)
+        self._scaling.apply(resized, out)
 
     @ranged("decode")
-    def _sample(self, opened: _Opened, out: Array) -> Array:
+    def _sample(self, opened: _Opened) -> Array:
         """The sample before it is scaled, or what the script's code is given."""
         start, kept, spec = perf_counter_ns(), self.kept, self.column.spec
         identity, entry, image, box = opened
@@ -194,29 +221,13 @@ class ColumnMaker:
             made = self._pixels.cut(image, box)
             whole = np.ascontiguousarray(made)
         else:
-            # Straight into the batch, where nothing is done afterwards.
-            nbytes = spec.elements * np.dtype(self._pixels.word).itemsize
-            same = self._pixels.word == self.word
-            made = out if same else _scratch.of(nbytes).view(self._pixels.word)
+            made = np.empty(spec.elements, self._pixels.word)
             self._pixels.make(image, box, made)
             whole = made.view(np.uint8).reshape(*spec.size, -1)
         if kept is not None and identity is not None:
-            kept.keep(identity, whole, image.size)
+            kept.keep(identity, whole, image.size.height * image.size.width)
         self.clock.add("decode", perf_counter_ns() - start)
         return made
-
-    @ranged("transform")
-    def _convert(self, sample: Array, out: Array) -> None:
-        """Numbers of a sample as a batch has them."""
-        if out.dtype == np.uint8:
-            out[:] = sample if sample.dtype == np.uint8 else np.clip(np.rint(sample), 0, 255)
-        elif sample.dtype == np.uint8:
-            scale_bytes(sample, self.scale, self.offset, out)
-        elif self.column.rescale is None:
-            out[:] = sample
-        else:
-            np.multiply(sample, self.scale, out=out)
-            out += self.offset
 
 
 class PendingRows(PendingSamples):
@@ -242,6 +253,11 @@ class PendingRows(PendingSamples):
         self.made: list[RowItem] = list(items)  # which rows are there, after those that were replaced
         self._makers, self._arrays = makers, arrays
         self._left: dict[tuple[int, int], UInt8Array] = {}
+        # By columns that the native core makes: its batches, the rows it has made, those that are to be kept.
+        self._batches: dict[int, Any] = {}
+        self._is_made: dict[int, npt.NDArray[np.bool_]] = {}
+        self._whole: dict[int, set[int]] = {}
+        self._rows_left: list[int] = []
 
     def finish(self) -> list[int]:
         """Wait, and run what the script's code has to do in this thread, in order.
@@ -265,6 +281,80 @@ class PendingRows(PendingSamples):
                     raise
         return there
 
+    def begin_natively(self, pool: ThreadPool, channel: Any) -> None:
+        """Make them: by the native core, and what that leaves by Python.
+
+        Args:
+            pool: threads for what is left.
+            channel: a ``native.Channel`` for as many threads of the core's.
+        """
+        plans = {place: plan for place, maker in enumerate(self._makers) if (plan := maker.native_plan())}
+        if not plans:
+            self.begin(pool)
+            return
+        rows = np.array([item.position for item in self.items if isinstance(item, RowItem)], np.int64)
+        statuses = {place: np.zeros((len(rows), 8), np.uint8) for place in plans}
+        self._batches = {
+            place: self._makers[place].begin_natively(plan, rows, self._arrays[place], statuses[place])
+            for place, plan in plans.items()
+        }
+        rest = Job(self._make_left, 1)
+        unfinished = len(plans)
+
+        def look() -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            if unfinished:
+                return
+            try:
+                rest.expect(self._look(statuses))
+                if self._rows_left:
+                    pool.go_on_with(rest)
+            except BaseException as error:
+                rest.cancel(error)
+                raise
+
+        # The last one's beginning is waited for: then threads have nothing to do.
+        self.jobs = [rest]
+        try:
+            for batch in self._batches.values():
+                self.jobs.append(NativeJob(batch, channel, pool.threads, look))
+        except BaseException as error:
+            for job in self.jobs:
+                job.cancel(error)
+            raise
+
+    def _look(self, statuses: Mapping[int, UInt8Array]) -> int:
+        """Find out how many rows are left to be done, when the native core has done its part."""
+        left = np.zeros(len(self.items), np.bool_)
+        for place, batch in self._batches.items():
+            outcomes = statuses[place][:, 0]
+            if (outcomes == PENDING).any():
+                raise ClosedError("the interpreter ends before the batch is made")
+            self._is_made[place] = outcomes == MADE
+            self._whole[place] = set(batch.whole)
+            left |= ~self._is_made[place]
+            left[list(self._whole[place])] = True
+            clock = self._makers[place].clock
+            for stage, nanoseconds in zip(("read", "decode", "transform"), batch.times, strict=True):
+                clock.add(stage, nanoseconds)
+        if len(self._batches) < len(self._makers):
+            left[:] = True
+        self._rows_left = np.flatnonzero(left).tolist()
+        if not self._rows_left:
+            self._batches = {}
+        return len(self._rows_left)
+
+    def _make_left(self, place: int) -> None:
+        """Make, or keep, what is left of a row."""
+        number = self._rows_left[place]
+        for column, numbers in self._whole.items():
+            if number in numbers:
+                item = self.items[number]
+                assert isinstance(item, RowItem)
+                self._makers[column].keep(item, self._batches[column].take_whole(number))
+        self.make(number)
+
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         item = self.items[number]
         assert isinstance(item, RowItem)
@@ -278,7 +368,10 @@ class PendingRows(PendingSamples):
     def _make_from(self, number: int, item: Item) -> None:
         assert isinstance(item, RowItem)
         opened = self._opened_before(number, item) or [None] * len(self._makers)
+        is_own = item is self.items[number]  # not another in its place
         for place, maker in enumerate(self._makers):
+            if is_own and place in self._is_made and self._is_made[place][number]:
+                continue
             left = maker.make(item, self._arrays[place][number], opened[place])
             if left is not None:
                 self._left[number, place] = left

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
-import simplejpeg
 import tensorflow as tf
 
+from fastpipe.core.native import native
 from fastpipe.images.geometry import Crop, Grey, Operation, Region, fold
-from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
 from fastpipe.images.pixels import Conversion, draw, part_of
 from fastpipe.images.reader import ImageReader
+from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step
 from fastpipe.images.whole import WholeImage
 from fastpipe.options import Decode
-from fastpipe.tf.graph_ops import MARGIN, decoded, resized
+from fastpipe.tf.boxes import Boxes
+from fastpipe.tf.graph_ops import decoded, resized
 from fastpipe.tf.options import ImageSpec
-from fastpipe.tf.sample_kernels import bilinear_scratch, resize_bilinear
 from fastpipe.types import Box, Size, UInt8Array
 
-__all__ = ["OpenedImage", "PillowPixels", "SampleMaker", "TensorFlowPixels", "maker_of"]
+__all__ = ["OpenedImage", "PillowPixels", "SampleMaker", "Scaling", "TensorFlowPixels", "maker_of"]
+
+
+class Scaling(NamedTuple):
+    """What becomes of a sample's numbers at last: ``number * factor + offset``, each operation in float32.
+
+    Attributes:
+        before, after: NumPy types; floats that become bytes are clipped and rounded.
+        factor, offset: None for no scaling.
+    """
+
+    before: Any
+    after: Any
+    factor: float | None
+    offset: float
+
+    def apply(self, sample: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Scale a sample."""
+        if self.after == np.uint8:
+            out[:] = sample if self.before == np.uint8 else np.clip(np.rint(sample), 0, 255)
+        elif self.factor is None:
+            out[:] = sample
+        else:
+            np.multiply(sample, np.float32(self.factor), out=out)
+            if self.offset or self.before != np.uint8:
+                out += np.float32(self.offset)
+
+    def as_native(self) -> tuple[int, float, float]:
+        """The same, as the native core takes it."""
+        bytes_before, bytes_after = self.before == np.uint8, self.after == np.uint8
+        if bytes_before or bytes_after:
+            kind = 0 if bytes_before and bytes_after else 1 if bytes_before else 3
+        else:
+            kind = 0 if self.factor is None else 2
+        return kind, 1.0 if self.factor is None else self.factor, self.offset
 
 
 class OpenedImage(Protocol):
@@ -66,6 +100,10 @@ class SampleMaker(Protocol):
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
         """The box of an opened image as it is: uint8 (h, w, C)."""
 
+    def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
+        """What the native core is told to make samples of these boxes and scale them, and whether it is to be
+        given those to be kept: a ``native.ImagePlan``; None where it cannot make them."""
+
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
         """What of an opened image a decoder of batches may decode for ``make``, or for ``cut``; None where
         this object has to."""
@@ -100,6 +138,14 @@ class PillowPixels:
 
     def describe(self) -> str:
         return self.reader.describe()
+
+    def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
+        found = pillow_filter(self._mode)
+        if self._spec.channels == 4 or found is None or not self.reader.is_native:
+            return None
+        if self._spec.channels == 1 and not grey_is_known():
+            return None
+        return _native_plan((self._spec, boxes), self.reader, found, 0, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
         if self._spec.channels == 4:
@@ -166,31 +212,6 @@ class _OfPillow:
         return self._opened
 
 
-class _Scratch(threading.local):
-    """Memory that a thread uses again for each image: to map it anew takes a fifth of decoding."""
-
-    def __init__(self) -> None:
-        self._places = np.empty(0, np.uint32)
-        self._numbers = np.empty(0, np.float32)
-        self._bytes = np.empty(0, np.uint8)
-
-    def bytes(self, size: int) -> UInt8Array:
-        if size > _LARGEST_KEPT:
-            return np.empty(size, np.uint8)
-        if self._bytes.size < size:
-            self._bytes = np.empty(size, np.uint8)
-        return self._bytes[:size]
-
-    def numbers(self, sizes: tuple[int, int]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-        if self._places.size < sizes[0] or self._numbers.size < sizes[1]:
-            self._places, self._numbers = np.empty(sizes[0], np.uint32), np.empty(sizes[1], np.float32)
-        return self._places, self._numbers
-
-
-_LARGEST_KEPT = 1 << 25  # bytes: one enormous image must not cost memory for ever
-_scratch = _Scratch()
-
-
 class _TensorFlowImage:
     """An image for TensorFlow's pixels: decoded once it is needed, but for its size where a header has it."""
 
@@ -206,32 +227,22 @@ class _TensorFlowImage:
     def give(self, box: Box, pixels: UInt8Array) -> None:
         self._given = box, pixels
 
-    def whole(self) -> UInt8Array:
-        if self._whole is None:
-            self._whole = self._by_simplejpeg() if self._is_plain and self._channels == 3 else None
-        if self._whole is None:
-            self._whole = decoded(self._blob, None, self._channels, "tf").numpy()
-        return self._whole
-
-    def _by_simplejpeg(self) -> UInt8Array | None:
-        memory = _scratch.bytes(self.size.height * self.size.width * 3)
-        try:
-            # TensorFlow's default is the fast transform, whose pixels differ from the exact one's.
-            pixels: UInt8Array = simplejpeg.decode_jpeg(self._blob, fastdct=True, buffer=memory)
-            return pixels
-        except ValueError:  # also of what libjpeg only warns of: TensorFlow decides whether it is an error
-            return None
-
-    def region(self, box: Box) -> tuple[UInt8Array, Box]:
-        """Pixels, and where in them the box is."""
+    def region(self, box: Box) -> UInt8Array:
+        """A part of the image: uint8 (h, w, C)."""
         if self._given is not None and self._given[0] == box:
-            return self._given[1], Box(0, 0, box.height, box.width)
-        if self._whole is None and self._is_plain and self._channels == 3 and box != Box(0, 0, *self.size):
-            first, last = max(box.left - MARGIN, 0), min(box.left + box.width + MARGIN, self.size.width)
-            window = (box.top, first, box.height, last - first)
-            part = tf.raw_ops.DecodeAndCropJpeg(contents=self._blob, crop_window=window, channels=3)
-            return part.numpy(), Box(0, box.left - first, box.height, box.width)
-        return self.whole(), box
+            return self._given[1]
+        pixels: UInt8Array | None = None
+        if self._is_plain and self._channels != 4:
+            pixels = native.decode(self._blob, *box, _KINDS[self._channels])
+        if pixels is None:  # also what libjpeg only warns of: TensorFlow decides whether it is an error
+            if self._whole is None:
+                self._whole = decoded(self._blob, None, self._channels, "tf").numpy()
+            pixels = self._whole[box.top : box.top + box.height, box.left : box.left + box.width]
+        return pixels
+
+
+_KINDS = {3: 1, 1: 2}  # of pixels that the native core decodes, by channels
+_RESIZES = {"bilinear": 1, "nearest": 2}  # that it has
 
 
 class TensorFlowPixels:
@@ -246,51 +257,75 @@ class TensorFlowPixels:
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
-        self._has_kernel = spec.filter == "bilinear" and not spec.antialias and spec.aspect is None
+        is_plain = (not spec.antialias or spec.filter == "nearest") and spec.aspect is None
+        self._resize = _RESIZES.get(spec.filter) if is_plain else None
         self.tag = f"tensorflow {tf.__version__} {spec} {reader.settings()}"
         # TensorFlow's grey is the file's own, not one of its colours.
         self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
     def describe(self) -> str:
-        return "images  →  simplejpeg and TensorFlow, by its default transform"
+        return "JPEG  →  libjpeg-turbo, by TensorFlow's default transform; other images  →  TensorFlow"
+
+    def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
+        if self._resize is None or self._spec.channels == 4:
+            return None
+        return _native_plan((self._spec, boxes), self.reader, (0, 0), self._resize, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
         size, is_plain = self.reader.look_at(blob, path)
         return _TensorFlowImage(blob, size, self._spec.channels, is_plain)
 
     def make(self, image: Any, box: Box | None, out: npt.NDArray[Any]) -> None:
-        box = box or Box(0, 0, *image.size)
-        if not self._has_kernel:
-            out[:] = resized(self.cut(image, box), self._spec).numpy().reshape(-1)
-            return
-        pixels, part = image.region(box)
-        self._resample(pixels, part, out)
+        self.resize(self.cut(image, box), out)
 
     def resize(self, pixels: UInt8Array, out: npt.NDArray[Any]) -> None:
-        if self._has_kernel:
-            self._resample(pixels, Box(0, 0, *pixels.shape[:2]), out)
-        else:
+        if self._resize is None:
             out[:] = resized(pixels, self._spec).numpy().reshape(-1)
-
-    def _resample(self, pixels: UInt8Array, part: Box, out: npt.NDArray[Any]) -> None:
-        width, channels = pixels.shape[1:]
-        size = self._spec.size
-        places, numbers = _scratch.numbers(bilinear_scratch(part.width, channels, *size))
-        start = (part.top * width + part.left) * channels
-        resize_bilinear(
-            pixels.reshape(-1), start, width * channels, part.height, part.width, channels, *size, places,
-            numbers, out,
-        )  # fmt: skip
+        else:
+            shape = (*self._spec.size, pixels.shape[2])
+            native.resize_as_tensorflow(np.ascontiguousarray(pixels), self._resize, out.reshape(shape))
 
     def cut(self, image: Any, box: Box | None) -> UInt8Array:
-        pixels, part = image.region(box or Box(0, 0, *image.size))
-        cut: UInt8Array = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
-        return cut
+        pixels: UInt8Array = image.region(box or Box(0, 0, *image.size))
+        return pixels
 
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
         if self.dct is None or image.encoded() is None:
             return None
         return box or Box(0, 0, *image.size)
+
+
+def _native_plan(
+    column: tuple[ImageSpec, Boxes | None], reader: ImageReader, filter_: tuple[int, int], parity: int,
+    scaling: Scaling, keeps: bool,
+) -> Any:  # fmt: skip
+    """What the native core is told of a column: a ``native.ImagePlan``; None where a number does not fit.
+
+    Args:
+        column: what becomes of its images, and their boxes.
+        reader: whose limits they have.
+        filter_: of a resize of Pillow's, and the order of its passes.
+        parity: 0 for Pillow's pixels; 1, 2 for TensorFlow's, resized bilinearly or to the nearest.
+        scaling, keeps: as of ``SampleMaker.native``.
+    """
+    spec, boxes = column
+    size, steps = tuple(spec.size), []
+    if spec.channels == 1 and parity == 0:
+        steps.append(described_step(GREY, channels=1))
+    if boxes is not None:
+        outside = ("error", "clip", "pad").index(spec.outside)
+        steps.append(described_step(BOX, is_relative=boxes.is_relative, outside=outside))
+    if spec.aspect is not None:
+        steps.append(described_step(PROPORTION, size=size, pads=spec.aspect == "pad"))
+    steps.append(described_step(RESIZE, size=size, filter=filter_[0], order=filter_[1]))
+    if None in steps:
+        return None
+    limit, decode = reader.most_pixels, reader.decode
+    return native.ImagePlan(
+        steps, Conversion("bytes", spec.channels, interleaved=True).native, 0 if boxes is None else 4,
+        -1 if limit is None else limit, parity == 0 and decode.exif, parity == 0 and decode.scaled,
+        parity=parity, scaling=scaling.as_native(), keeps_samples=keeps,
+    )  # fmt: skip
 
 
 def _proportioned(box: Box, spec: ImageSpec) -> Box:

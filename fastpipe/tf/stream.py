@@ -12,9 +12,10 @@ import numpy.typing as npt
 from fastpipe._cpus import default_threads
 from fastpipe._replacing import another_of_its_class
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, why_nothing_is_left
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
 from fastpipe.engine.together import said_of
 from fastpipe.images.dali import make_batch_decoder
@@ -25,7 +26,6 @@ from fastpipe.tf.kept import open_kept
 from fastpipe.tf.making import ColumnMaker, PendingRows, RowItem
 from fastpipe.tf.pixels import maker_of
 from fastpipe.tf.rows import Rows
-from fastpipe.tf.sample_kernels import gather_scaled
 from fastpipe.tf.streaming import IN_FLIGHT, Batching, Begun, Made, Stream
 
 __all__ = ["Making", "RowStream"]
@@ -130,7 +130,7 @@ class _Runtime:
             for n, (column, one) in enumerate(zip(rows.columns, pixels, strict=True))
         ]
         self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]
-        self.gathers = all(maker.gathers and maker.kept is not None for maker in self.makers)
+        self._channel = native.Channel(self.threads)
 
     def begin(self, chosen: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int) -> Begun:
         """Begin a batch of these rows."""
@@ -139,10 +139,6 @@ class _Runtime:
             slots.take((len(rows), maker.column.spec.elements), maker.word)
             for slots, maker in zip(self._slots, self.makers, strict=True)
         ]
-        if self.gathers:
-            places = [maker.kept.places(rows) for maker in self.makers if maker.kept is not None]
-            if all(one is not None for one in places):
-                return _Gathered(self, chosen, draws, epoch, arrays, places)  # type: ignore[arg-type]
         seeds = [sample_seed(self._seed, epoch, draw) for draw in draws.tolist()]
         items = [self._item(row, seed) for row, seed in zip(rows, seeds, strict=True)]
 
@@ -157,7 +153,10 @@ class _Runtime:
             items, self.makers, arrays, self._policy, self._bad,
             substitute if self._policy == "replace" else None,
         )  # fmt: skip
-        pending.begin(self.pool, self.decoder)
+        if self.decoder is None:
+            pending.begin_natively(self.pool, self._channel)
+        else:
+            pending.begin(self.pool, self.decoder)
         return _Making(self, pending, arrays, draws, epoch)
 
     def describe(self) -> list[str]:
@@ -211,36 +210,3 @@ class _Making:
     def cancel(self) -> None:
         """Give it up."""
         self._pending.cancel()
-
-
-class _Gathered:
-    """A batch whose samples are all kept: they are scaled from where they are."""
-
-    def __init__(
-        self, runtime: _Runtime, rows: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], epoch: int,
-        arrays: list[Array], places: list[npt.NDArray[np.int64]],
-    ) -> None:  # fmt: skip
-        self._runtime, self._rows, self._arrays, self._places = runtime, rows, arrays, places
-        self._draws, self._epoch = draws, epoch
-        self._parts = -(-runtime.threads // len(arrays))
-        self._job: Job = runtime.pool.submit(self._gather, self._parts * len(arrays))
-
-    def _gather(self, number: int) -> None:
-        column, part = divmod(number, self._parts)
-        maker = self._runtime.makers[column]
-        assert maker.kept is not None
-        count = len(self._rows)
-        some = slice(part * count // self._parts, (part + 1) * count // self._parts)
-        gather_scaled(
-            maker.kept.store.mapped, self._places[column][some], maker.scale, maker.offset,
-            self._arrays[column][some],
-        )  # fmt: skip
-
-    def finish(self) -> Made:
-        """Wait for it."""
-        self._job.wait()
-        return Made(self._runtime.shaped(self._arrays), self._rows, self._draws, self._epoch)
-
-    def cancel(self) -> None:
-        """Give it up."""
-        self._job.cancel()

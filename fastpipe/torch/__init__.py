@@ -13,17 +13,17 @@ require("torch", extra="torch")
 load_triton_apart()
 require("torchvision", extra="torch")
 
-from fastpipe.torch.accelerating import accelerate  # noqa: E402
 from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
 from fastpipe.torch.loader import FastLoader  # noqa: E402
-from fastpipe.torch.segments import group_batches, segment_reduce  # noqa: E402
-from fastpipe.torch.trainers import prepare  # noqa: E402
 
 if TYPE_CHECKING:
+    from fastpipe.torch.accelerating import accelerate
     from fastpipe.torch.epoch_timer import EpochTimer
     from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
     from fastpipe.torch.patches.dataset import FastPatchDataset
     from fastpipe.torch.patches.stitching import stitch
+    from fastpipe.torch.segments import group_batches, segment_reduce
+    from fastpipe.torch.trainers import prepare
 
 __all__ = [
     "EpochTimer", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate",
@@ -31,11 +31,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-# With kernels that who reads images only has no use for; a callback for who has Lightning.
+# Loaded by who uses them.
 _LAZY = {
     "EpochTimer": "fastpipe.torch.epoch_timer",
     "FastHDF5Dataset": "fastpipe.torch.hdf5.dataset",
     "FastPatchDataset": "fastpipe.torch.patches.dataset",
+    "accelerate": "fastpipe.torch.accelerating",
+    "group_batches": "fastpipe.torch.segments",
+    "prepare": "fastpipe.torch.trainers",
+    "segment_reduce": "fastpipe.torch.segments",
     "stitch": "fastpipe.torch.patches.stitching",
 }
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from fastpipe.arrays.process import KEPT_SLOTS
 from fastpipe.core.keys import sample_seed
-from fastpipe.device.making import Turn
-from fastpipe.device.transfer import uploaded
 from fastpipe.engine.batches import PendingBatch, say_where
-from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
@@ -25,6 +22,9 @@ from fastpipe.torch.noting import note
 from fastpipe.torch.split import Split
 from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.types import Key
+
+if TYPE_CHECKING:
+    from fastpipe.device.making import Turn
 
 __all__ = [
     "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "InThread", "Place", "augmented_place",
@@ -207,6 +207,8 @@ class Batch:
         there = self.there()
         if there is not None:
             if len(kept) < len(there):
+                from fastpipe.device.transfer import uploaded
+
                 there = there[uploaded(torch.tensor(kept, dtype=torch.int64, device="cpu"), there.device)]
             return there, self.plan.kind
         if self._like is not None and any(self.pending.values[n] is not PLACED for n in kept):

@@ -11,13 +11,13 @@ import torch
 
 from fastpipe._nvtx import ranged
 from fastpipe.core.keys import sample_seed
-from fastpipe.device.transfer import Transfer
 from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain
+    from fastpipe.device.transfer import Transfer
 
 __all__ = ["Delivery"]
 

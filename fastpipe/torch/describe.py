@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder, VisionDataset
 
-from fastpipe.arrays.patches.indices import KeyedIndex
 from fastpipe.options import Shard
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
-from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
-from fastpipe.torch.views import ends_of
+from fastpipe.torch.views import ends_of, is_rows
+
+if TYPE_CHECKING:
+    from fastpipe.arrays.patches.indices import KeyedIndex
 
 __all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
 
@@ -126,7 +127,7 @@ def stock_loader(loader: Any, order: EpochOrder) -> DataLoader[Any]:
 
 
 def _draws_samples(dataset: Any) -> bool:
-    return isinstance(dataset, RowsDataset) and dataset._draws_samples
+    return is_rows(dataset) and bool(dataset._draws_samples)
 
 
 def stock_dataset(dataset: Any) -> Any:
@@ -136,7 +137,7 @@ def stock_dataset(dataset: Any) -> Any:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
         return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
-    if RowsDataset in type(dataset).__bases__:
+    if is_rows(dataset) and type(dataset).__module__.startswith("fastpipe."):
         return dataset._stock()
     if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
         return dataset
@@ -180,6 +181,8 @@ class _IndicesOfEpochs:
         self._sampler, self._seed, self._epoch = sampler, seed, epoch
 
     def __iter__(self) -> Iterator[Any]:
+        from fastpipe.arrays.patches.indices import KeyedIndex
+
         epoch, self._epoch = self._epoch, self._epoch + 1
         for asked in self._sampler:
             if hasattr(asked, "__len__"):

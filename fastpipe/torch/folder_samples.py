@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchvision.datasets import ImageFolder
 
-from fastpipe.index import folder
-from fastpipe.index.progress import ScanProgress
 from fastpipe.index.tables import SampleTable, TargetTable
 
 if TYPE_CHECKING:
@@ -33,6 +31,9 @@ def samples_found(
         type(dataset).make_dataset is not ImageFolder.make_dataset
     ):  # a subclass finds its files in its own way
         return dataset.make_dataset(dataset.root, class_to_idx=dataset.class_to_idx, **options)
+    from fastpipe.index import folder
+    from fastpipe.index.progress import ScanProgress
+
     with ScanProgress(dataset.root) as on_progress:
         options |= {"cache": dataset._index_cache(), "on_progress": on_progress}
         if dataset._remote is not None:

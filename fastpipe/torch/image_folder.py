@@ -15,15 +15,12 @@ import torch
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
-from fastpipe.arrays.process import KEPT_SLOTS
-from fastpipe.cache.places import open_store
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.slots import KEPT_SLOTS
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
-from fastpipe.index import folder
-from fastpipe.index.cache import IndexCache, default_index_cache
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_checks import check_loader, why_not_by_pillow
@@ -33,13 +30,15 @@ from fastpipe.torch.listed import ListedSamples
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split
-from fastpipe.torch.staging import remote_images, staged_images
 from fastpipe.torch.stock import is_thread_safe, stock_note
 from fastpipe.torch.substitutes import Items, substitute_of
 from fastpipe.types import Key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from fastpipe.index.cache import IndexCache
+    from fastpipe.torch.staging import RemoteImages
 
 __all__ = ["FastImageFolder"]
 
@@ -123,7 +122,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         self.memory_format = memory_format
         self._only_classes = list(classes) if isinstance(classes, list) else classes
         self.stage = None if stage is None else Stage.of(stage)
-        self._remote = remote_images(root, storage_options, self.stage, refresh)
+        self._remote = _remote_images(root, storage_options, self.stage, refresh)
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
@@ -183,6 +182,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             return self._listed.find_classes()
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
+        from fastpipe.index import folder
+
         return folder.find_classes(directory, self._only_classes)
 
     @property
@@ -256,11 +257,15 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
             OptionError: the dataset has no ``stage``.
             StageError, StoreError: there is no room for all of them; the store does not answer.
         """
+        from fastpipe.torch.staging import staged_images
+
         return staged_images(self).stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
         """Compare staged images with the checksums that were listed, and download anew those that differ;
         their paths.  Arguments and errors as of ``stage_all``."""
+        from fastpipe.torch.staging import staged_images
+
         return staged_images(self).verify(on_progress or (lambda objects: None))
 
     def close(self) -> None:
@@ -396,11 +401,17 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
     def _prepare_cache(self) -> None:
         """Have the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
+            from fastpipe.cache.places import open_store
+
             open_store(self.cache)
 
     def _index_cache(self) -> IndexCache | None:
         """Where the scan is kept; None to scan each time."""
-        return None if self.cache.where == "off" else default_index_cache()
+        if self.cache.where == "off":
+            return None
+        from fastpipe.index.cache import default_index_cache
+
+        return default_index_cache()
 
     def _running(self) -> Runtime:
         """Threads, decoders and the cache of this process, made when first needed."""
@@ -409,3 +420,14 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if runtime is None or not runtime.fits(options):
             runtime = self._runtime = Runtime(options, len(self.samples), self._remote)
         return runtime
+
+
+def _remote_images(
+    root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
+) -> RemoteImages | None:
+    """What brings images here, as of ``remote_images``; of a local folder nothing of stores is imported."""
+    if stage is None and storage_options is None and not refresh and ":" not in os.fspath(root):
+        return None
+    from fastpipe.torch.staging import remote_images
+
+    return remote_images(root, storage_options, stage, refresh)

@@ -6,17 +6,19 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fastpipe.cache.entries import Entry
-from fastpipe.cache.identity import FileIdentity
-from fastpipe.cache.images import ImageCache, KeptBatch
 from fastpipe.images.jpeg_header import JpegHeader, read_many
 from fastpipe.images.reader import ImageReader, PillowImage
 from fastpipe.images.short_side import ShortSide
 from fastpipe.images.whole import WholeImage
 from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, Size, UInt8Array
+
+if TYPE_CHECKING:
+    from fastpipe.cache.entries import Entry
+    from fastpipe.cache.identity import FileIdentity
+    from fastpipe.cache.images import ImageCache, KeptBatch
 
 __all__ = ["ImageSource"]
 
@@ -120,9 +122,7 @@ class ImageSource:
             make.keep = partial(self._keep, file, found.rules)
         return WholeImage(to, make.rows, image.info)
 
-    def _keep(
-        self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array
-    ) -> None:
+    def _keep(self, file: FileIdentity, rules: str, image: EncodedImage, pixels: UInt8Array) -> None:
         """Keep an image that was opened."""
         has_none = isinstance(image, PillowImage) and not image.info()
         height, width = image.size

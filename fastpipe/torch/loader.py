@@ -13,8 +13,6 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe._cpus import default_threads
-from fastpipe.cache.budget import free_memory
-from fastpipe.device.transfer import Transfer, checked_device
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
@@ -156,7 +154,7 @@ class FastLoader(DataLoader[_T_co]):
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard
         self.device, self.dtype = device, dtype
-        self._device = None if device is None else checked_device(device)
+        self._device = None if device is None else _checked_device(device)
         self.augment = augment
         self._splitting = Splitting(augment, self._device)
         self.cache, self._cache = cache, Cache.of(cache)
@@ -389,6 +387,8 @@ class FastLoader(DataLoader[_T_co]):
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
         def spare() -> int:  # of this machine's memory, not of a device's
+            from fastpipe.cache.budget import free_memory
+
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
         refill = self.batch_size if source.skips else None
@@ -440,6 +440,8 @@ class FastLoader(DataLoader[_T_co]):
             source.make_dtype(str(self.dtype).removeprefix("torch."))
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
+            from fastpipe.device.transfer import Transfer
+
             transfer = Transfer(self._device)
             # What threads have augmented is done, and goes as it is.
             finishes = source is not None and self._is_plain
@@ -519,3 +521,9 @@ def _refuse_for_iterable(given: list[str]) -> None:
             f"{', '.join(given)}= has no effect on an IterableDataset, whose loading is left to torch: "
             "move and augment in the dataset or in the loop"
         )
+
+
+def _checked_device(device: Any) -> Any:
+    from fastpipe.device.transfer import checked_device  # nothing of devices is imported where none is named
+
+    return checked_device(device)

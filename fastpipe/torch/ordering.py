@@ -12,9 +12,8 @@ from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import arrangement_of
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import ShardSampler
-from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import Source
-from fastpipe.torch.views import ends_of
+from fastpipe.torch.views import ends_of, is_rows
 
 __all__ = ["SeedOf", "arranged", "shard_sampler"]
 
@@ -86,4 +85,4 @@ class SeedOf:
         if self._seed is not None:
             return self._seed
         first = ends_of(self._dataset)[0]
-        return first.seed if isinstance(first, (FastImageFolder, RowsDataset)) else None
+        return first.seed if isinstance(first, FastImageFolder) or is_rows(first) else None

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,14 @@ from torch.utils.data import get_worker_info
 
 from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
-from fastpipe.arrays.process import Process
-from fastpipe.cache.images import open_cache
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
-from fastpipe.device.decoders import device_decoder, share_of
-from fastpipe.device.making import DeviceMaker, Turn
-from fastpipe.device.sharing import new_share
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.together import said_of
 from fastpipe.images.batch import Described, ImageBatch
-from fastpipe.images.dali import make_batch_decoder
 from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
 from fastpipe.images.short_side import ShortSide
@@ -36,8 +30,13 @@ from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import native_lines, note
-from fastpipe.torch.staging import RemoteImages
 from fastpipe.torch.substitutes import Items
+
+if TYPE_CHECKING:
+    from fastpipe.arrays.process import Process
+    from fastpipe.cache.images import ImageCache
+    from fastpipe.device.making import DeviceMaker, Turn
+    from fastpipe.torch.staging import RemoteImages
 
 __all__ = ["Options", "Runtime", "new_pool", "process_of"]
 
@@ -73,7 +72,11 @@ class Runtime:
         decode = options.decode
         reader = ImageReader(decode)
         short_side = None if decode.short_side is None else ShortSide(decode.short_side)
-        self.cache = open_cache(options.cache, reader.settings(), count)
+        self.cache: ImageCache | None = None
+        if options.cache.where != "off":
+            from fastpipe.cache.images import open_cache
+
+            self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
         noted_in = native_lines()
@@ -81,7 +84,11 @@ class Runtime:
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}
         self._lock = threading.Lock()
-        decoder = make_batch_decoder(decode.backend, self._threads)
+        decoder = None
+        if decode.backend == "dali":
+            from fastpipe.images.dali import make_batch_decoder
+
+            decoder = make_batch_decoder(decode.backend, self._threads)
         lines = [reader.describe()]
         if decoder is not None:
             lines.insert(0, said_of(decoder))
@@ -155,7 +162,10 @@ class Runtime:
         else:
             paths, arriving = self._remote.arriving(rows, items.paths())
         batch.begin_natively(
-            Described(described, paths, self._source.info_in, kept, arriving), pool, self._channel, self._threads
+            Described(described, paths, self._source.info_in, kept, arriving),
+            pool,
+            self._channel,
+            self._threads,
         )
         return batch
 
@@ -172,6 +182,10 @@ class Runtime:
         return None if maker is None else maker.turn()
 
     def _new_maker(self, device: Any) -> DeviceMaker | None:
+        from fastpipe.device.decoders import device_decoder, share_of
+        from fastpipe.device.making import DeviceMaker
+        from fastpipe.device.sharing import new_share
+
         try:
             decoder = device_decoder(self.options.decode, device, self._threads)
             share = new_share(share_of(self.options.decode))
@@ -208,6 +222,8 @@ def new_pool(threads: int | str, name: str) -> ThreadPool | None:
 
 def process_of(threads: int | str, name: str) -> Process:
     """This process, with the threads of a dataset in it; see `new_pool`."""
+    from fastpipe.arrays.process import Process
+
     worker = get_worker_info()
     pool = new_pool(threads, name)
     return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)

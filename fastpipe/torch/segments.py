@@ -13,8 +13,7 @@ import torch
 from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
 from fastpipe.torch.loader import FastLoader
-from fastpipe.torch.rows.dataset import RowsDataset
-from fastpipe.torch.views import numbers_of
+from fastpipe.torch.views import is_rows, numbers_of
 
 __all__ = ["GroupBatches", "Reduced", "group_batches", "segment_reduce"]
 
@@ -177,7 +176,7 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
 
 
 def _own_ids(base: Any) -> npt.NDArray[np.int64]:
-    found = base._places_in_files() if isinstance(base, RowsDataset) else None
+    found: npt.NDArray[Any] | None = base._places_in_files() if is_rows(base) else None
     if found is None:
         raise OptionError(
             f"this {type(base).__name__} does not say which file a sample is of: give groups=, an integer "

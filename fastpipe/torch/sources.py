@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +12,23 @@ import torch
 from PIL import Image, ImageFile
 from torchvision.datasets import ImageFolder
 
-from fastpipe.device.making import DeviceMaker
-from fastpipe.device.transfer import uploaded
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
 from fastpipe.options import Cache
-from fastpipe.stage.reading import ObjectReader
 from fastpipe.torch.ahead import Ahead, Lookout
 from fastpipe.torch.batches import LAYOUTS, Batch, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
-from fastpipe.torch.rows.dataset import RowsDataset, is_fast_rows
-from fastpipe.torch.rows.source import RowsSource
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source
 from fastpipe.torch.split import Split, SplitError, split_of
-from fastpipe.torch.staging import RowsAhead
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
-from fastpipe.torch.views import ends_of, integers, located
+from fastpipe.torch.views import ends_of, integers, is_rows, located
+
+if TYPE_CHECKING:
+    from fastpipe.device.making import DeviceMaker
+    from fastpipe.stage.reading import ObjectReader
 from fastpipe.types import Key
 
 __all__ = ["FolderSource", "source_of", "why_no_source"]
@@ -202,6 +200,8 @@ class _FolderLookout:
         self._dataset, self._bases, self._is_here = dataset, bases, is_here
 
     def follow(self, ahead: Ahead) -> None:
+        from fastpipe.torch.staging import RowsAhead
+
         for base in self._bases:
             rows = RowsAhead(ahead, self._dataset, base, base._rows)
             uses = rows if ahead.is_known else None
@@ -319,6 +319,8 @@ class _Mixed(MixedBatch):
             return samples
         tensor = self._together(self._tensor)
         if len(samples) < self._count:
+            from fastpipe.device.transfer import uploaded
+
             tensor = tensor[uploaded(torch.tensor(self.kept, dtype=torch.int64, device="cpu"), tensor.device)]
         targets, key = [target for _, target in samples], self._key
         if key is not None:
@@ -331,6 +333,8 @@ class _Mixed(MixedBatch):
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:
             return tensor
+        from fastpipe.device.transfer import uploaded
+
         whole = torch.empty_like(tensor, device=device)
         for numbers, there in made:
             rows = torch.from_numpy(numbers)
@@ -354,8 +358,11 @@ def source_of(dataset: Any, twins: dict[int, FastImageFolder], cache: Cache) -> 
         cache: where these keep decoded images.
     """
     ends = ends_of(dataset)
-    if all(map(is_fast_rows, ends)):
-        return RowsSource(dataset, ends)
+    if all(map(is_rows, ends)):
+        from fastpipe.torch.rows.dataset import is_fast_rows
+        from fastpipe.torch.rows.source import RowsSource
+
+        return RowsSource(dataset, ends) if all(map(is_fast_rows, ends)) else None
     folders = []
     for end in ends:
         folder = _folder_of(end, twins, cache)
@@ -369,14 +376,18 @@ def why_no_source(dataset: Any) -> str:
     """Why ``source_of`` gives None, in words; empty where it does not."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
-    if not any(reasons) and len({isinstance(end, RowsDataset) for end in ends}) > 1:
+    if not any(reasons) and len(set(map(is_rows, ends))) > 1:
         return "image folders and arrays make no batches together"
     return next(filter(None, reasons), "")
 
 
 def _why_not_alone(dataset: Any) -> str:
-    if isinstance(dataset, (FastImageFolder, RowsDataset)):
-        is_fast = is_fast_rows(dataset) or _is_fast_folder(dataset)
+    if isinstance(dataset, FastImageFolder) or is_rows(dataset):
+        is_fast = _is_fast_folder(dataset)
+        if is_rows(dataset):
+            from fastpipe.torch.rows.dataset import is_fast_rows
+
+            is_fast = is_fast_rows(dataset)
         return "" if is_fast else f"{type(dataset).__name__} makes its samples in its own way"
     return why_no_twin(dataset)
 

@@ -152,7 +152,9 @@ class RemoteImages:
         arriving = Arriving(
             states_of_objects(versions), away, lambda number: reader.read(paths[number], int(rows[number]))
         )
-        return packed([path if one is None else one for one, path in zip(staged, paths, strict=True)]), arriving
+        return packed(
+            [path if one is None else one for one, path in zip(staged, paths, strict=True)]
+        ), arriving
 
     def reader(self) -> ObjectReader:
         """This process's reader, made when it is first needed."""

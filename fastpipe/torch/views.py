@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
-__all__ = ["ends_of", "integers", "located", "numbers_of"]
+__all__ = ["ends_of", "integers", "is_rows", "located", "numbers_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -24,6 +25,12 @@ def ends_of(dataset: Any) -> list[Any]:
     if type(dataset) is ConcatDataset:
         return [end for one in dataset.datasets for end in ends_of(one)]
     return [dataset]
+
+
+def is_rows(dataset: Any) -> bool:
+    """Whether a dataset is one of rows of arrays: of whose class nothing is imported before there is one."""
+    module = sys.modules.get("fastpipe.torch.rows.dataset")
+    return module is not None and isinstance(dataset, module.RowsDataset)
 
 
 def integers(indices: Sequence[int] | Int64Array) -> Int64Array:

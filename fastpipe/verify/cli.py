@@ -17,9 +17,8 @@ from fastpipe.verify.chains import NAMED, chain_of
 from fastpipe.verify.compare import Outcome, compare_folder
 from fastpipe.verify.report import content, print_outcome
 
-__all__ = ["ABOUT", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
-ABOUT = "compare FastImageFolder with torchvision's ImageFolder on your own images"
 
 DEFAULT_IMAGES = 1000
 

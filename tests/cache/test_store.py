@@ -22,9 +22,8 @@ import numpy.typing as npt
 import pytest
 
 from fastpipe.cache import locks, store
-from fastpipe.cache.entries import RECORD_SIZE
-from fastpipe.core.native import native
 from fastpipe.cache.store import DamagedStoreError, EntryStore
+from fastpipe.core.native import native
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")
 

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe.device.resampling import resample_by_torch, tables_of
-from fastpipe.images import weights
+from fastpipe.images import kernels
 from fastpipe.images.geometry import Crop, Flip, Grey, Operation, Resize, fold
 from fastpipe.images.pixels import Resampling, render, resampling_of
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Box, Size
 
 MODES = [
-    weights.BOX, weights.BILINEAR, weights.HAMMING, weights.BICUBIC, weights.LANCZOS, weights.TORCH_BILINEAR,
-    weights.TORCH_BICUBIC, weights.NEAREST, weights.NEAREST_FLOOR, weights.SHARP_BILINEAR,
-    weights.SHARP_BICUBIC,
+    kernels.BOX, kernels.BILINEAR, kernels.HAMMING, kernels.BICUBIC, kernels.LANCZOS, kernels.TORCH_BILINEAR,
+    kernels.TORCH_BICUBIC, kernels.NEAREST, kernels.NEAREST_FLOOR, kernels.SHARP_BILINEAR,
+    kernels.SHARP_BICUBIC,
 ]  # fmt: skip
 OUT = Size(7, 9)
 
@@ -82,7 +82,7 @@ def test_torchs_operations_make_the_same_bytes(cases: list[tuple[ArrayImage, lis
 
 def test_what_is_more_than_resampling_is_not_described() -> None:
     image = ArrayImage(np.zeros((20, 30, 3), np.uint8))
-    resize = Resize(OUT, weights.BILINEAR)
+    resize = Resize(OUT, kernels.BILINEAR)
     for operations in ([Crop(Box(-1, 0, 20, 30)), resize], [Grey(3), resize], [resize, Grey(3)]):
         region = fold(operations, image.size)
         assert region is not None and resampling_of(image, region) is None

@@ -12,7 +12,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastpipe.images import weights
+from fastpipe.images import kernels
 from fastpipe.images.geometry import Crop, Flip, Grey, Operation, Resize, fold
 from fastpipe.images.pillow import FILTERS, pillow_resize
 from fastpipe.images.pixels import render
@@ -133,10 +133,10 @@ CROP, TURN = Crop(Box(3, 5, 30, 40)), Flip(True, False)
 @settings(max_examples=600)
 @given(chains())
 @example((Size(50, 60), [TURN, CROP, Flip(True, True), CROP]))
-@example((Size(50, 60), [TURN, Resize(Size(31, 77), weights.BILINEAR), TURN, Crop(Box(0, 1, 30, 70)), TURN]))
+@example((Size(50, 60), [TURN, Resize(Size(31, 77), kernels.BILINEAR), TURN, Crop(Box(0, 1, 30, 70)), TURN]))
 @example((Size(50, 60), [Crop(Box(-4, -4, 58, 68), (1, 2, 3)), TURN, Crop(Box(1, 2, 50, 50)), Grey(3)]))
-@example((Size(40, 50), [Grey(1), Resize(Size(20, 20), weights.BICUBIC)]))
-@example((Size(40, 50), [Resize(Size(20, 20), weights.BICUBIC), Grey(1), Crop(Box(1, 1, 10, 10))]))
+@example((Size(40, 50), [Grey(1), Resize(Size(20, 20), kernels.BICUBIC)]))
+@example((Size(40, 50), [Resize(Size(20, 20), kernels.BICUBIC), Grey(1), Crop(Box(1, 1, 10, 10))]))
 def test_folding_changes_no_pixel(chain: tuple[Size, list[Operation]]) -> None:
     event("folded" if check(chain) else "refused")
 
@@ -171,10 +171,10 @@ def test_what_one_pass_cannot_do_is_refused(operations: list[Operation]) -> None
     [
         [],
         [Crop(Box(5, 6, 30, 31))],
-        [Crop(Box(5, 6, 30, 31)), Resize(Size(10, 10), weights.BICUBIC), Flip(True, False)],
-        [Resize(Size(256, 256), weights.BILINEAR), Crop(Box(16, 16, 224, 224))],
+        [Crop(Box(5, 6, 30, 31)), Resize(Size(10, 10), kernels.BICUBIC), Flip(True, False)],
+        [Resize(Size(256, 256), kernels.BILINEAR), Crop(Box(16, 16, 224, 224))],
         [Flip(True, True), Crop(Box(-3, -4, 20, 20), (9, 9, 9)), Crop(Box(1, 1, 12, 12)), Grey(3)],
-        [Resize(Size(40, 50), weights.BILINEAR), Resize(Size(30, 30), weights.BILINEAR)],
+        [Resize(Size(40, 50), kernels.BILINEAR), Resize(Size(30, 30), kernels.BILINEAR)],
     ],
 )
 def test_usual_chains_are_folded(operations: list[Operation]) -> None:
@@ -191,7 +191,7 @@ def test_only_what_is_needed_is_decoded() -> None:
 
 def test_a_crop_after_the_resize_decodes_the_filter_s_reach_only() -> None:
     image = ArrayImage(np.zeros((400, 400, 3), np.uint8))
-    region = fold([Resize(Size(200, 200), weights.BILINEAR), Crop(Box(50, 60, 10, 20))], image.size)
+    region = fold([Resize(Size(200, 200), kernels.BILINEAR), Crop(Box(50, 60, 10, 20))], image.size)
     assert region is not None
     render(image, region)
     assert image.regions == [Box(99, 119, 22, 42)]  # twice the window, and a pixel on each side

@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.core.native import native
-from fastpipe.images import kernels, weights
+from fastpipe.images import kernels
 from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_resize
 from fastpipe.images.pixels import Conversion
 from fastpipe.types import Size
@@ -27,8 +27,8 @@ UInt8Array = npt.NDArray[np.uint8]
 
 PILLOW = {constant: Image.Resampling[name.upper()] for name, constant in FILTERS.items()}
 ALL_MODES = [
-    *PILLOW, weights.NEAREST_FLOOR, *(mode | weights.NARROW for mode in range(weights.LANCZOS + 1)),
-    weights.SHARP_BILINEAR, weights.SHARP_BICUBIC,
+    *PILLOW, kernels.NEAREST_FLOOR, *(mode | kernels.NARROW for mode in range(kernels.LANCZOS + 1)),
+    kernels.SHARP_BILINEAR, kernels.SHARP_BICUBIC,
 ]  # fmt: skip
 # Around the sizes at which the vector path begins and its blocks end.
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
@@ -90,7 +90,7 @@ def converted(image: UInt8Array, how: Conversion, grey: int = 0) -> npt.NDArray[
         image,
         whole(*image.shape[:1] * 2),
         whole(*image.shape[1:2] * 2),
-        weights.NEAREST_FLOOR,
+        kernels.NEAREST_FLOOR,
         False,
         how,
         grey,
@@ -164,9 +164,9 @@ MODES = st.sampled_from(sorted(PILLOW))
 
 @settings(max_examples=400)
 @given(y=axes(), x=axes(), mode=MODES, channels=st.sampled_from([1, 3]), seed=st.integers(0, 2**32))
-@example(y=whole(1, 2000), x=whole(1, 1), mode=weights.LANCZOS, channels=3, seed=0)
-@example(y=whole(2000, 1), x=whole(120, 1), mode=weights.LANCZOS, channels=3, seed=0)
-@example(y=whole(500, 224), x=whole(375, 224, after=True), mode=weights.BILINEAR, channels=3, seed=0)
+@example(y=whole(1, 2000), x=whole(1, 1), mode=kernels.LANCZOS, channels=3, seed=0)
+@example(y=whole(2000, 1), x=whole(120, 1), mode=kernels.LANCZOS, channels=3, seed=0)
+@example(y=whole(500, 224), x=whole(375, 224, after=True), mode=kernels.BILINEAR, channels=3, seed=0)
 def test_resize_equals_pillow(y: Axis, x: Axis, mode: int, channels: int, seed: int) -> None:
     assert_equals_pillow(y, x, mode, channels, seed)
 
@@ -189,7 +189,7 @@ def test_sizes_where_vectors_begin(mode: int, channels: int) -> None:
 
 
 @every_level
-@pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= weights.LANCZOS])
+@pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= kernels.LANCZOS])
 @pytest.mark.parametrize("size", [(64, 48), (300, 20), (20, 300)])
 @pytest.mark.parametrize("columns_first", [False, True])
 def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_first: bool) -> None:
@@ -203,7 +203,7 @@ def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_fi
 
 
 @every_level
-@pytest.mark.parametrize("mode", [*sorted(PILLOW), weights.SHARP_BILINEAR, weights.SHARP_BICUBIC])
+@pytest.mark.parametrize("mode", [*sorted(PILLOW), kernels.SHARP_BILINEAR, kernels.SHARP_BICUBIC])
 @pytest.mark.parametrize("to", [(20, 90), (90, 20), (70, 61)])
 def test_mirrored_weights_are_those_of_the_mirrored_image(mode: int, to: tuple[int, int]) -> None:
     image = noise(70, 61)
@@ -238,7 +238,7 @@ def parts(draw: st.DrawFn) -> tuple[int, int, int, int]:
     return size, start8, draw(st.integers(8, 8 * size - start8)), draw(log_size(300))
 
 
-@pytest.mark.parametrize("mode", [mode for mode in PILLOW if mode != weights.NEAREST])
+@pytest.mark.parametrize("mode", [mode for mode in PILLOW if mode != kernels.NEAREST])
 @given(y=parts(), x=parts(), turns=st.tuples(st.booleans(), st.booleans()))
 def test_a_part_in_eighths_of_a_pixel_equals_pillows_box(
     mode: int, y: tuple[int, int, int, int], x: tuple[int, int, int, int], turns: tuple[bool, bool]
@@ -303,19 +303,19 @@ def test_rows_do_not_depend_on_those_below() -> None:
     """However many rows or columns a kernel takes at a time."""
     for width in EDGES:
         image = noise(16, width)
-        all_rows = by_kernel(image, whole(16, 16), whole(width, 29), weights.BICUBIC, False)
+        all_rows = by_kernel(image, whole(16, 16), whole(width, 29), kernels.BICUBIC, False)
         for height in (1, 3, 7, 8, 9, 15):
-            some = by_kernel(image[:height], whole(height, height), whole(width, 29), weights.BICUBIC, False)
+            some = by_kernel(image[:height], whole(height, height), whole(width, 29), kernels.BICUBIC, False)
             np.testing.assert_array_equal(some, all_rows[:height])
 
 
 # ---- torch's tensor modes -----------------------------------------------------------------
 
 TENSOR_MODES = {
-    weights.BILINEAR: (InterpolationMode.BILINEAR, True),
-    weights.BICUBIC: (InterpolationMode.BICUBIC, True),
-    weights.SHARP_BILINEAR: (InterpolationMode.BILINEAR, False),
-    weights.SHARP_BICUBIC: (InterpolationMode.BICUBIC, False),
+    kernels.BILINEAR: (InterpolationMode.BILINEAR, True),
+    kernels.BICUBIC: (InterpolationMode.BICUBIC, True),
+    kernels.SHARP_BILINEAR: (InterpolationMode.BILINEAR, False),
+    kernels.SHARP_BICUBIC: (InterpolationMode.BICUBIC, False),
 }
 
 
@@ -360,7 +360,7 @@ def test_nearest_rounded_down_equals_torch(height: int, width: int, to: tuple[in
     expected = torch.nn.functional.interpolate(
         torch.from_numpy(image).permute(2, 0, 1)[None], size=to, mode="nearest"
     )
-    made = by_kernel(image, whole(height, to[0]), whole(width, to[1]), weights.NEAREST_FLOOR, False)
+    made = by_kernel(image, whole(height, to[0]), whole(width, to[1]), kernels.NEAREST_FLOOR, False)
     np.testing.assert_array_equal(made.transpose(2, 0, 1), expected[0].numpy())
 
 
@@ -397,7 +397,7 @@ def test_grey_of_every_extreme(when: int) -> None:
 @needs_grey
 def test_grey_is_made_before_or_after_resampling() -> None:
     image, how = noise(40, 50), Conversion("bytes", 1, interleaved=True)
-    to, flag = (31, 23), pillow_resize(weights.BILINEAR, Size(40, 50), Size(23, 31))
+    to, flag = (31, 23), pillow_resize(kernels.BILINEAR, Size(40, 50), Size(23, 31))
     assert flag is not None
     colours = Image.fromarray(image)
     expected = [colours.convert("L").resize(to, PILLOW[1]), colours.resize(to, PILLOW[1]).convert("L")]
@@ -482,7 +482,7 @@ def test_read_only_input_is_accepted() -> None:
     image.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = by_kernel(image, whole(40, 20), whole(40, 20), weights.BILINEAR, False)
+        made = by_kernel(image, whole(40, 20), whole(40, 20), kernels.BILINEAR, False)
     assert made.shape == (20, 20, 3)
 
 

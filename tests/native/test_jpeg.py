@@ -267,10 +267,10 @@ def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does that was built with another libjpeg."""
-    from fastpipe.images import as_pillow
+    from fastpipe.images import pillow
     from fastpipe.images import reader as images
 
-    fresh = as_pillow.decodes_as_pillow.__wrapped__
+    fresh = pillow.decodes_as_pillow.__wrapped__
     assert fresh()
     assert not caplog.text
     real = Image.Image.convert

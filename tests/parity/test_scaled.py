@@ -14,9 +14,8 @@ from torchvision import transforms
 from fastpipe import Decode, FastImageFolder
 from fastpipe.images.geometry import Crop, Flip, Operation, Resize, fold
 from fastpipe.images.pillow import FILTERS, pillow_resize
-from fastpipe.images.pixels import render
+from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
-from fastpipe.images.reduction import reduction
 from fastpipe.protocols import EncodedImage
 from fastpipe.testing import photograph
 from fastpipe.types import Box, Size

@@ -23,7 +23,7 @@ from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
 from fastpipe.cache import identity, places
 from fastpipe.cache.places import open_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
-from fastpipe.images.batch import _MADE, ImageBatch
+from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
 from fastpipe.testing import OddImage, odd_images, photo_tree
 
@@ -113,7 +113,7 @@ def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoded:
 
     def look_and_note(self: Any) -> None:
         for item, (outcome, reason) in zip(self.items, self._statuses[:, :2].tolist(), strict=True):
-            if outcome == _MADE and reason != _KEPT:
+            if outcome == MADE and reason != _KEPT:
                 found.note(item.path)
         look(self)
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from fastpipe.arrays.hdf5.keeping import ChunkKeeper, chunk_nbytes
 from fastpipe.arrays.hdf5.sharing import shared_chunks
 from fastpipe.arrays.hdf5.watch import AmplificationWatch
-from fastpipe.arrays.process import KEPT_SLOTS, Process
+from fastpipe.arrays.process import Process
 from fastpipe.cache.window import SharedWindow
 from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.reads import ReadPolicy
-from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import HDF5Error
 from fastpipe.options import BadSamples, Cache
 from fastpipe.read.hdf5.context import ReadContext

@@ -18,11 +18,11 @@ from fastpipe.arrays.patches.chunks import PatchChunks
 from fastpipe.arrays.patches.padding import Padding, read_patch
 from fastpipe.arrays.patches.remembering import Remembered
 from fastpipe.arrays.patches.sources import Role
-from fastpipe.arrays.process import KEPT_SLOTS, Process
+from fastpipe.arrays.process import Process
 from fastpipe.arrays.remote_chunks import Needed
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import VolumeError
 from fastpipe.index.patches import Places
 from fastpipe.options import BadSamples

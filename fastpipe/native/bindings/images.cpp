@@ -135,10 +135,14 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
   work.keeps_files = keeps_files;
   work.statuses = reinterpret_cast<Status*>(statuses.data());
   if (memory.has_value()) {
-    const std::int64_t each = bytes_each(plan->how, size[0], size[1]);
+    const std::int64_t each = std::int64_t{size[0]} * size[1] * plan->how.channels * word_after(*plan);
     check(size[0] > 0 && size[1] > 0, "samples of a size");
     for (std::size_t i = 0; i < count; ++i) {
       check(places(i) >= 0 && places(i) + each <= std::int64_t(memory->size()), "a place outside the memory");
+      check((reinterpret_cast<std::uintptr_t>(memory->data()) + std::size_t(places(i))) %
+                    std::size_t(word_after(*plan)) ==
+                0,
+            "a place that is not aligned");
     }
     work.memory = memory->data();
   }
@@ -165,6 +169,7 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
     }
     work.inputs = bound->inputs.data();
   }
+  check(memory.has_value() || !makes_samples(*plan), "memory for samples that are kept, scaled or TensorFlow's");
   work.kept = kept;
   if (states.has_value()) {
     check(states->shape(0) == count && states->shape(1) == 5, "a state of five numbers for each sample");
@@ -214,8 +219,10 @@ Scratch& own_scratch() {
   return *scratch;
 }
 
-nb::object decode(nb::handle file, std::int32_t top, std::int32_t left, std::int32_t height, std::int32_t width) {
+nb::object decode(nb::handle file, std::int32_t top, std::int32_t left, std::int32_t height, std::int32_t width,
+                  int kind) {
   const Buffer buffer(file);
+  check(kind >= 0 && kind <= 2, "no such kind of pixels");
   Pixels pixels;
   Status status;
   Scratch& scratch = own_scratch();
@@ -224,7 +231,8 @@ nb::object decode(nb::handle file, std::int32_t top, std::int32_t left, std::int
     const JpegHeader header = read_jpeg_header(buffer.bytes());
     const bool fits = header.trusted && top >= 0 && left >= 0 && height > 0 && width > 0 &&
                       top <= header.height - height && left <= header.width - width;
-    status = fits ? scratch.jpeg.decode(buffer.bytes(), {top, left, height, width}, scratch.arena, &pixels)
+    status = fits ? scratch.jpeg.decode(buffer.bytes(), {top, left, height, width}, scratch.arena, &pixels,
+                                        static_cast<JpegPixels>(kind))
                   : Status::declined(Reason::untrusted);
   }
   if (!status.is_made()) return nb::none();
@@ -320,7 +328,7 @@ void register_step(nb::module_& m) {
       .def_prop_rw(
           "kind", [](const Step& s) { return static_cast<int>(s.kind); },
           [](Step& s, int kind) {
-            check(kind >= 0 && kind <= 5, "no such kind of step");
+            check(kind >= 0 && kind <= 7, "no such kind of step");
             s.kind = static_cast<Step::Kind>(kind);
           })
       .def_rw("draw", &Step::draw)
@@ -354,7 +362,10 @@ void register_step(nb::module_& m) {
           [](Step& s, std::array<std::uint8_t, 3> v) { std::copy(v.begin(), v.end(), s.fill); })
       .def_rw("probability", &Step::probability)
       .def_rw("horizontal", &Step::horizontal)
-      .def_rw("channels", &Step::channels);
+      .def_rw("channels", &Step::channels)
+      .def_rw("is_relative", &Step::is_relative)
+      .def_rw("outside", &Step::outside)
+      .def_rw("pads", &Step::pads);
 }
 
 }  // namespace
@@ -370,7 +381,8 @@ void register_images(nb::module_& m) {
       .def(
           "__init__",
           [](ImagePlan* self, const std::vector<Step>& steps, const std::shared_ptr<OwnedConversion>& how,
-             std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled, const std::vector<Step>& shrink) {
+             std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled, const std::vector<Step>& shrink,
+             int parity, const std::tuple<int, float, float>& scaling, bool keeps_samples) {
             check(draws >= 0, "fewer than no numbers in a row");
             check_draws(steps, static_cast<std::size_t>(draws));
             check(shrink.empty() || (shrink.size() == 1 && shrink.front().kind == Step::Kind::resize &&
@@ -385,9 +397,19 @@ void register_images(nb::module_& m) {
             self->turns = turns;
             self->scaled = scaled;
             self->shrink = shrink;
+            check(parity >= 0 && parity <= 2, "no such parity");
+            self->parity = static_cast<Parity>(parity);
+            const int kind = std::get<0>(scaling);
+            const bool makes_floats = self->parity != Parity::pillow;
+            check(kind >= 0 && kind <= 3 && (kind == 0 || (kind >= 2) == makes_floats), "no such scaling");
+            self->scaling = {static_cast<Scaling::Kind>(kind), std::get<1>(scaling), std::get<2>(scaling)};
+            self->keeps_samples = keeps_samples;
+            const bool is_plain = how->how.kind == Conversion::Kind::bytes && how->how.interleaved;
+            check(is_plain || !makes_samples(*self), "samples of interleaved bytes before they are scaled");
           },
           nb::arg("steps"), nb::arg("conversion"), nb::arg("draws"), nb::arg("max_pixels") = -1,
-          nb::arg("turns") = false, nb::arg("scaled") = false, nb::arg("shrink") = std::vector<Step>());
+          nb::arg("turns") = false, nb::arg("scaled") = false, nb::arg("shrink") = std::vector<Step>(),
+          nb::arg("parity") = 0, nb::arg("scaling") = std::make_tuple(0, 1.0f, 0.0f), nb::arg("keeps_samples") = false);
   nb::class_<BoundBatch>(m, "ImageBatch", "A batch of images that is made.")
       .def(
           "take_image",
@@ -441,13 +463,15 @@ void register_images(nb::module_& m) {
             check(item >= 0 && item < self.work->count && self.work->has_whole(item), "no such image");
             WholeImage whole = self.work->take_whole(item);
             const auto height = std::size_t(whole.image.height), width = std::size_t(whole.image.width);
+            const std::size_t pixel = std::size_t(whole.image.size) / (height * width);
             const Bytes state = whole.state.bytes();
             return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(&whole.digest), sizeof whole.digest),
                                   nb::bytes(reinterpret_cast<const char*>(state.data), state.size),
-                                  taken(std::move(whole.image), {height, width, 3}), whole.file_pixels);
+                                  taken(std::move(whole.image), {height, width, pixel}), whole.file_pixels);
           },
           nb::sig("def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]"), nb::arg("item"),
-          "Such an image, once: its digest, its file's state, uint8 (H, W, 3), and the pixels of its file.");
+          "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its "
+          "file.");
   m.def("image_batch", &make_batch, nb::arg("plan"), nb::arg("prefix"), nb::arg("arena"), nb::arg("starts").noconvert(),
         nb::arg("ends").noconvert(), nb::arg("parameters").noconvert(), nb::arg("memory").noconvert().none(),
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),
@@ -491,11 +515,32 @@ void register_images(nb::module_& m) {
       },
       nb::arg("file"),
       "Height, width, whether it is trusted, orientation, place of the frame, whether it is progressive.");
+  m.def("decode", &decode,
+        nb::sig("def decode(file: object, top: int, left: int, height: int, width: int, kind: int = 0) -> "
+                "NDArray[numpy.uint8] | None"),
+        nb::arg("file"), nb::arg("top"), nb::arg("left"), nb::arg("height"), nb::arg("width"), nb::arg("kind") = 0,
+        "A part of a trusted JPEG, uint8 (height, width, C); None where it is declined.  Kind 0: Pillow's RGB, "
+        "1: TensorFlow's, 2: TensorFlow's grey.");
   m.def(
-      "decode", &decode,
-      nb::sig("def decode(file: object, top: int, left: int, height: int, width: int) -> NDArray[numpy.uint8] | None"),
-      nb::arg("file"), nb::arg("top"), nb::arg("left"), nb::arg("height"), nb::arg("width"),
-      "A part of a trusted JPEG, uint8 (height, width, 3); None where it is declined.");
+      "resize_as_tensorflow",
+      [](In<std::uint8_t, 3> pixels, int parity, Out<float, 3> out) {
+        check(parity == 1 || parity == 2, "1: bilinear, 2: nearest");
+        check(pixels.size() > 0 && out.size() > 0 && pixels.shape(2) == out.shape(2), "images of as many channels");
+        const auto width = static_cast<std::int32_t>(pixels.shape(1)),
+                   channels = static_cast<std::int32_t>(pixels.shape(2));
+        const Pixels source{pixels.data(), std::int64_t{width} * channels, static_cast<std::int32_t>(pixels.shape(0)),
+                            width, channels};
+        const Size to{static_cast<std::int32_t>(out.shape(0)), static_cast<std::int32_t>(out.shape(1))};
+        Scratch& scratch = own_scratch();
+        bool made = false;
+        {
+          nb::gil_scoped_release free;
+          made = resize_as_tensorflow(source, static_cast<Parity>(parity), to, scratch.arena, out.data());
+        }
+        if (!made) throw std::bad_alloc();
+      },
+      nb::arg("pixels").noconvert(), nb::arg("parity"), nb::arg("out").noconvert(),
+      "tf.image.resize() without antialiasing: uint8 (h, w, C) to float32 (H, W, C).");
   m.def("decode_reduced", &decode_reduced,
         nb::sig("def decode_reduced(file: object, factor: int, count: int) -> NDArray[numpy.uint8] | None"),
         nb::arg("file"), nb::arg("factor"), nb::arg("count"),

@@ -13,12 +13,11 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.process import KEPT_SLOTS
 from fastpipe.arrays.reading import Reading
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.reads import PendingRead
-from fastpipe.engine.slots import SlotPool
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.batch_sampler import DatasetBatches
