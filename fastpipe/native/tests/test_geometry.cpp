@@ -367,6 +367,43 @@ TEST("geometry: one resize, one grey, and no filling after a resize") {
         region.grey_channels == 3);
 }
 
+TEST("geometry: a box in pixels or in parts, rounded to even; what reaches outside is declined, clipped or filled") {
+  Step step = step_of(Step::Kind::box);
+  Region region;
+  const double inside[] = {1.5, 2.5, 6.5, 7.4};  // left, top, right, bottom
+  CHECK(fold({step}, {10, 8}, inside, &region) && region.source == (Box{2, 2, 5, 4}));
+  const double parts[] = {0.25, 0.5, 1, 1};
+  step.is_relative = true;
+  CHECK(fold({step}, {10, 8}, parts, &region) && region.source == (Box{5, 2, 5, 6}));
+  step.is_relative = false;
+  const double outside[] = {-3, -1, 4, 20};
+  CHECK(!fold({step}, {10, 8}, outside, &region));
+  step.outside = 1;
+  CHECK(fold({step}, {10, 8}, outside, &region) && region.source == (Box{0, 0, 10, 4}));
+  step.outside = 2;
+  CHECK(fold({step}, {10, 8}, outside, &region) && region.canvas == (Size{21, 7}));
+  CHECK(region.placed == (Box{1, 3, 10, 4}) && region.source == (Box{0, 0, 10, 4}));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double bad : {nan, 1e300, -1e300}) {
+    const double numbers[] = {0, 0, bad, 4};
+    CHECK(!fold({step}, {10, 8}, numbers, &region));
+  }
+  const double empty[] = {3, 3, 3, 9}, apart[] = {8, 0, 12, 5};
+  CHECK(!fold({step}, {10, 8}, empty, &region) && !fold({step}, {10, 8}, apart, &region));
+}
+
+TEST("geometry: a part, or a canvas, with the proportions of a size") {
+  Step step = step_of(Step::Kind::proportion, {32, 64});
+  Region region;
+  CHECK(fold({step}, {100, 101}, nullptr, &region) && region.source == (Box{25, 0, 50, 101}));
+  step.pads = true;
+  CHECK(fold({step}, {100, 101}, nullptr, &region) && region.canvas == (Size{100, 200}));
+  CHECK(region.placed == (Box{0, 50, 100, 101}));  // Python's division rounds down
+  step.size = {1, 2000};
+  step.pads = false;
+  CHECK(fold({step}, {9, 9}, nullptr, &region) && region.source == (Box{4, 0, 1, 9}));
+}
+
 TEST("geometry: a flip is drawn, and twice is none") {
   Region region;
   for (const double number : {0., 0.49, 0.5, kAlmostOne}) {

@@ -1,4 +1,7 @@
 // Batches of images: in threads, from files and from memory; what is declined, and why.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <set>
 #include <string>
@@ -205,4 +208,162 @@ TEST("images: one that folds to another size than the batch's is declined") {
   batch.run();
   CHECK(batch.statuses[0].is_made());
   CHECK(batch.statuses[1].reason == Reason::not_folded);
+}
+
+namespace {
+
+// A store with one image file, whose whole pixels a batch gives to be kept.
+struct Store {
+  Folder folder;
+  std::string data = folder.write("data", {});
+  std::shared_ptr<KeptImages> kept = std::make_shared<KeptImages>();
+
+  Store() {
+    kept->table = std::make_shared<EntryTable>();
+    kept->descriptor = ::open(data.c_str(), O_RDWR | O_CLOEXEC);
+    kept->tag = "pixels";
+    kept->verifies = true;
+  }
+  ~Store() { ::close(kept->descriptor); }
+
+  void put(const WholeImage& whole) {
+    const std::int64_t offset = kept->size;
+    CHECK(::pwrite(kept->descriptor, whole.image.data.get(), static_cast<std::size_t>(whole.image.size), offset) ==
+          whole.image.size);
+    kept->size += whole.image.size;
+    EntryRecord record;
+    record.digest = whole.digest;
+    record.offset = static_cast<std::uint64_t>(offset);
+    record.nbytes = static_cast<std::uint64_t>(whole.image.size);
+    record.sum = sum_of({whole.image.data.get(), static_cast<std::size_t>(whole.image.size)});
+    record.height = static_cast<std::uint32_t>(whole.image.height);
+    record.width = static_cast<std::uint32_t>(whole.image.width);
+    record.channels = static_cast<std::uint32_t>(whole.image.size / (whole.image.height * whole.image.width));
+    record.flags = static_cast<std::uint32_t>(whole.file_pixels << 1);
+    record.check = check_of(record);
+    std::uint64_t end = 0;
+    CHECK(kept->table->extend(&record, 1, &end));
+  }
+};
+
+void age(const std::string& path) {  // a state is settled some time after it was made
+  FileState state;
+  do {
+    CHECK(state_of_file(path.c_str(), &state));
+    ::usleep(1000);
+  } while (!state.is_settled);
+}
+
+}  // namespace
+
+TEST("images: a kept image gives what its file gives, made smaller first or not") {
+  for (const std::int32_t side : {0, 40}) {
+    Store store;
+    const std::string path = store.folder.write("a.jpg", encoded({90, 70}, Kind{}));
+    age(path);
+    auto plan = training_plan();
+    if (side > 0) {
+      Step shrink;
+      shrink.kind = Step::Kind::resize;
+      shrink.filter = kBilinear;
+      shrink.size = {side, 0};
+      plan->shrink = {shrink};
+    }
+    std::vector<std::vector<std::uint8_t>> made;
+    for (int round = 0; round < 3; ++round) {
+      Made batch(1, plan);
+      batch.parameters.assign(kNumbers, 0.4);
+      batch.path(0, path);
+      if (round > 0) {
+        batch.work->kept = store.kept;
+        batch.work->most_nbytes = 1 << 20;
+      }
+      batch.run();
+      CHECK(batch.statuses[0].is_made());
+      CHECK((batch.statuses[0].reason == Reason::kept) == (round == 2));
+      CHECK(batch.work->has_whole(0) == (round == 1));
+      if (round == 1) {
+        const WholeImage whole = batch.work->take_whole(0);
+        CHECK(whole.file_pixels == 90 * 70 && whole.image.width == (side > 0 ? side : 70));
+        store.put(whole);
+      }
+      made.push_back(batch.memory);
+    }
+    CHECK(made[0] == made[1] && made[1] == made[2]);
+  }
+}
+
+TEST("images: what a store says of an image is not relied on") {
+  Store store;
+  const std::string path = store.folder.write("a.jpg", encoded({50, 60}, Kind{}));
+  age(path);
+  const auto looked = [&](std::int64_t most_pixels) {
+    auto plan = training_plan();
+    plan->max_pixels = most_pixels;
+    Made batch(1, plan);
+    batch.path(0, path);
+    batch.work->kept = store.kept;
+    batch.work->most_nbytes = 1 << 20;
+    batch.run();
+    if (batch.work->has_whole(0)) store.put(batch.work->take_whole(0));
+    return batch.statuses[0];
+  };
+  CHECK(looked(-1).is_made());
+  CHECK(looked(-1).reason == Reason::kept);
+  CHECK(looked(50 * 60 - 1).reason == Reason::asked);  // its file has more
+  const std::int64_t size = store.kept->size;
+  store.kept->size = size - 1;
+  CHECK(looked(-1).reason == Reason::asked);  // it reaches beyond the data
+  store.kept->size = size;
+  store.kept->table = std::make_shared<EntryTable>();
+  CHECK(looked(-1).is_made());  // kept once more
+  CHECK(::ftruncate(store.kept->descriptor, size) == 0);
+  CHECK(looked(-1).reason == Reason::asked);  // its bytes are not there
+}
+
+TEST("images: TensorFlow's samples are scaled, kept as they are before, and found so") {
+  Store store;
+  const std::string path = store.folder.write("a.jpg", encoded({90, 70}, Kind{}));
+  age(path);
+  for (const Parity parity : {Parity::pillow, Parity::tensorflow_bilinear}) {
+    auto plan = std::make_shared<ImagePlan>();
+    Step resize;
+    resize.kind = Step::Kind::resize;
+    resize.size = {kSide, kSide};
+    resize.filter = kBilinear;
+    Step box;
+    box.kind = Step::Kind::box;
+    plan->steps = {box, resize};
+    plan->how.interleaved = true;
+    plan->draws = 4;
+    plan->parity = parity;
+    plan->keeps_samples = true;
+    const bool is_pillow = parity == Parity::pillow;
+    store.kept->tag = is_pillow ? "Pillow's" : "TensorFlow's";
+    plan->scaling = {is_pillow ? Scaling::Kind::bytes_to_floats : Scaling::Kind::floats_to_floats, 1.0f / 255.0f, 0};
+    CHECK(word_before(*plan) == (is_pillow ? 1 : 4) && word_after(*plan) == 4);
+    std::vector<std::vector<std::uint8_t>> made;
+    for (int round = 0; round < 3; ++round) {
+      Made batch(2, plan);
+      batch.parameters = {3, 4, 60, 80, 3, 4, 61, 80};  // two boxes of the same file
+      batch.memory.assign(std::size_t{2} * kSide * kSide * 3 * 4, 0);
+      batch.places = {0, kSide * kSide * 3 * 4};
+      batch.work->memory = batch.memory.data();
+      batch.path(0, path);
+      batch.path(1, path);
+      if (round > 0) {
+        batch.work->kept = store.kept;
+        batch.work->most_nbytes = 1 << 20;
+      }
+      batch.run();
+      for (std::size_t i = 0; i < 2; ++i) {
+        CHECK(batch.statuses[i].is_made());
+        CHECK((batch.statuses[i].reason == Reason::kept) == (round == 2));
+        if (round == 1) store.put(batch.work->take_whole(static_cast<std::int64_t>(i)));
+      }
+      made.push_back(batch.memory);
+    }
+    CHECK(made[0] == made[1] && made[1] == made[2]);
+    CHECK(std::memcmp(made[0].data(), made[0].data() + kSide * kSide * 3 * 4, kSide * kSide * 3 * 4) != 0);
+  }
 }
