@@ -162,23 +162,22 @@ bool box_of(const Step& step, Size image, const double* numbers, WideBox* box) {
   return step.outside != 0 || lies_inside(*box, image);
 }
 
-// A box with the proportions of a size, as Keras computes it.
-WideBox proportioned(const Step& step, Size image) {
+// A box made smaller, or larger, around its centre to have the proportions of a size, as Keras computes it.
+WideBox proportioned(const Step& step, const WideBox& box) {
   const auto height = static_cast<float>(step.size.height), width = static_cast<float>(step.size.width);
-  const std::int64_t by_width = std::int64_t{image.width} * step.size.height;
-  const std::int64_t by_height = std::int64_t{image.height} * step.size.width;
+  const std::int64_t by_width = box.width * step.size.height, by_height = box.height * step.size.width;
   auto tall = static_cast<std::int64_t>(static_cast<float>(by_width) / width);
   auto wide = static_cast<std::int64_t>(static_cast<float>(by_height) / height);
   if (step.pads) {
-    tall = std::max<std::int64_t>(image.height, tall);
-    wide = std::max<std::int64_t>(image.width, wide);
+    tall = std::max(box.height, tall);
+    wide = std::max(box.width, wide);
   } else {
-    tall = std::max<std::int64_t>(std::min<std::int64_t>(image.height, tall), 1);
-    wide = std::max<std::int64_t>(std::min<std::int64_t>(image.width, wide), 1);
+    tall = std::max<std::int64_t>(std::min(box.height, tall), 1);
+    wide = std::max<std::int64_t>(std::min(box.width, wide), 1);
   }
   // Python's division rounds down.
   const auto half = [](std::int64_t number) { return number >= 0 ? number / 2 : -((1 - number) / 2); };
-  return {half(image.height - tall), half(image.width - wide), tall, wide};
+  return {box.top + half(box.height - tall), box.left + half(box.width - wide), tall, wide};
 }
 
 bool begins_with_columns(PassOrder order, Size from, Size to) {
@@ -284,10 +283,10 @@ bool apply(const Step& step, const double* u, Region* region) {
       }
       return true;
     case Step::Kind::box:
-      return box_of(step, size, u, &box) && crop(step, box, region);
     case Step::Kind::proportion:
-      if (!is_valid(step.size)) return false;
-      box = proportioned(step, size);
+      box = {0, 0, size.height, size.width};
+      if (step.kind == Step::Kind::box && !box_of(step, size, u, &box)) return false;
+      if (is_valid(step.size)) box = proportioned(step, box);
       return box.height <= kLargestSide && box.width <= kLargestSide && crop(step, box, region);
     case Step::Kind::grey:
       if (region->grey != Grey::none) return false;

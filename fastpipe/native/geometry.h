@@ -25,8 +25,8 @@ struct Step {
     random_crop = 3,
     flip = 4,
     grey = 5,
-    box = 6,         // left, top, right, bottom: numbers of the sample
-    proportion = 7,  // the largest central part, or the smallest canvas around, that has the proportions of `size`
+    box = 6,  // left, top, right, bottom: numbers of the sample; with the proportions of `size`, if that is given
+    proportion = 7,  // the same of the whole image
   };
   Kind kind = Kind::resize;
   std::int32_t draw = 0;  // the first of its numbers in the sample's row of parameters
@@ -54,8 +54,7 @@ struct Step {
   // clipped, 2 filled
   bool is_relative = false;
   std::int32_t outside = 0;
-  // proportion
-  bool pads = false;
+  bool pads = false;  // it is made larger to have these proportions, not smaller
 };
 
 // How many numbers of its row a step reads, from `draw` on.

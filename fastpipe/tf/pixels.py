@@ -310,13 +310,16 @@ def _native_plan(
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []
+    proportion: dict[str, Any] = {}
+    if spec.aspect is not None:
+        proportion = {"size": size, "pads": spec.aspect == "pad"}
     if spec.channels == 1 and parity == 0:
         steps.append(described_step(GREY, channels=1))
     if boxes is not None:
         outside = ("error", "clip", "pad").index(spec.outside)
-        steps.append(described_step(BOX, is_relative=boxes.is_relative, outside=outside))
-    if spec.aspect is not None:
-        steps.append(described_step(PROPORTION, size=size, pads=spec.aspect == "pad"))
+        steps.append(described_step(BOX, is_relative=boxes.is_relative, outside=outside, **proportion))
+    elif proportion:
+        steps.append(described_step(PROPORTION, **proportion))
     steps.append(described_step(RESIZE, size=size, filter=filter_[0], order=filter_[1]))
     if None in steps:
         return None
