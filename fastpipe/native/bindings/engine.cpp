@@ -4,6 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <tuple>
 #include <unordered_map>
@@ -26,19 +28,20 @@ Engine& running() {
 // Batches of jobs that are not done, and jobs that were done before somebody said what they keep.  Never destroyed, as
 // the interpreter may be gone by then; forgotten in a forked child, where these jobs are not.
 struct Kept {
+  const pid_t process = getpid();
   std::mutex lock;  // free-threaded builds have no other
   std::unordered_map<std::int64_t, PyObject*> batches;
   std::unordered_set<std::int64_t> done;
 };
 
 Kept& kept() {
-  static Kept* all = nullptr;
-  static pid_t process = 0;
-  if (all == nullptr || process != getpid()) {
-    all = new Kept;
-    process = getpid();
+  static std::atomic<Kept*> all{nullptr};
+  Kept* found = all.load();
+  while (found == nullptr || found->process != getpid()) {
+    auto made = std::make_unique<Kept>();
+    if (all.compare_exchange_strong(found, made.get())) return *made.release();
   }
-  return *all;
+  return *found;
 }
 
 }  // namespace
