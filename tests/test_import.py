@@ -40,6 +40,29 @@ print(json.dumps(sorted(tops & heavy)))
     assert json.loads(_python(code)) == []
 
 
+def test_images_and_the_command_s_help_load_what_they_use() -> None:
+    """Nothing of stores, volumes, motion, devices or TensorFlow for a folder of photographs."""
+    code = """
+import json, sys
+from fastpipe import FastImageFolder, FastLoader
+print(json.dumps([name for name in sys.modules if name.startswith("fastpipe.")]))
+"""
+    ours = json.loads(_python(code))
+    assert len(ours) <= 100
+    parts = {".".join(name.split(".")[1:3]) for name in ours}
+    assert not {name.split(".")[0] for name in parts} & {"stage", "device", "augment", "read", "tf", "bench"}
+    assert not parts & {"torch.rows", "torch.hdf5", "torch.patches", "arrays.patches", "index.tours"}
+    code = """
+import sys
+from fastpipe.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    print(sum(name.split(".")[0] == "fastpipe" for name in sys.modules))
+"""
+    assert int(_python(code).split()[-1]) <= 25
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
     "arguments",

@@ -104,8 +104,21 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
-# Imported by a function of theirs: kernels that take seconds to load, and few scripts use.
-_LAZY = {"torch/split.py": {"augment"}}
+# Imported by a function of theirs, as it is paid by who uses it: kernels that take seconds to load, stores,
+# devices, arrays, caches; what only one command of the command line has.
+_LAZY = {
+    "arrays/arrangements.py": {"index"},
+    "cli.py": {"bench"},
+    "images/batch.py": {"cache"},
+    "torch/batches.py": {"device"},
+    "torch/describe.py": {"arrays"},
+    "torch/folder_samples.py": {"index"},
+    "torch/image_folder.py": {"cache", "index", "torch"},
+    "torch/loader.py": {"cache", "device"},
+    "torch/runtime.py": {"arrays", "cache", "device", "images"},
+    "torch/sources.py": {"device", "torch"},
+    "torch/split.py": {"augment"},
+}
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
 
 
