@@ -11,6 +11,9 @@ without it (system calls, ``submit``).  A sampling profiler is not more exact, a
 it samples.  Of stock loaders with worker processes only the script's process is measured: each worker has a
 lock of its own.
 
+Threads of TensorFlow's that have called Python count as well, with all else that they do: of those the
+probe tells more.
+
 *The probe.*  A thread that counts in a tight loop wants the lock all the time, and gives it up when another
 thread has asked for it for 0.1 ms.  While it neither runs nor waits for a core, another thread has the lock.
 So wall time less CPU time less time in the run queue (``/proc/self/task/*/schedstat``) is the time that
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import statistics
 import sys
 import threading
@@ -38,7 +42,7 @@ from rounds import add_photo_options, figures, photos_of, save_facts
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fastpipe import FastImageFolder, FastLoader
+from fastpipe import Cache, Decode, FastImageFolder, FastLoader
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos
 from fastpipe.bench.loaders import Draws, touch, train_transform
@@ -47,6 +51,8 @@ from fastpipe.core.native import native
 _WAIT_NS = 850_000
 _ASKED_US, _ASKED_SHARE = 20.0, 0.85
 _SWITCH_S = 1e-4
+_TF_IMAGES = 65_536  # of an epoch, at most
+_LABELS = {"fastpipe": "FastLoader", "kept": "FastLoader, kept in memory", "tf": "fastpipe.tf.image_dataset"}
 
 
 def python_seconds() -> float:
@@ -60,7 +66,8 @@ class Loader:
 
     Args:
         photos: that are read.
-        kind: ``"fastpipe"`` or ``"stock"``.
+        kind: ``"fastpipe"`` or ``"stock"``; ``"kept"``: images that are kept in memory, at 256
+            pixels on the short side; ``"tf"``: of ``fastpipe.tf.image_dataset``.
         batch: images in a batch.
         threads: of fastpipe's, or worker processes of the stock loader.
     """
@@ -68,9 +75,19 @@ class Loader:
     def __init__(self, photos: Photos, kind: str, batch: int, threads: int) -> None:
         self.batch, self._draws = batch, Draws(photos.indices, batch)
         transform, root = train_transform("float32"), str(photos.folder)
-        if kind == "fastpipe":
-            dataset: Any = FastImageFolder(root, transform, cache="off", threads=threads)
+        if kind in ("fastpipe", "kept"):
+            kept = {"cache": Cache("ram"), "decode": Decode(short_side=256)}
+            options: Any = kept if kind == "kept" else {"cache": "off"}
+            dataset: Any = FastImageFolder(root, transform, threads=threads, **options)
             self.loader: Any = FastLoader(dataset, batch, sampler=self._draws)
+        elif kind == "tf":
+            from fastpipe.tf import image_dataset  # TensorFlow is there only where it is asked for
+
+            files = sorted(str(path) for path in photos.folder.rglob("*.jp*g"))
+            self.loader = image_dataset(
+                files * (1 + _TF_IMAGES // len(files)), labels=None, image_size=224, parity="pil",
+                rescale=1 / 255, batch_size=batch, cache="off", threads=threads, verbose=False,
+            )  # fmt: skip
         else:
             self.loader = DataLoader(
                 ImageFolder(root, transform), batch, sampler=self._draws,
@@ -81,8 +98,9 @@ class Loader:
         """Read so many images, in whole batches; return the seconds it took."""
         self._draws.length = images
         start = time.perf_counter()
-        for batch in self.loader:
-            touch(batch)
+        for _, batch in zip(range(images // self.batch), self.loader, strict=False):
+            if isinstance(batch, (list, tuple)):
+                touch(batch)
         return time.perf_counter() - start
 
     def images_for(self, seconds: float) -> int:
@@ -91,7 +109,7 @@ class Loader:
         images = 4 * self.batch
         while (took := self.epoch(images)) < seconds / 4:
             images *= 2
-        return max(4, round(images * seconds / took / self.batch)) * self.batch
+        return min(max(4, round(images * seconds / took / self.batch)) * self.batch, _TF_IMAGES)
 
 
 class Probe(threading.Thread):
@@ -155,7 +173,9 @@ def probed(loader: Loader, images: int) -> tuple[float | None, float]:
 
 def held(photos: Photos, batch: int, rounds: int, seconds: float, cores: int) -> list[dict[str, Any]]:
     """Measure the lock for batches of a size; return a row for each loader."""
-    kinds = [("stock", cores), ("stock", 0), ("fastpipe", cores)]  # processes are forked before threads start
+    # Processes are forked before threads start; TensorFlow comes last.
+    kinds = [("stock", cores), ("stock", 0), ("fastpipe", cores), ("kept", cores)]
+    kinds += [("tf", cores)] if importlib.util.find_spec("tensorflow") else []
     loaders = [(kind, threads, Loader(photos, kind, batch, threads)) for kind, threads in kinds]
     counts = [loader.images_for(seconds) for _, _, loader in loaders]
     found: list[dict[str, list[float]]] = [{"us": [], "rate": [], "main": []} for _ in loaders]
@@ -171,10 +191,10 @@ def held(photos: Photos, batch: int, rounds: int, seconds: float, cores: int) ->
     gc.collect()
     rows = []
     for row, (kind, threads) in zip(found, kinds, strict=True):
-        label = "FastLoader" if kind == "fastpipe" else f"DataLoader(num_workers={threads})"
+        label = _LABELS.get(kind, f"DataLoader(num_workers={threads})")
         told: dict[str, Any] = {"label": label, "batch": batch, "images_per_s": figures(row["rate"], 1)}
         told["us_an_image"], told["us_main_thread"] = figures(row["us"]), figures(row["main"])
-        if kind == "fastpipe":
+        if kind in _LABELS:
             few = Loader(photos, kind, batch, max(1, cores - 1))
             images = few.images_for(seconds)
             pairs = [probed(few, images) for _ in range(rounds)]
