@@ -258,9 +258,9 @@ class ImageBatch(PendingBatch):
     def _keep(self, number: int) -> None:
         """Put the whole image of a sample where others find it."""
         assert self._kept is not None
-        digest, state, pixels, count = self._batch.take_whole(number)
         from fastpipe.cache.identity import FileIdentity
 
+        digest, state, pixels, count = self._batch.take_whole(number)
         file = FileIdentity(digest, state, self.items[number].path, True)
         self._kept.keep(file, pixels, count, self._kept.rules)
 

@@ -300,6 +300,10 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
     return Status::made();
   }
   if (input.data != nullptr) {
+    if (kept != nullptr && states != nullptr) {
+      const Status status = look_up(item, scratch, opened);
+      if (!status.is_made() || !source.is_encoded()) return status;
+    }
     source.file = {input.data, static_cast<std::size_t>(input.size)};
   } else {
     const std::int64_t begun = now_ns();

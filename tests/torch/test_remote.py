@@ -20,7 +20,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import fastpipe
-from fastpipe import FastImageFolder, FastLoader, Stage
+from fastpipe import Cache, FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError
 
 BY_PROCESSES = functools.partial(FastLoader, workers="processes")
@@ -254,12 +254,15 @@ def test_the_next_epoch_is_fetched_ahead_of_it(make: Any) -> None:
     assert dataset.downloaded[0] == len(dataset)  # as all of them fit
 
 
-def test_decoded_images_are_kept(make: Any, near: Any, photo_tree: Path) -> None:
-    dataset = make(RANDOM, cache="ram", seed=1, **near)
-    theirs = FastImageFolder(photo_tree, RANDOM, seed=1)
+@pytest.mark.parametrize("transform", [RANDOM, STEADY], ids=["random", "steady"])
+def test_decoded_images_are_kept(make: Any, near: Any, photo_tree: Path, transform: Any) -> None:
+    dataset = make(transform, cache=Cache("ram", 64 << 20), seed=1, **near)
+    theirs = FastImageFolder(photo_tree, transform, seed=1, cache="off")
     for _ in range(2):
         assert _same(_batches(FastLoader(dataset, 5)), _batches(FastLoader(theirs, 5)))
-    assert len(dataset._running().cache.store) >= len(dataset)
+    store = dataset._running().cache.store
+    assert len(store) == len(dataset)
+    assert [one.shape for one in store.entries()] != []
 
 
 def test_the_stock_equivalent(make: Any, near: Any, photo_tree: Path) -> None:
