@@ -221,9 +221,13 @@ class Scans {
 
 constexpr std::int32_t kMayNotOpen = -1;
 
+// Bytes of one value of each type of EXIF; 0 for types that Pillow skips.
+constexpr std::uint8_t kValueBytes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
+
 // Return the orientation in the first directory of EXIF data; 1 if it has none, 0 if it is unclear.
 //
-// kMayNotOpen if Pillow may not open the file: it also reads the resolution, and fails if that is a text or bytes.
+// kMayNotOpen if Pillow may not open the file, or warns: it also reads the resolution, and fails if that is a text or
+// bytes; and it warns if a value, or the place of the next directory, is not in the data.
 std::int32_t exif_orientation(const Reader& reader, std::int64_t tiff, std::int64_t end) noexcept {
   constexpr std::int64_t orientation_tag = 0x0112, resolution_tag = 0x011A, most_tags = 1000;
   constexpr std::int64_t of_bytes = 1, of_text = 2, of_short = 3, undefined = 7;  // types of values
@@ -234,11 +238,17 @@ std::int32_t exif_orientation(const Reader& reader, std::int64_t tiff, std::int6
   if (end - tiff < 8 || !(is_big || reader.begins(tiff, end, "II*\0"))) return kMayNotOpen;  // Pillow reads more
   const std::int64_t directory = tiff + number(tiff + 4, 4), count = number(directory, 2);
   std::int64_t entry = directory + 2;
-  if (count > most_tags || entry + 12 * count > end) return kMayNotOpen;  // it may go on in another segment
+  if (count > most_tags || entry + 12 * count + 4 > end) return kMayNotOpen;  // it may go on in another segment
+  std::int64_t sum = 0;  // of the values that do not fit into their entries
   std::int32_t orientation = 0;
   bool has_orientation = false;
   for (std::int64_t i = 0; i < count; ++i, entry += 12) {
     const std::int64_t tag = number(entry, 2), type = number(entry + 2, 2), length = number(entry + 4, 4);
+    const std::int64_t size = type < std::int64_t{sizeof kValueBytes} ? kValueBytes[type] * length : 0;
+    if (size > 4) {
+      sum += size;
+      if (sum > end - tiff || number(entry + 8, 4) + size > end - tiff) return kMayNotOpen;
+    }
     if (tag == resolution_tag && length <= 2 && (type == of_bytes || type == of_text || type == undefined)) {
       return kMayNotOpen;
     }

@@ -14,6 +14,8 @@ _ALL_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SOS, _DRI, _APP0, _APP1, _APP2, _APP13, _APP14 = 0xDA, 0xDD, 0xE0, 0xE1, 0xE2, 0xED, 0xEE
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _ORIENTATION_TAG, _RESOLUTION_TAG = 0x0112, 0x011A
+# Bytes of a value, by types of EXIF.
+_VALUE_BYTES = dict(enumerate((0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8)))
 
 _TRUSTED_SAMPLING = frozenset({
     (0x11, 0x11, 0x11),
@@ -189,7 +191,7 @@ def _is_grey_or_ycbcr(blob: bytes, body: int, others: _OtherSegments) -> bool:
 def _orientation(tiff: bytes) -> int | None:
     """The orientation in an EXIF segment's first directory; 1 if it has none, 0 if unclear.
 
-    None where Pillow may not open the file, as it looks for a resolution, too.
+    None where Pillow may not open the file, as it looks for a resolution, too, or warns of values outside.
     """
     order = {b"II*\0": "little", b"MM\0*": "big"}.get(tiff[:4])
     if order is None or len(tiff) < 8:
@@ -200,10 +202,16 @@ def _orientation(tiff: bytes) -> int | None:
 
     directory, orientation = number(4, 4), None
     count = number(directory, 2)
-    if count > 1000 or directory + 2 + 12 * count > len(tiff):
+    if count > 1000 or directory + 2 + 12 * count + 4 > len(tiff):
         return None
+    total = 0
     for entry in range(directory + 2, directory + 2 + 12 * count, 12):
         tag, kind, length = number(entry, 2), number(entry + 2, 2), number(entry + 4, 4)
+        size = length * _VALUE_BYTES.get(kind, 0)
+        if size > 4:
+            total += size
+            if total > len(tiff) or number(entry + 8, 4) + size > len(tiff):
+                return None
         if tag == _RESOLUTION_TAG and kind in (1, 2, 7) and length <= 2:  # bytes, text
             return None
         if tag == _ORIENTATION_TAG and orientation is None:

@@ -202,7 +202,7 @@ TEST("jpeg header: EXIF orientation") {
   const File file = encoded({20, 30}, kKinds[2]);
   const std::string big = text("Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0");
   const std::string little = text("Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0\0\0\0\0");
-  const std::string none = text("Exif\0\0II*\0\x08\0\0\0\0\0");
+  const std::string none = text("Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0");
   const auto with = [&](const std::string& body) { return header_of(with_segment(file, 0xE1, body)); };
   CHECK(with(big).orientation == 6 && with(big).trusted);
   CHECK(with(little).orientation == 3 && with(little).trusted);
@@ -216,6 +216,25 @@ TEST("jpeg header: EXIF orientation") {
   CHECK(!with(text("Exif\0\0MM\0*\xFF\xFF\xFF\xFF")).trusted);
   CHECK(header_of(with_segment(with_segment(file, 0xE1, little), 0xE1, big)).orientation == 0);
   CHECK(with("http://ns.adobe.com/xap/1.0/ tiff:Orientation").orientation == 0);
+}
+
+TEST("jpeg header: EXIF of which Pillow warns") {
+  const File file = encoded({20, 30}, kKinds[2]);
+  // A text of eight bytes, behind the next directory's place.
+  const std::string whole = text("Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x0F\0\x02\0\0\0\x08\0\0\0\x1A\0\0\0\0twoparts");
+  const auto is_trusted = [&](const std::string& body) { return header_of(with_segment(file, 0xE1, body)).trusted; };
+  CHECK(is_trusted(whole));
+  CHECK(!is_trusted(whole.substr(0, whole.size() - 1)));
+  CHECK(!is_trusted(whole.substr(0, 29)));
+  for (std::size_t at = 20; at < 28; ++at) {  // its length and its place
+    std::string body = whole;
+    body[at] = '\xFF';
+    CHECK(!is_trusted(body));
+  }
+  std::string unknown = whole;
+  unknown[19] = 14;  // a type that Pillow does not read
+  unknown[20] = '\xFF';
+  CHECK(is_trusted(unknown));
 }
 
 TEST("jpeg header: segments that Pillow reads") {
