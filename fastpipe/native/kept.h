@@ -47,7 +47,7 @@ enum class Lookup { found, missing, unusable };
 //
 // channels: bytes of a pixel.
 // most_pixels: of larger files (as its flags say) the image is not used; -1 for no limit.
-// unusable: it is there, and cannot be taken: its bytes changed, or its file may be an error now.
+// unusable: it is there, and cannot be taken: its bytes changed or are not there, or its file may be an error now.
 Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, std::int64_t most_pixels, Arena& arena,
                  KeptImage* image) noexcept;
 
