@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
@@ -137,6 +138,8 @@ struct Engine::State {
   }
 
   static void* enter(void* state) noexcept {
+    // A thread begins with the rounding, and the flushing of small numbers, of the one that starts it.
+    std::fesetenv(FE_DFL_ENV);
 #if defined(__linux__)
     pthread_setname_np(pthread_self(), "fastpipe");
     const int value = niceness.load(std::memory_order_relaxed);

@@ -4,9 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cfenv>
 #include <set>
 #include <stdexcept>
 #include <vector>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include "../engine.h"
 #include "check.h"
@@ -153,6 +158,31 @@ TEST("engine: an exception is an item that is lost, and nothing else") {
   });
   until_done({engine()->submit(work, wide(), 4)});
   CHECK(work->done == 5 && work->lost_items == 5);
+}
+
+TEST("engine: threads compute as usual, whatever the one that started them does") {
+  fenv_t before;
+  fegetenv(&before);
+  fesetround(FE_DOWNWARD);
+#if defined(__SSE2__)
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // flush to zero, denormals are zero
+#endif
+  static std::atomic<int> wrong;
+  wrong = 0;
+  const int threads = engine()->threads() + 4;  // four of which start now
+  auto work = std::make_shared<Counted>(threads, [](Counted& counted, std::int64_t item) {
+    wait_until_open(counted, item);
+    volatile float small = 1e-40f, one = 1;
+    wrong += fegetround() != FE_TONEAREST || small * one == 0 ? 1 : 0;
+  });
+  work->is_open = false;
+  const std::int64_t job = engine()->submit(work, std::make_shared<Channel>(threads), threads);
+  while (work->running < threads) sleep_ms(1);  // each thread has an item
+  work->is_open = true;
+  until_done({job});
+  CHECK(fegetround() == FE_DOWNWARD);
+  fesetenv(&before);
+  CHECK(work->done == threads && wrong == 0);
 }
 
 TEST("engine: the work is given back with the event") {
