@@ -34,7 +34,7 @@ CEPH := radosgw ceph-mon ceph-osd ceph-common
 # Two files of tests at a time, on two cores.
 PARALLEL := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help venv compiler native native-tests native-sanitize peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve wheel wheel-check clean
+.PHONY: help venv compiler fuzzer native native-tests native-sanitize native-fuzz peers peers-ffcv peers-pillow-simd s3-server bench test nightly lint format docs docs-serve wheel wheel-check clean
 
 help:
 	@echo "make bench    make the environment if needed, then measure five pipelines before and after,"
@@ -42,8 +42,9 @@ help:
 	@echo "make test     make the environment if needed, then run the tests"
 	@echo "make lint     ruff and mypy"
 	@echo "make native   compile the native core anew; make native-tests runs its own tests, make native-sanitize"
-	@echo "              runs them with the address, undefined-behaviour and thread sanitizers"
-	@echo "make nightly  the slow tests: soaks and large property tests"
+	@echo "              runs them with the address, undefined-behaviour and thread sanitizers, and a short soak"
+	@echo "make native-fuzz   fuzz the core with clang's libFuzzer, for FUZZ_SECONDS=600"
+	@echo "make nightly  the slow tests: soaks, fuzzing and large property tests"
 	@echo "make wheel    a wheel for this Python in dist/, which needs no compiler where it is installed;"
 	@echo "              make wheel-check installs it in a fresh environment and decodes images"
 	@echo "make docs     the documentation as pages in site/; make docs-serve shows them while they are written"
@@ -138,15 +139,45 @@ native-tests: $(READY)
 	@$(BIN)/cmake --build build/native-tests --parallel 2 -- --quiet
 	@build/native-tests/core_tests
 
-# AddressSanitizer and UBSan, then ThreadSanitizer.
+# AddressSanitizer and UBSan, then ThreadSanitizer; each also for a soak of the engine.
+SOAK_SECONDS ?= 5
 native-sanitize: $(READY)
 	@for kind in address thread; do \
 	  echo "==> the native core's tests, with the $$kind sanitizer"; \
 	  $(CORE) -B build/native-$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFASTPIPE_SANITIZE=$$kind >/dev/null && \
 	  $(BIN)/cmake --build build/native-$$kind --parallel 2 -- --quiet && \
-	  build/native-$$kind/core_tests || exit 1; \
+	  build/native-$$kind/core_tests && build/native-$$kind/core_soak $(SOAK_SECONDS) || exit 1; \
 	done
 	@for replay in build/native-address/replay_fuzz_*; do $$replay $(NATIVE)/fuzz/corpus || exit 1; done
+
+# Installs clang with its libFuzzer, where apt-get and its rights are there.
+FUZZER := clang libclang-rt-dev
+fuzzer:
+	@try() { echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \
+	    clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null; }; try || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    { echo "==> installing what the core is fuzzed with: $(FUZZER)"; \
+	      { apt-cache show $(FUZZER) >/dev/null 2>&1 || apt-get update -qq; }; \
+	      DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(FUZZER) </dev/null >/dev/null; } && try; } || \
+	  { echo "fuzzing takes clang and its libFuzzer:"; \
+	    echo "  Debian, Ubuntu:  apt-get install $(FUZZER)"; \
+	    echo "  Fedora, RHEL:    dnf install clang compiler-rt"; exit 1; }
+
+# A third of the time for each target.  What they find lies in build/fuzz; FUZZ_FLAGS=-DJPEG_STATIC=<libjpeg.a>, compiled
+# by clang with -fsanitize=address,fuzzer-no-link, looks into libjpeg-turbo as well.
+FUZZ_SECONDS ?= 600
+FUZZ_FLAGS ?=
+native-fuzz: $(READY) fuzzer
+	@$(CORE) -B build/native-fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ \
+	  -DFASTPIPE_SANITIZE=address -DFASTPIPE_FUZZ=ON $(FUZZ_FLAGS) >/dev/null
+	@$(BIN)/cmake --build build/native-fuzz --parallel 2 -- --quiet
+	@for pair in jpeg:jpeg images:jpeg kept:kept; do \
+	  name=$${pair%:*}; kind=$${pair#*:}; mkdir -p build/fuzz/$$name; \
+	  echo "==> fuzzing $$name for $$(($(FUZZ_SECONDS) / 3)) seconds"; \
+	  build/native-fuzz/fuzz_$$name -max_total_time=$$(($(FUZZ_SECONDS) / 3)) -max_len=20000 -timeout=20 \
+	    -rss_limit_mb=2048 -verbosity=0 -print_funcs=0 -print_final_stats=1 -dict=$(NATIVE)/fuzz/jpeg.dict \
+	    -artifact_prefix=build/fuzz/$$name- build/fuzz/$$name $(NATIVE)/fuzz/corpus/$$kind || exit 1; \
+	done
 
 peers: $(PEERS)
 
@@ -175,7 +206,8 @@ test: $(BUILT) s3-server native-tests
 	@echo "==> pytest, with TensorFlow"
 	@$(PARALLEL) tests/tf fastpipe/tf
 
-nightly: $(BUILT) s3-server native-sanitize
+nightly: SOAK_SECONDS = 60
+nightly: $(BUILT) s3-server native-sanitize native-fuzz
 	@echo "==> pytest, the slow tests"
 	@FASTPIPE_HYPOTHESIS=nightly $(BIN)/python -m pytest -q -m slow
 

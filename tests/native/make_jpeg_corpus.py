@@ -1,7 +1,7 @@
-"""Make the inputs with which fuzzing of JPEGs begins: python make_jpeg_corpus.py [folder].
+"""Make the inputs with which fuzzing begins: python make_jpeg_corpus.py [folder].
 
-Small files of all kinds, whole, cut off, damaged, and with hostile headers.  They are the same each time, for
-one version of Pillow.
+Small JPEGs of all kinds, whole, cut off, damaged, and with hostile headers; and logs of a cache.  They are the
+same each time, for one version of Pillow.
 """
 
 from __future__ import annotations
@@ -53,6 +53,91 @@ def exif(orientation: int, order: str = "big") -> bytes:
     mark = b"MM\0*" if order == "big" else b"II*\0"
     numbers = ((8, 4), (1, 2), (0x0112, 2), (3, 2), (1, 4), (orientation, 2), (0, 2), (0, 4))
     return b"Exif\0\0" + mark + b"".join(n.to_bytes(size, order) for n, size in numbers)  # type: ignore[arg-type]
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def many_scans(bits: int = 13) -> bytes:
+    """A grey progressive file of one block, which sends each bit of each coefficient in a scan of its own."""
+    one_code = bytes((1, *bytes(15), 0))  # a single code of one bit: no more coefficients
+    head = b"\xff\xd8" + segment(0xDB, b"\0" + b"\1" * 64) + segment(0xC2, b"\x08\0\x08\0\x08\1\1\x11\0")
+    tables = segment(0xC4, b"\0" + one_code) + segment(0xC4, b"\x10" + one_code)
+    scans = b""
+    for coefficient in range(64):
+        for after in range(bits, -1, -1):
+            before = 0 if after == bits else after + 1
+            spectrum = bytes((coefficient, coefficient, before << 4 | after))
+            scans += segment(0xDA, b"\1\1\0" + spectrum) + b"\x7f"
+    return head + tables + scans + b"\xff\xd9"
+
+
+def directory(*entries: tuple[int, int, int, int], count: int | None = None, first: int = 8) -> bytes:
+    """EXIF data of one directory: tags, types, lengths and values; ``count`` and ``first`` may lie."""
+    numbers = [(first, 4), (len(entries) if count is None else count, 2)]
+    for entry in entries:
+        numbers += zip(entry, (2, 2, 4, 4), strict=True)
+    return b"Exif\0\0II*\0" + b"".join(number.to_bytes(size, "little") for number, size in numbers) + bytes(4)
+
+
+def hostile(base: bytes, progressive: bytes, restarts: bytes) -> dict[str, bytes]:
+    """Files whose segments lie."""
+    frame, files = frame_of(base), {}
+    orientation, resolution = (0x0112, 3, 1, 6), (0x011A, 5, 1, 26)
+    exifs = {
+        "types": directory((0x0112, 2, 1, 6)), "long": directory((0x0112, 4, 1, 6)), "nine": directory((0x0112, 3, 1, 9)),
+        "two": directory(orientation, (0x0112, 3, 1, 3)), "count": directory(orientation, count=0xFFFF),
+        "beyond": directory(orientation, first=0xFFFFFFF0), "itself": directory((0x8769, 4, 1, 8), orientation),
+        "lengths": directory((0x010E, 2, 0xFFFFFFFF, 8), orientation), "resolution": directory(resolution, orientation),
+        "resolution-text": directory((0x011A, 2, 2, 0x3131)), "resolution-far": directory((0x011A, 5, 1, 0xFFFFFF)),
+        "empty": b"Exif\0\0", "other-order": b"Exif\0\0XX*\0" + bytes(20), "big-tiff": b"Exif\0\0II+\0" + bytes(20),
+    }  # fmt: skip
+    for name, body in exifs.items():
+        files[f"exif-{name}"] = with_segment(base, 0xE1, body)
+    files["exif-behind-tables"] = base[: frame - 4] + segment(0xE1, exif(6)) + base[frame - 4 :]
+    for name, body in {
+        "none": b"\0" + bytes(16), "all-ones": b"\0\2" + bytes(17), "too-many": b"\0" + b"\xff" * 16 + bytes(240),
+        "short": b"\0\0\1", "number": b"\x44\1" + bytes(16), "symbols": b"\0" + bytes(15) + b"\1\xff",
+    }.items():  # fmt: skip
+        scan = base.index(b"\xff\xda")
+        files[f"huffman-{name}"] = base[:scan] + segment(0xC4, body) + base[scan:]
+    files["huffman-missing"] = base[: base.index(b"\xff\xc4")] + base[base.index(b"\xff\xda") :]
+    for name, body in {
+        "number": b"\4" + b"\1" * 64,
+        "zeros": bytes(65),
+        "words": b"\x10" + b"\1\0" * 64,
+    }.items():
+        files[f"quantisation-{name}"] = base[: frame - 4] + segment(0xDB, body) + base[frame - 4 :]
+    files["quantisation-missing"] = base.replace(b"\xff\xdb", b"\xff\xfe")
+    for name, body in {"one": b"\0\1", "most": b"\xff\xff", "zero": b"\0\0", "long": b"\0\3\0"}.items():
+        files[f"interval-{name}"] = base[: frame - 4] + segment(0xDD, body) + base[frame - 4 :]
+    files["restart-twice"] = restarts.replace(b"\xff\xd1", b"\xff\xd1\xff\xd1", 1)
+    files["restart-order"] = restarts.replace(b"\xff\xd1", b"\xff\xd2", 1)
+    files["restart-last"] = restarts[:-2] + b"\xff\xd0" + restarts[-2:]
+    for name, code in {
+        "extended": 0xC1,
+        "lossless": 0xC3,
+        "arithmetic": 0xC9,
+        "progressive-frame": 0xC2,
+    }.items():
+        files[f"frame-{name}"] = patched(base, frame - 3, bytes((code,)))
+    files["frame-sequential"] = patched(progressive, frame_of(progressive) - 3, b"\xc0")
+    files["frame-twice"] = base[: frame - 4] + base[frame - 4 : frame + 15] + base[frame - 4 :]
+    files["frame-none"] = patched(base, frame - 3, b"\xfe")
+    files["frame-12-bits"] = patched(base, frame, b"\x0c")
+    files["frame-of-255"] = patched(base, frame + 5, b"\xff")
+    files["no-width"] = patched(base, frame + 3, b"\0\0")
+    files["narrow"] = patched(base, frame + 3, b"\0\1")
+    files["number-of-lines"] = patched(base, frame + 1, b"\0\0")[:-2] + segment(0xDC, b"\0\x2d") + base[-2:]
+    scan = base.index(b"\xff\xda") + 4
+    files["scan-of-none"] = patched(base, scan, b"\0")
+    files["scan-of-one-twice"] = patched(base, scan + 3, b"\1")
+    files["scan-of-others"] = patched(base, scan + 1, b"\x63")
+    files["scan-tables"] = patched(base, scan + 2, b"\x33")
+    files["scan-twice"] = base[:-2] + base[scan - 4 :]
+    files["scan-none"] = base[: scan - 4] + b"\xff\xd9"
+    return files
 
 
 def corpus() -> dict[str, bytes]:
@@ -112,16 +197,40 @@ def corpus() -> dict[str, bytes]:
     files["no-height"] = patched(base, frame + 1, b"\0\0")
     files["sampling-zero"] = patched(base, frame + 7, b"\0")
     files["sampling-411"] = patched(base, frame + 7, b"\x41")
+    files["wide"] = encoded(Image.new("RGB", (65500, 1), (90, 20, 160)), quality=1, subsampling=2)
+    files["wider"] = patched(files["wide"], frame_of(files["wide"]) + 3, b"\xff\xff")
+    files["tall"] = encoded(Image.new("L", (1, 65500), 99), quality=1)
+    files["many-scans"] = many_scans()
+    files["many-scans-cut"] = files["many-scans"][:-13] + b"\xff\xd9"
+    files["many-scans-too-many"] = many_scans(15)
+    files.update(hostile(base, progressive, files["restart-blocks"]))
     files["names-alike"] = patched(patched(base, frame + 9, b"\1"), frame + 12, b"\1")
     return files
 
 
+def logs() -> dict[str, bytes]:
+    """Options and records, as fuzz_kept.cpp takes them."""
+    numbers, files = random.Random(0), {}
+    for options in range(0, 256, 23):
+        records = b""
+        for number in range(6):
+            height, width = numbers.randrange(1, 24), numbers.randrange(1, 24)
+            offset = numbers.choice((0, 64, 700, 3072, 2**64 - 64))
+            record = [numbers.randrange(3), number, offset, 3 * height * width, numbers.randrange(2)]
+            shape = (height, width, 3, numbers.randrange(2), numbers.randrange(8), 0)
+            records += b"".join(word.to_bytes(8, "little") for word in record)
+            records += b"".join(word.to_bytes(4, "little") for word in shape)
+        files[f"options-{options}"] = bytes((options,)) + records
+    return files
+
+
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("fastpipe/native/fuzz/corpus/jpeg")
-    folder.mkdir(parents=True, exist_ok=True)
-    files = corpus()
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("fastpipe/native/fuzz/corpus")
+    files = {f"jpeg/{name}.jpg": blob for name, blob in corpus().items()}
+    files |= {f"kept/{name}": blob for name, blob in logs().items()}
     for name, blob in files.items():
-        (folder / f"{name}.jpg").write_bytes(blob)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(blob)
     print(f"{len(files)} files, {sum(map(len, files.values()))} bytes in {folder}")
 
 

@@ -1,89 +1,89 @@
-// Fuzzes the JPEG header and the decoding of parts of an image.
+// Fuzzes the JPEG header, and the decoding of parts of an image and of reduced images.
 //
-// Beside what sanitizers find, a part must equal the same part of the whole image, whatever the file.
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-
+// Invariants, whatever the file: a part equals the same part of the whole image; a decoder that has seen other files
+// gives what a new one gives; a good file after this one is decoded as before.
 #include "../arena.h"
 #include "../jpeg.h"
+#include "../tests/make_jpeg.h"
+#include "fuzz.h"
 
 namespace {
 
 using namespace fastpipe;
+using namespace fastpipe::fuzz;
 
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 20;
-
-volatile std::uint64_t sink;
-
-// Read every byte, so that a sanitizer sees those that nobody wrote.
-void touch(const Pixels& pixels) {
-  std::uint64_t sum = 0;
-  for (std::int32_t y = 0; y < pixels.height; ++y) {
-    const std::uint8_t* row = pixels.data + pixels.pitch * y;
-    for (std::int32_t x = 0; x < pixels.width * pixels.channels; ++x) sum += row[x];
+// A file and its pixels.
+class Good {
+ public:
+  Good() : file_(tests::encoded({19, 37}, {})) { require(decode(decoder_, arena_, &pixels_), "a good file"); }
+  void check(JpegDecoder& decoder, Arena& arena) const {
+    Pixels again;
+    require(decode(decoder, arena, &again) && is_part(again, pixels_, 0, 0), "a good file after this one");
   }
-  sink = sum;
-}
 
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
-
-bool is_part(const Pixels& part, const Pixels& whole, Box box) {
-  for (std::int32_t y = 0; y < part.height; ++y) {
-    const std::uint8_t* expected = whole.data + whole.pitch * (box.top + y) + 3 * box.left;
-    if (std::memcmp(part.data + part.pitch * y, expected, 3 * static_cast<std::size_t>(part.width)) != 0) return false;
+ private:
+  bool decode(JpegDecoder& decoder, Arena& arena, Pixels* pixels) const {
+    return decoder.decode({file_.data(), file_.size()}, {0, 0, 19, 37}, arena, pixels).is_made();
   }
-  return true;
-}
+  const tests::File file_;
+  JpegDecoder decoder_;
+  Arena arena_;
+  Pixels pixels_;
+};
 
-// A box inside the image, from a number that depends on all of the file.
-Box box_from(std::uint64_t number, const JpegHeader& header) {
-  const auto next = [&number](std::int32_t below) {
-    number = number * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::int32_t>((number >> 33) % static_cast<std::uint32_t>(below));
-  };
+Box box_inside(Choices& choices, const JpegHeader& header) {
   Box box;
-  box.top = next(header.height);
-  box.left = next(header.width);
-  box.height = 1 + next(header.height - box.top);
-  box.width = 1 + next(header.width - box.left);
+  box.top = choices.below(header.height);
+  box.left = choices.below(header.width);
+  box.height = 1 + choices.below(header.height - box.top);
+  box.width = 1 + choices.below(header.width - box.left);
   return box;
+}
+
+void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {
+  const Box everything{0, 0, header.height, header.width};
+  Pixels part, whole, anew;
+  const Box box = box_inside(choices, header);
+  const Status of_part = decoder.decode(file, box, arena, &part);
+  const Status of_whole = decoder.decode(file, everything, arena, &whole);
+  require(same(of_whole, JpegDecoder().decode(file, everything, arena, &anew)), "the status of a new decoder");
+  if (of_part.is_made()) require(part.height == box.height && part.width == box.width, "the size of a part");
+  if (!of_whole.is_made()) return;
+  require(is_part(anew, whole, 0, 0), "the pixels of a new decoder");
+  if (!header.trusted) return;
+  require(of_part.is_made(), "a part of an image that can be decoded");
+  require(is_part(part, whole, box.top, box.left), "the pixels of a part");
+}
+
+void check_reduced(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {
+  const int factor = 2 << choices.below(3);
+  Pixels some, all;
+  const std::int32_t count = 1 + choices.below(header.height);
+  const Status of_some = decoder.decode_reduced(file, factor, count, arena, &some);
+  const Status of_all = decoder.decode_reduced(file, factor, header.height, arena, &all);
+  if (!of_all.is_made()) return;
+  require(all.height == (header.height + factor - 1) / factor, "the height of a reduced image");
+  require(all.width == (header.width + factor - 1) / factor, "the width of a reduced image");
+  if (!header.trusted) return;
+  require(of_some.is_made(), "rows of a reduced image that can be decoded");
+  require(is_part(some, all, 0, 0), "the rows of a reduced image");
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static JpegDecoder decoder;  // the same for all, as what is left of one file must not change the next
+  static JpegDecoder decoder;  // the same one for all inputs
   static Arena arena;
+  static const Good good;
   const Bytes file{data, size};
   const JpegHeader header = read_jpeg_header(file);
-  if (!header.trusted || std::int64_t{header.height} * header.width > kMostPixels) return 0;
-  require(header.is_jpeg() && header.frame > 0 && header.frame < static_cast<std::int64_t>(size), "header");
-  require(header.orientation >= 0 && header.orientation <= 8, "orientation");
-
-  std::uint64_t number = size;
-  for (std::size_t i = 0; i < size; ++i) number = (number ^ data[i]) * 1099511628211u;
-  const Box box = box_from(number, header), everything{0, 0, header.height, header.width};
-  Pixels part, whole, reduced;
-  const Status status = decoder.decode(file, box, arena, &part);
-  const Status of_whole = decoder.decode(file, everything, arena, &whole);
-  if (status.is_made()) {
-    require(part.height == box.height && part.width == box.width, "size of a part");
-    touch(part);
-  }
-  if (of_whole.is_made()) {
-    touch(whole);
-    require(status.is_made(), "a part of an image that can be decoded");
-    require(is_part(part, whole, box), "pixels of a part");
-  }
-  const int factor = 2 << number % 3;
-  const auto count = static_cast<std::int32_t>(1 + number % static_cast<std::uint64_t>(header.height));
-  if (decoder.decode_reduced(file, factor, count, arena, &reduced).is_made()) touch(reduced);
+  require(header.orientation >= 0 && header.orientation <= 8, "the orientation");
+  if (!header.is_jpeg() || std::int64_t{header.height} * header.width > kMostPixels) return 0;
+  require(header.width > 0 && header.frame > 0 && header.frame < static_cast<std::int64_t>(size), "the header");
+  Choices choices(file);
+  check_parts(file, header, choices, decoder, arena);
+  check_reduced(file, header, choices, decoder, arena);
+  good.check(decoder, arena);
   arena.reset();
   return 0;
 }
