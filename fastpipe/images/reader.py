@@ -278,6 +278,8 @@ class PillowImage:
     @property
     def size(self) -> Size:
         width, height = (self._turned or self._opened).size
+        if not (width and height):  # of a format that Pillow knows by name only: it raises an error
+            width, height = self.pil().size
         return Size(height, width)
 
     def region(self, box: Box) -> UInt8Array:
