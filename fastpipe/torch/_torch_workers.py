@@ -190,6 +190,7 @@ def _explain_deaths() -> None:
             return
         except RuntimeError as error:
             told = error
+        iterator = None
         for iterator in list(_running):
             told = iterator.explain(told)
         try:

@@ -43,9 +43,9 @@ from fastpipe.bench.runner import ContenderError, Plan, Sample, Session
 from fastpipe.bench.volume.data import made_scroll
 from fastpipe.cli import main
 from fastpipe.core.native import native
+from fastpipe.device import decoders
 from fastpipe.device.transfer import Transfer
 from fastpipe.testing.clock import ManualClock
-from fastpipe.torch import runtime
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -361,7 +361,7 @@ def test_what_a_device_decodes_is_compared(photos: Photos, monkeypatch: pytest.M
 
     monkeypatch.setattr(Transfer, "is_elsewhere", True)
     for levels, is_enough in ((0, True), (1, False)):
-        monkeypatch.setattr(runtime, "device_decoder", lambda *_, levels=levels: There(levels))
+        monkeypatch.setattr(decoders, "device_decoder", lambda *_, levels=levels: There(levels))
         found = check_pixels([spec_of("decode-nvimgcodec")], photos, 4, 4)
         assert found.ok == is_enough, found.problems
         assert abs(found.apart["decode-nvimgcodec"]["mean"] - levels) < 0.1

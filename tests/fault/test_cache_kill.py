@@ -25,6 +25,7 @@ from fastpipe import Cache, FastImageFolder, FastLoader
 from fastpipe.cache import locks
 from fastpipe.cache import store as store_module
 from fastpipe.cache.places import open_store
+from fastpipe.images.batch import MADE, ImageBatch
 from fastpipe.images.reader import ImageReader
 from fastpipe.testing import photo_tree
 
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else multiprocessing.get_context()
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
+_KEPT = 11  # of fastpipe/native/status.h: made from a kept image
 COUNT, MIB = 24, 1 << 20
 
 
@@ -87,6 +89,13 @@ def _train(tree: Path, cache: Cache, told: Any, die_at: int, epochs: int) -> Non
         opened.add(path)
         return open_image(self, blob, path, *more)
 
+    def look(self: ImageBatch) -> None:
+        for item, (outcome, reason) in zip(self.items, self._statuses[:, :2].tolist(), strict=True):
+            if outcome == MADE and reason != _KEPT:
+                opened.add(item.path)
+        real_look(self)
+
+    real_look, ImageBatch._look = ImageBatch._look, look  # type: ignore[method-assign]
     store_module.os.pwrite, store_module.os.pwritev = pwrite, pwritev
     locks._TRIES = 60_000  # whoever has the lock may be kept waiting for a core
     ImageReader.open = noted  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 
-from fastpipe.images import pillow, weights
+from fastpipe.images import kernels, pillow
 from fastpipe.images.geometry import Resize
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
@@ -40,9 +40,9 @@ def test_a_pillow_that_resizes_in_its_own_way_does_it_itself(rules: Any) -> None
         "torchvision with drawn parameters, in threads: the installed Pillow has an arithmetic of its own here"
     )
     assert all(_is_equal(plan, seed) for seed in range(5))
-    assert pillow.pillow_resize(weights.BILINEAR, Size(9, 9), Size(4, 4)) is None
-    assert pillow.pillow_resize(weights.NEAREST, Size(9, 9), Size(4, 4)) == Resize(
-        Size(4, 4), weights.NEAREST
+    assert pillow.pillow_resize(kernels.BILINEAR, Size(9, 9), Size(4, 4)) is None
+    assert pillow.pillow_resize(kernels.NEAREST, Size(9, 9), Size(4, 4)) == Resize(
+        Size(4, 4), kernels.NEAREST
     )
 
 
@@ -55,7 +55,7 @@ def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> N
     assert all(_is_equal(plan, seed) for seed in range(5))
 
 
-@pytest.mark.parametrize("flag", [0, weights.NARROW])
+@pytest.mark.parametrize("flag", [0, kernels.NARROW])
 def test_the_weights_are_told_by_what_they_give(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         return pillow.resized(image, to, mode | flag)
@@ -69,7 +69,7 @@ def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatc
 
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         made = pillow.resized(image, to, mode).copy()
-        made[3, 4, 1] ^= mode == weights.LANCZOS
+        made[3, 4, 1] ^= mode == kernels.LANCZOS
         return made
 
     monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
@@ -92,6 +92,6 @@ def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatc
 def test_the_order_of_the_passes(
     rules: Any, by_size: bool, by_shape: bool, size: Size, to: Size, expected: bool
 ) -> None:
-    rules(weights.NARROW, by_size, by_shape, True)
-    found = pillow.pillow_resize(weights.BICUBIC, size, to)
-    assert found == Resize(to, weights.TORCH_BICUBIC, expected)
+    rules(kernels.NARROW, by_size, by_shape, True)
+    found = pillow.pillow_resize(kernels.BICUBIC, size, to)
+    assert found == Resize(to, kernels.TORCH_BICUBIC, expected)

@@ -19,12 +19,12 @@ from torchvision.transforms import v2
 
 from fastpipe import Decode, FastImageFolder, FastLoader
 from fastpipe.core.native import native
+from fastpipe.device import decoders, sharing
 from fastpipe.device.decoders import device_decoder
 from fastpipe.device.sharing import GivenShare, MeasuredShare
 from fastpipe.device.transfer import Transfer
 from fastpipe.errors import BadSampleError
 from fastpipe.testing import damaged_at_random, photo_tree
-from fastpipe.torch import runtime
 from fastpipe.torch.splitting import Splitting
 from fastpipe.types import Box
 
@@ -68,7 +68,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
     made = Decoder()
     monkeypatch.setattr(Transfer, "is_elsewhere", True)
     monkeypatch.setattr(
-        runtime, "device_decoder", lambda decode, *_: made if decode.backend == "nvimgcodec" else None
+        decoders, "device_decoder", lambda decode, *_: made if decode.backend == "nvimgcodec" else None
     )
     yield made
 
@@ -290,7 +290,7 @@ def test_a_batch_of_several_parts_is_handed_out_once(
         def given(self, share: float) -> None:
             given.append(share)
 
-    monkeypatch.setattr(runtime, "new_share", lambda share: Share(0.5))
+    monkeypatch.setattr(sharing, "new_share", lambda share: Share(0.5))
     folder = loaders(photos, TRAINING)[0].dataset
     parts = ConcatDataset([Subset(folder, range(12)), folder, Subset(folder, [0, 1])])  # type: ignore[no-untyped-call]
     loader = FastLoader(parts, batch_size=8, shuffle=True, device="cpu")
@@ -301,7 +301,7 @@ def test_a_share_is_measured_by_the_steps_of_a_training(
     photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(runtime, "new_share", lambda share: MeasuredShare(0.1, lambda: now[0]))
+    monkeypatch.setattr(sharing, "new_share", lambda share: MeasuredShare(0.1, lambda: now[0]))
     caplog.set_level("INFO", "fastpipe")
     there, here = loaders(photos, TRAINING)
     assert "being measured" in repr(there.plan)
@@ -370,7 +370,7 @@ def test_a_device_that_cannot_decode_leaves_it_to_threads(
     def fails(*_: Any) -> Any:
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(runtime, "device_decoder", fails)
+    monkeypatch.setattr(decoders, "device_decoder", fails)
     there, here = loaders(photos, TRAINING)
     assert all(map(same, there, here))
     assert "decoded on the CPU, not on cpu: RuntimeError: the driver is too old" in caplog.text
