@@ -41,6 +41,12 @@ struct RowsOfFloats {
   bool streams;                  // see Kernels::affine
 };
 
+// Which two elements of a line an element of a resized one lies between, and how far from the first.
+struct Between {
+  std::int32_t before, after;  // neither becomes smaller along a line
+  float part;
+};
+
 // The low and the high bytes of the 16-bit words that bytes become.
 struct Words16 {
   std::uint8_t bytes[2][256];
@@ -87,6 +93,11 @@ struct Kernels {
   void (*lookup16)(const std::uint8_t* from, std::int64_t count, const Words16&, std::uint16_t* to, bool streams);
   void (*lookup16_interleaved)(const std::uint8_t* const* planes, std::int64_t count, const Words16*, std::uint16_t* to,
                                bool streams);
+
+  // Resize a row of `width` pixels of three colours to `count` pixels of floats; `to` has room for one number more.
+  void (*stretch_row)(const std::uint8_t* row, std::int32_t width, const Between*, std::int32_t count, float* to);
+  // out[i] = top[i] + (bottom[i] - top[i]) * part, each operation rounded.
+  void (*between_rows)(const float* top, const float* bottom, float part, std::int64_t count, float* out);
 };
 
 // The table of the level in use.

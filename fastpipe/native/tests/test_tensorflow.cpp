@@ -2,8 +2,10 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "../simd.h"
 #include "../tensorflow.h"
 #include "check.h"
 #include "make_jpeg.h"
@@ -36,9 +38,14 @@ float bilinear_at(const Pixels& image, Size to, std::int32_t y, std::int32_t x, 
 
 }  // namespace
 
-TEST("tensorflow: resizes to the last bit, at the ends of memory, of any size and stride") {
+TEST("tensorflow: resizes to the last bit at each level, at the ends of memory, of any size and stride") {
   Arena arena;
-  for (const std::int32_t channels : {1, 3}) {
+  for (const auto& [level, channels] : {std::pair{Level::baseline, 1},
+                                        {Level::baseline, 3},
+                                        {Level::baseline, 4},
+                                        {Level::avx2, 3},
+                                        {Level::avx512, 3}}) {
+    if (!force_level(level)) continue;
     for (const Size from : {Size{1, 1}, Size{1, 9}, Size{7, 1}, Size{13, 17}, Size{40, 33}}) {
       for (const Size to : {Size{1, 1}, Size{5, 3}, Size{13, 17}, Size{31, 64}}) {
         arena.reset();
@@ -67,6 +74,7 @@ TEST("tensorflow: resizes to the last bit, at the ends of memory, of any size an
       }
     }
   }
+  CHECK(force_level(best_level()));
 }
 
 TEST("tensorflow: samples are scaled in float32, and rounded to even") {
