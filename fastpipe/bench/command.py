@@ -24,13 +24,11 @@ class Command:
         about: one line of help.
         add_arguments: adds its options to a parser.
         run: does it; returns the exit code.
-        prepare: completes its arguments before they are parsed.
     """
 
     about: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Console, Progress], int]
-    prepare: Callable[[list[str]], list[str]] = list
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:

@@ -68,12 +68,12 @@ class Arriving(NamedTuple):
     """How the images of a batch come here that are objects of a store.
 
     Attributes:
-        states: uint64 (N, 5): which objects, and which versions of them.
+        states: uint64 (N, 5): which objects, and which versions of them; None where nothing is kept.
         away: numbers of those that are not on this machine yet; the paths of others are files.
         fetch: gives the encoded file of one of those, by its number; raises what went wrong.
     """
 
-    states: npt.NDArray[np.uint64]
+    states: npt.NDArray[np.uint64] | None
     away: Sequence[int]
     fetch: Callable[[int], bytes]
 
@@ -107,7 +107,7 @@ class ImageBatch(PendingBatch):
         self._batch: Any = None
         self._arriving: Arriving | None = None
         self._at_hand: dict[int, Any] = {}  # by indices, those of samples that are left for Python
-        self._files: dict[int, Any] = {}  # by samples, their encoded files; False where one did not come
+        self._files: dict[int, Any] = {}  # by samples, their encoded files, or why one did not come
         self._kept: KeptBatch | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
 
@@ -163,28 +163,32 @@ class ImageBatch(PendingBatch):
     def _away(self) -> Sequence[int]:
         """The samples whose files have to be fetched."""
         arriving, kept = self._arriving, self._kept
-        if arriving is None or kept is None or not arriving.away:
-            return () if arriving is None else arriving.away
+        if arriving is None:
+            return ()
+        if kept is None or arriving.states is None or not arriving.away:
+            return arriving.away
         is_kept = kept.images.have(arriving.states)
         return [number for number in arriving.away if not is_kept[number]]
 
     def _fetch(self, number: int) -> None:
-        """Have the file of a sample, or leave it to Python, which finds out what is wrong with it."""
+        """Have the file of a sample; what went wrong is raised when Python makes it."""
         assert self._arriving is not None
         if self.note is not None:
             self.note(self.items[number].path)
         start = perf_counter_ns()
         try:
             self._files[number] = self._arriving.fetch(number)
-        except Exception:
-            self._files[number] = False
+        except Exception as error:  # its traceback refers to this batch
+            self._files[number] = error.with_traceback(None)
         self._maker.clock.add("read", perf_counter_ns() - start)
 
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
         file = self._at_hand.pop(item.index, None)
-        if isinstance(file, bytes):  # it is not fetched again
+        if isinstance(file, Exception):
+            read = partial(_raise, file)
+        elif isinstance(file, bytes):  # it is not fetched again
             read = partial(self._maker.read, file=file)
         return super()._opened(item, read, found)
 
@@ -204,7 +208,7 @@ class ImageBatch(PendingBatch):
         return native.image_batch(
             described.plan, paths.prefix, paths.arena, paths.starts, paths.ends, self._parameters, flat,
             places, size, plan.makes_images, self._statuses,
-            inputs=[files.get(number) for number in range(count)] if files else None,
+            inputs=[_input(files.get(number)) for number in range(count)] if files else None,
             kept=None if kept is None else kept.images, most_nbytes=0 if kept is None else kept.most_nbytes,
             states=None if arriving is None else arriving.states,
         )  # fmt: skip
@@ -267,3 +271,13 @@ class ImageBatch(PendingBatch):
     def _info(self, number: int) -> dict[Any, Any]:
         """What Pillow says of a sample's file."""
         return self._file_info(self._batch.take_file(number), self.items[number].path)
+
+
+def _input(file: Any) -> Any:
+    """A sample's file as the engine takes it: False of one that did not come, which Python makes."""
+    return False if isinstance(file, Exception) else file
+
+
+def _raise(error: Exception, path: str) -> None:
+    """Raise what went wrong when a file was fetched, where it would have been read."""
+    raise error

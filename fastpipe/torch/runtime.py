@@ -160,7 +160,7 @@ class Runtime:
         if self._remote is None:
             paths, arriving = items.packed_paths(), None
         else:
-            paths, arriving = self._remote.arriving(rows, items.paths())
+            paths, arriving = self._remote.arriving(rows, items.paths(), kept is not None)
         batch.begin_natively(
             Described(described, paths, self._source.info_in, kept, arriving),
             pool,

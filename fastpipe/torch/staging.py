@@ -138,20 +138,25 @@ class RemoteImages:
             paths = [os.fspath(samples[position][0]) for position in positions.tolist()]
         return np.array([self._row_of(path) for path in paths], np.int64)
 
-    def arriving(self, rows: Int64Array, paths: Sequence[str]) -> tuple[PackedPaths, Arriving]:
+    def arriving(
+        self, rows: Int64Array, paths: Sequence[str], has_cache: bool
+    ) -> tuple[PackedPaths, Arriving]:
         """Where the images of a batch are that was said to be needed, and how the others come here.
 
         Args:
             rows: which objects they are; -1 for those that were not listed.
             paths: of the images.
+            has_cache: whether they are looked for where decoded images are kept.
         """
         reader, store = self.reader(), self._store.name
         staged = reader.files(rows)
-        versions = [bytes(16) if row < 0 else self.listing.name(row, store) for row in rows.tolist()]
+        states = None
+        if has_cache:
+            states = states_of_objects(
+                [bytes(16) if row < 0 else self.listing.name(row, store) for row in rows.tolist()]
+            )
         away = [number for number, path in enumerate(staged) if path is None]
-        arriving = Arriving(
-            states_of_objects(versions), away, lambda number: reader.read(paths[number], int(rows[number]))
-        )
+        arriving = Arriving(states, away, lambda number: reader.read(paths[number], int(rows[number])))
         return packed(
             [path if one is None else one for one, path in zip(staged, paths, strict=True)]
         ), arriving

@@ -14,6 +14,7 @@
 #include "../convert.h"
 #include "../images.h"
 #include "../tests/make_jpeg.h"
+#include "../tests/record_of.h"
 #include "fuzz.h"
 
 namespace {
@@ -220,16 +221,9 @@ void check_kept(const Item& item, Size size, const Memory& expected) {
     require(batch.work.has_whole(0) != is_there, "a whole image to be kept");
     if (is_there) return;
     const WholeImage whole = batch.work.take_whole(0);
-    const Bytes bytes{whole.image.data.get(), static_cast<std::size_t>(whole.image.size)};
+    const Bytes bytes = tests::bytes_of(whole);
     require(bytes.size == std::size_t{3} * static_cast<std::size_t>(whole.image.height * whole.image.width), "a size");
-    EntryRecord record;
-    record.digest = whole.digest;
-    record.nbytes = bytes.size;
-    record.sum = sum_of(bytes);
-    record.height = static_cast<std::uint32_t>(whole.image.height);
-    record.width = static_cast<std::uint32_t>(whole.image.width);
-    record.channels = 3;
-    record.check = check_of(record);
+    const EntryRecord record = tests::record_of(whole, 0);
     require(::pwrite(descriptor, bytes.data, bytes.size, 0) == static_cast<ssize_t>(bytes.size), "room for an image");
     std::uint64_t end;
     require(kept->table->extend(&record, 1, &end), "memory for a record");

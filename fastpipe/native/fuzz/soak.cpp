@@ -19,6 +19,7 @@
 #include "../images.h"
 #include "../tests/folder.h"
 #include "../tests/make_jpeg.h"
+#include "../tests/record_of.h"
 #include "fuzz.h"
 
 namespace {
@@ -137,16 +138,8 @@ class Store {
   std::shared_ptr<const KeptImages> kept() const { return kept_; }
   void keep(const WholeImage& whole) {
     const std::lock_guard<std::mutex> guard(lock_);
-    const Bytes bytes{whole.image.data.get(), static_cast<std::size_t>(whole.image.size)};
-    EntryRecord record;
-    record.digest = whole.digest;
-    record.offset = end_;
-    record.nbytes = bytes.size;
-    record.sum = sum_of(bytes);
-    record.height = static_cast<std::uint32_t>(whole.image.height);
-    record.width = static_cast<std::uint32_t>(whole.image.width);
-    record.channels = 3;
-    record.check = check_of(record);
+    const Bytes bytes = tests::bytes_of(whole);
+    const EntryRecord record = tests::record_of(whole, end_);
     require(::pwrite(kept_->descriptor, bytes.data, bytes.size, static_cast<off_t>(end_)) ==
                 static_cast<ssize_t>(bytes.size),
             "room for an image");

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "folder.h"
 #include "make_jpeg.h"
+#include "record_of.h"
 
 namespace {
 
@@ -231,16 +232,7 @@ struct Store {
     CHECK(::pwrite(kept->descriptor, whole.image.data.get(), static_cast<std::size_t>(whole.image.size), offset) ==
           whole.image.size);
     kept->size += whole.image.size;
-    EntryRecord record;
-    record.digest = whole.digest;
-    record.offset = static_cast<std::uint64_t>(offset);
-    record.nbytes = static_cast<std::uint64_t>(whole.image.size);
-    record.sum = sum_of({whole.image.data.get(), static_cast<std::size_t>(whole.image.size)});
-    record.height = static_cast<std::uint32_t>(whole.image.height);
-    record.width = static_cast<std::uint32_t>(whole.image.width);
-    record.channels = static_cast<std::uint32_t>(whole.image.size / (whole.image.height * whole.image.width));
-    record.flags = static_cast<std::uint32_t>(whole.file_pixels << 1);
-    record.check = check_of(record);
+    const EntryRecord record = record_of(whole, static_cast<std::uint64_t>(offset));
     std::uint64_t end = 0;
     CHECK(kept->table->extend(&record, 1, &end));
   }
