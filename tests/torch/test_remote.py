@@ -380,3 +380,20 @@ def test_a_dataset_that_is_dropped_is_freed_with_its_threads(
     del dataset, loader
     gc.collect()
     assert dropped() is None  # and ``no_leaks`` sees to its threads
+
+
+def test_an_object_that_does_not_come_is_asked_for_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make(bad_samples="skip")
+    reader, asked = dataset._remote.reader(), list[str]()
+    real, lost = reader.read, dataset.samples[1][0]
+
+    def read(path: str, row: int) -> bytes:
+        asked.append(path)
+        if path == lost:
+            raise FileNotFoundError(2, "No such object", path)
+        data: bytes = real(path, row)
+        return data
+
+    monkeypatch.setattr(reader, "read", read)
+    assert len(dataset.__getitems__(range(4))) == 3
+    assert sorted(asked) == sorted(dataset.samples[number][0] for number in range(4))
