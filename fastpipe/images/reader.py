@@ -172,8 +172,10 @@ class ImageReader:
         Cheap enough to be asked for each image.
         """
         # Others, such as GifImagePlugin.LOADING_STRATEGY, make no difference to an RGB image.
-        truncated, png = self._file.LOAD_TRUNCATED_IMAGES, sys.modules.get("PIL.PngImagePlugin")
-        texts = (_TEXT_CHUNK, _TEXT_MEMORY) if png is None else (png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY)
+        truncated = self._file.LOAD_TRUNCATED_IMAGES
+        # Pillow loads it when it first needs it; another thread may be importing it now.
+        png = sys.modules.get("PIL.PngImagePlugin")
+        texts = getattr(png, "MAX_TEXT_CHUNK", _TEXT_CHUNK), getattr(png, "MAX_TEXT_MEMORY", _TEXT_MEMORY)
         plugins = _plugins_of(self._image).changes
         if not truncated and not plugins and texts == (_TEXT_CHUNK, _TEXT_MEMORY):
             return ""

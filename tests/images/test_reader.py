@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -180,6 +182,15 @@ def test_settings_name_the_versions_of_all_that_decodes(monkeypatch: pytest.Monk
     monkeypatch.setattr("PIL.features.version", lambda name: "0.1" if name == "libjpeg_turbo" else "1")
     assert "'libjpeg_turbo': '0.1'" in ImageReader(Decode()).settings()
     assert ImageReader(Decode(exif=True)).settings() != ImageReader(Decode()).settings()
+
+
+def test_a_png_plugin_that_another_thread_is_importing_has_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = ImageReader(Decode())
+    rules = reader.rules()
+    monkeypatch.setitem(sys.modules, "PIL.PngImagePlugin", ModuleType("PIL.PngImagePlugin"))
+    assert reader.rules() == rules
 
 
 def test_a_path_is_only_a_name(tmp_path: Path) -> None:
