@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe._cgroups import Groups
+from fastpipe._machine import Groups
 
 GIB = 1 << 30
 

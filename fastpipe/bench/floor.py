@@ -15,8 +15,8 @@ from fastpipe.bench.loaders import SIDE, train_transform
 from fastpipe.bench.runner import ContenderError
 from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
-from fastpipe.images.paths import PackedPaths, paths_of
 from fastpipe.images.plan import compile_plan
+from fastpipe.index.storage import PackedPaths, paths_of
 
 __all__ = ["DecodeRow"]
 

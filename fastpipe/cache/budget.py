@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fastpipe._cgroups import Groups, table
+from fastpipe._machine import Groups, table
 
 __all__ = ["free_disk", "free_memory"]
 

@@ -14,11 +14,12 @@ so that any value of any sample is computed directly, in any order, on any machi
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["sample_seed", "uniforms"]
+__all__ = ["another_of_its_class", "sample_seed", "uniforms"]
 
 _BITS = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -112,3 +113,30 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     np.right_shift(values, _U31, out=shifted)
     values ^= shifted
     return values
+
+
+# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
+_MOST_REPLACEMENTS = 100
+
+
+def another_of_its_class(
+    targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
+) -> int | None:
+    """Another sample of the same class: the ``attempt``-th of them in an order that a seed draws.
+
+    Args:
+        targets: (N,): the class of each sample.
+        target: the class.
+        position: of the one that is replaced.
+        seed: of that sample, in this epoch.
+        attempt: from 1.
+
+    Returns:
+        A position; None where there is none left.
+    """
+    same = np.flatnonzero(targets == target)
+    others = same[same != position]
+    if attempt > min(len(others), _MOST_REPLACEMENTS):
+        return None
+    order = np.argsort(uniforms(seed, 0, np.array([0]), len(others))[0], kind="stable")
+    return int(others[order[attempt - 1]])

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from fastpipe._nvtx import ranged
 from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
+from fastpipe.engine.opened import UnreadableError, WatchedImage, decoded_together, judged
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.engine.together import decoded_together
-from fastpipe.engine.watched import UnreadableError, WatchedImage, judged
 from fastpipe.errors import BadSampleError
 from fastpipe.protocols import (
     BatchDecoder,

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._cpus import available_cpus
 from fastpipe._extras import require
+from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.errors import OptionError
 from fastpipe.generation.crews import Kind
 from fastpipe.generation.form import Columns, declared

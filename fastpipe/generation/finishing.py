@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import available_cpus
 from fastpipe._extras import require
+from fastpipe._machine import available_cpus
 from fastpipe.errors import GenerationError, OptionError
 from fastpipe.files.checkpoints import sync_folder, write_all
 from fastpipe.generation.blocks import Block, Failure

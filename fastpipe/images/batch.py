@@ -14,11 +14,11 @@ from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
 from fastpipe.engine.bad import Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch, say_where
+from fastpipe.engine.opened import WatchedImage
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.engine.watched import WatchedImage
 from fastpipe.errors import ClosedError
-from fastpipe.images.paths import PackedPaths
 from fastpipe.images.plan import Plan
+from fastpipe.index.storage import PackedPaths
 
 if TYPE_CHECKING:
     from fastpipe.cache.images import KeptBatch

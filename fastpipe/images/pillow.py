@@ -1,12 +1,15 @@
-"""What the installed Pillow does when it decodes, resizes or turns grey, found by asking it.
+"""What the installed Pillow and torchvision do when they decode, resize or turn grey, found by asking them.
 
-Its versions and relatives (Pillow-SIMD) differ in ways that show in the last bit:
+Versions of Pillow and relatives (Pillow-SIMD) differ in ways that show in the last bit:
 
 * The weights have 22 bits; Pillow-SIMD's have as many as fit into 16, as torch's.
 * Each of the two passes rounds.  The rows come first, but Pillow 13 begins with the columns
   where that leaves less to do, and some versions before it where the image is more than a
   hundred times as tall as wide.
 * Pillow-SIMD rounds some grey values down that are rounded up elsewhere.
+
+torchvision resizes tensors of bytes as floats, and rounds, where torch has no fast code for bytes on
+this processor or torchvision does not know that it has; that differs in the last bit too.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from fastpipe.images.geometry import Resize
 from fastpipe.images.kernels import noise, resized
 from fastpipe.types import Size, UInt8Array
 
-__all__ = ["FILTERS", "decodes_as_pillow", "grey_is_known", "pillow_filter", "pillow_resize"]
+__all__ = [
+    "FILTERS",
+    "decodes_as_pillow",
+    "grey_is_known",
+    "pillow_filter",
+    "pillow_resize",
+    "torch_filter",
+    "torch_resize",
+]
 
 _log = logging.getLogger("fastpipe.read")
 
@@ -172,4 +183,49 @@ def decodes_as_pillow() -> bool:
                     pillow.__version__, native.jpeg_version(),
                 )  # fmt: skip
                 return False
+    return True
+
+
+# By name and whether it is with antialiasing.
+_TORCH_MODES = {
+    ("bilinear", True): kernels.TORCH_BILINEAR, ("bicubic", True): kernels.TORCH_BICUBIC,
+    ("bilinear", False): kernels.SHARP_BILINEAR, ("bicubic", False): kernels.SHARP_BICUBIC,
+}  # fmt: skip
+
+
+def torch_resize(interpolation: Any, antialias: bool, to: Size) -> Resize | None:
+    """The operation that equals what ``torchvision.transforms.v2`` does with a uint8 tensor.
+
+    Args:
+        interpolation: the value of an ``InterpolationMode``.
+        antialias: as the transform's.
+        to: size of the result.
+
+    Returns:
+        The operation; None where no kernel does the same, and torchvision has to be asked.
+    """
+    mode = torch_filter(interpolation, antialias)
+    return None if mode is None else Resize(to, mode)
+
+
+def torch_filter(interpolation: Any, antialias: bool) -> int | None:
+    """The filter of ``torch_resize``; None where no kernel does the same."""
+    if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
+        return None
+    return _TORCH_MODES[interpolation, antialias]
+
+
+@functools.cache
+def _torch_is_equal(interpolation: str, antialias: bool) -> bool:
+    """Whether a kernel makes the same of images that become smaller, and larger."""
+    torch = require("torch", extra="torch")
+    resize = require("torchvision.transforms.v2.functional", extra="torch").resize
+    mode = require("torchvision.transforms", extra="torch").InterpolationMode(interpolation)
+    for size in ((48, 52), (23, 19)):
+        image, to = noise(size), (37, 31)
+        found = resize(torch.from_numpy(image).permute(2, 0, 1), list(to), mode, antialias=antialias)
+        if not np.array_equal(
+            resized(image, to, _TORCH_MODES[interpolation, antialias]), found.permute(1, 2, 0)
+        ):
+            return False
     return True

@@ -18,8 +18,14 @@ from fastpipe.core.native import native
 from fastpipe.images import kernels
 from fastpipe.images.containers import is_pristine, is_torchvision
 from fastpipe.images.geometry import Crop, Fill, Flip, Grey, Operation, Resize
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
-from fastpipe.images.torch_resize import torch_filter, torch_resize
+from fastpipe.images.pillow import (
+    FILTERS,
+    grey_is_known,
+    pillow_filter,
+    pillow_resize,
+    torch_filter,
+    torch_resize,
+)
 from fastpipe.types import Box, Size
 
 __all__ = [

@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe.errors import ObjectChangedError
 from fastpipe.protocols import ListedObjects, StagedObjects, Store
 from fastpipe.stage.pace import Pace

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.arrays.arrangements import Arrangement, order_of
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import BatchReader

@@ -19,11 +19,11 @@ from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import PendingSamples, say_where
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.opened import UnreadableError, judged
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.engine.watched import UnreadableError, judged
 from fastpipe.errors import ClosedError
 from fastpipe.images.batch import MADE, PENDING
-from fastpipe.images.paths import packed
+from fastpipe.index.storage import packed
 from fastpipe.protocols import PartlyDecoded
 from fastpipe.tf.kept import KeptColumn
 from fastpipe.tf.pixels import SampleMaker, Scaling

@@ -9,15 +9,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import default_threads
-from fastpipe._replacing import another_of_its_class
-from fastpipe.core.keys import sample_seed
+from fastpipe._machine import default_threads
+from fastpipe.core.keys import another_of_its_class, sample_seed
 from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, why_nothing_is_left
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.opened import said_of
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.engine.slots import SlotPool
-from fastpipe.engine.together import said_of
 from fastpipe.images.dali import make_batch_decoder
 from fastpipe.index.order import epoch_order
 from fastpipe.options import Cache, Decode

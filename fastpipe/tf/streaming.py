@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.engine.clock import StageClock
-from fastpipe.index.shards import ShardedBatches
+from fastpipe.index.order import ShardedBatches
 from fastpipe.options import BadSamples, Shard, Shuffle
 
 __all__ = ["AHEAD", "IN_FLIGHT", "Batching", "Begun", "Made", "Stream"]

@@ -35,8 +35,7 @@ from fastpipe.core.keys import sample_seed
 from fastpipe.engine.pool import stopped_at_exit
 from fastpipe.torch._torch_workers import WatchedWorkers, forget_iterator
 from fastpipe.torch.advice import Advice
-from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.due import DueError
+from fastpipe.torch.delivery import Delivery, DueError
 from fastpipe.torch.fetching import IndexBatches, KeyedCollate, KeyedIndices, set_base_seed
 from fastpipe.torch.progress import Progress
 from fastpipe.torch.samples import collate_unfinished, collated

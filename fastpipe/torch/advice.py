@@ -19,7 +19,7 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.errors import MissingDependencyError
 from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitError

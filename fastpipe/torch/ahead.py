@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from fastpipe.arrays.arrangements import order_of
-from fastpipe.torch.due import DueError
+from fastpipe.torch.delivery import DueError
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.order import EpochBatches, ShardSampler, ShuffleSampler
 from fastpipe.torch.views import integers

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.torch.source import Source
 from fastpipe.types import Key
 

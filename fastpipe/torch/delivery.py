@@ -11,7 +11,6 @@ import torch
 
 from fastpipe._nvtx import ranged
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.due import DueError
 from fastpipe.torch.samples import Unfinished
 from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain
     from fastpipe.device.transfer import Transfer
 
-__all__ = ["Delivery"]
+__all__ = ["Delivery", "DueError"]
 
 _AUGMENT = 1 << 41  # where the draws of batch augmentation are, behind those of samples and collate
 
@@ -192,3 +191,17 @@ class _Moving:
         if isinstance(self._found, DueError):
             raise self._found.take()
         return self._found()
+
+
+class DueError:
+    """Keeps an error until the batch is asked for in whose place it comes."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
+
+    def take(self) -> BaseException:
+        """The error, to be raised.  It is not kept any longer, and no frame of its traceback has it:
+        that refers to much."""
+        assert self._error is not None
+        error, self._error = self._error, None
+        return error

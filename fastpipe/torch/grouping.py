@@ -11,8 +11,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from fastpipe.arrays.arrangements import Arrangement, Groups, Tour, default_window
-from fastpipe.arrays.locality import GroupedSamples, TouredSamples
+from fastpipe.arrays.arrangements import (
+    Arrangement,
+    GroupedSamples,
+    Groups,
+    Tour,
+    TouredSamples,
+    default_window,
+)
 from fastpipe.errors import OptionError
 from fastpipe.options import Shuffle
 from fastpipe.torch.views import ends_of, numbers_of

@@ -23,10 +23,14 @@ from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
-from fastpipe.torch.folder_checks import check_loader, why_not_by_pillow
-from fastpipe.torch.folder_samples import samples_found, targets_of
+from fastpipe.torch.folder_samples import (
+    ListedSamples,
+    check_loader,
+    samples_found,
+    targets_of,
+    why_not_by_pillow,
+)
 from fastpipe.torch.keys import take_key
-from fastpipe.torch.listed import ListedSamples
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.split import Split

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fastpipe.images.jpeg_header import JpegHeader, read_many
-from fastpipe.images.reader import ImageReader, PillowImage
-from fastpipe.images.short_side import ShortSide
-from fastpipe.images.whole import WholeImage
+from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
+from fastpipe.images.whole import ShortSide, WholeImage
 from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, Size, UInt8Array
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.engine.clock import StageClock
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache, Shard, Shuffle
@@ -25,15 +25,12 @@ from fastpipe.torch._torch_loader import (
     stream_iterator,
 )
 from fastpipe.torch.advice import Waits, advice_for
-from fastpipe.torch.auto_workers import choose_workers
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.describe import LoaderPlan, order_note, stock_loader, work_note
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
-from fastpipe.torch.ranks import RankCheck
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import source_of, why_no_source
 from fastpipe.torch.split import Split
@@ -47,6 +44,10 @@ from fastpipe.torch.state import (
     unsaved_state,
 )
 from fastpipe.torch.workers import WorkerInit, lanes_for
+
+if TYPE_CHECKING:
+    from fastpipe.torch.describe import LoaderPlan
+    from fastpipe.torch.ranks import RankCheck
 
 __all__ = ["FastLoader"]
 
@@ -162,13 +163,19 @@ class FastLoader(DataLoader[_T_co]):
         self._twins: dict[int, FastImageFolder] = {}
         self.workers, self._why_workers = workers, ""
         if num_workers == "auto":
+            from fastpipe.torch.auto_workers import choose_workers
+
             source = self._source_of(dataset)
             if source is not None and collate_fn is None and batch_size is not None:
                 self._splitting.use(source, batch_size, True)
             num_workers, self._why_workers = choose_workers(dataset, source, batch_size or 1)
             if num_workers == 0:  # what is only about workers is for the case that there are some
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
-        self._ranks = RankCheck() if shard is not None else None
+        self._ranks: RankCheck | None = None
+        if shard is not None:
+            from fastpipe.torch.ranks import RankCheck
+
+            self._ranks = RankCheck()
         arrangement = None
         if isinstance(shuffle, Shuffle):
             arrangement, shuffle = arranged(dataset, shuffle, sampler, batch_sampler), True
@@ -221,15 +228,17 @@ class FastLoader(DataLoader[_T_co]):
     @property
     def plan(self) -> LoaderPlan:
         """What is done where, and why; ``print`` it."""
+        from fastpipe.torch import describe
+
         source = self._source()
         self._order.look_at(self)
         delivery = self._delivery(source, None)  # which decides what is done where
         depth = 0 if source is None else self._depth(source, delivery)
-        work = work_note(self, source, depth, self._why_processes(source))
+        work = describe.work_note(self, source, depth, self._why_processes(source))
         if self._why_workers:
             work += f" (num_workers='auto': {self._why_workers})"
-        order = order_note(self._order, self._effective_seed(), self.shard)
-        return LoaderPlan(self, source, order, work, *self._splitting.note())
+        order = describe.order_note(self._order, self._effective_seed(), self.shard)
+        return describe.LoaderPlan(self, source, order, work, *self._splitting.note())
 
     def reference(self) -> DataLoader[Any]:
         """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
@@ -237,6 +246,8 @@ class FastLoader(DataLoader[_T_co]):
 
         Random augmentation has the same distribution, but other draws.
         """
+        from fastpipe.torch.describe import stock_loader
+
         self._order.look_at(self)
         return stock_loader(self, self._order)
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from fastpipe.arrays.arrangements import Arrangement, order_of
-from fastpipe.index.shards import RankBatch, ShardedBatches
+from fastpipe.index.order import RankBatch, ShardedBatches
 from fastpipe.options import Shard
 
 if TYPE_CHECKING:

@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
+from fastpipe._machine import default_threads
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.opened import said_of
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.together import said_of
 from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
-from fastpipe.images.short_side import ShortSide
+from fastpipe.images.whole import ShortSide
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fastpipe._cpus import default_threads
 from fastpipe._intraop import do_without_helpers
+from fastpipe._machine import default_threads
 from fastpipe._sizes import in_duration
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import OptionError

@@ -19,10 +19,10 @@ from fastpipe.arrays.objects import new_reader
 from fastpipe.cache.identity import states_of_objects
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import Arriving
-from fastpipe.images.paths import PackedPaths, packed
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
+from fastpipe.index.storage import PackedPaths, packed
 from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder

@@ -9,10 +9,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._replacing import another_of_its_class
-from fastpipe.core.keys import sample_seed
+from fastpipe.core.keys import another_of_its_class, sample_seed
 from fastpipe.engine.bad import Item
-from fastpipe.images.paths import PackedPaths, paths_of
+from fastpipe.index.storage import PackedPaths, paths_of
 from fastpipe.index.tables import SampleTable
 from fastpipe.types import Key
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from fastpipe.errors import OptionError
-from fastpipe.index.shards import BlockShard
+from fastpipe.index.order import BlockShard
 from fastpipe.options import Shard
 from fastpipe.torch.accelerating import accelerate
-from fastpipe.torch.due import DueError
+from fastpipe.torch.delivery import DueError
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.loader import FastLoader
 from fastpipe.torch.order import ShardSampler, batching_of, is_default

@@ -9,7 +9,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe.options import BadSamples, Cache, Decode
-from fastpipe.torch.folder_checks import why_not_by_pillow
+from fastpipe.torch.folder_samples import why_not_by_pillow
 from fastpipe.torch.image_folder import FastImageFolder
 
 __all__ = ["ImageFolderTwin", "why_no_twin"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fastpipe.engine.opened import decoded_together
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.together import decoded_together
 from fastpipe.errors import ClosedError
 from fastpipe.types import Box
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe.cli import main
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.files.volumes import advice, inspecting, measuring, report

@@ -26,7 +26,7 @@ from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
 from fastpipe.core.native import native
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
-from fastpipe.images.paths import paths_of
+from fastpipe.index.storage import paths_of
 from fastpipe.testing import photograph, write_fifo
 from fastpipe.torch.kept import ImageSource
 from fastpipe.torch.keys import keyed

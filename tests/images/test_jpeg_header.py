@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from fastpipe.images.jpeg_header import read_jpeg_header
+from fastpipe.images.reader import read_jpeg_header
 from fastpipe.testing import photograph, walked_header
 
 PHOTO = photograph(np.random.default_rng(3), (70, 93))

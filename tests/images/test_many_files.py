@@ -14,7 +14,7 @@ if sys.platform == "win32":
     pytest.skip("files are read one by one on Windows", allow_module_level=True)
 
 from fastpipe.core.files import read_file
-from fastpipe.images.jpeg_header import read_jpeg_header, read_many
+from fastpipe.images.reader import read_jpeg_header, read_many
 from fastpipe.testing import damaged_at_random, photo_tree, write_fifo
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from fastpipe.images import torch_resize as module
+from fastpipe.images import pillow as module
+from fastpipe.images.pillow import torch_resize
 from fastpipe.images.plan import Plan, compile_plan
-from fastpipe.images.torch_resize import torch_resize
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Size
 
@@ -24,9 +24,9 @@ CHAIN = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizo
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    module._is_equal.cache_clear()
+    module._torch_is_equal.cache_clear()
     yield
-    module._is_equal.cache_clear()
+    module._torch_is_equal.cache_clear()
 
 
 def _is_equal(plan: Plan, seed: int) -> bool:
@@ -57,7 +57,7 @@ def test_one_value_is_enough(name: str, antialias: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(functional, "resize", other)
     assert torch_resize(name, antialias, Size(4, 4)) is None
     monkeypatch.undo()
-    module._is_equal.cache_clear()
+    module._torch_is_equal.cache_clear()
     found = torch_resize(name, antialias, Size(4, 4))
     native = functional._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode(name))
     assert (found is not None) is native

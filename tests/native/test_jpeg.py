@@ -19,8 +19,7 @@ from PIL import Image
 
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
-from fastpipe.images.jpeg_header import read_jpeg_header
-from fastpipe.images.reader import ImageReader
+from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
 from fastpipe.testing import photograph
 from fastpipe.types import Box

@@ -359,7 +359,7 @@ def test_transforms_of_the_base_class_are_kept(tree: Path) -> None:
 
 def test_another_image_backend_is_honoured(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_image_backend() == "PIL"
-    monkeypatch.setattr("fastpipe.torch.folder_checks.get_image_backend", lambda: "accimage")
+    monkeypatch.setattr("fastpipe.torch.folder_samples.get_image_backend", lambda: "accimage")
     assert _equal(FastImageFolder(tree, STEADY)[0], ImageFolder(tree, STEADY)[0])
 
 

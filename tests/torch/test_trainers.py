@@ -23,7 +23,7 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
-from fastpipe.index.shards import BlockShard, RankBatch, ShardedBatches
+from fastpipe.index.order import BlockShard, RankBatch, ShardedBatches
 from fastpipe.testing import photo_tree
 from fastpipe.torch import prepare
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.arrangements import GroupedSamples
 from fastpipe.arrays.form import Form
 from fastpipe.arrays.hdf5.keeping import ChunkKeeper
 from fastpipe.arrays.hdf5.plan import HDF5Plan
 from fastpipe.arrays.hdf5.runtime import Options, Runtime
 from fastpipe.arrays.hdf5.sharing import shared_window
-from fastpipe.arrays.locality import GroupedSamples
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.arrays.staged_files import staged_files

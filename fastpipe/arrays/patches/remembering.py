@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import local_ranks
+from fastpipe._machine import local_ranks
 from fastpipe._sizes import in_bytes
 from fastpipe.arrays.patches.foreseen import Foreseen
 from fastpipe.arrays.patches.sources import Role

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.arrays.arrangements import TouredSamples
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.locality import TouredSamples
 from fastpipe.arrays.patches.checks import check_held, checked_nan, checked_size, filling
 from fastpipe.arrays.patches.chunks import PatchChunks
 from fastpipe.arrays.patches.indices import keys_of

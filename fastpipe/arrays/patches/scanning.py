@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.arrays.patches.sources import Role
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.foreground import LabelVoxels, VoxelSketch

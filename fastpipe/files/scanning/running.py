@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.bricks import finish_all, read_box
 from fastpipe.files.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFacts, stored_as

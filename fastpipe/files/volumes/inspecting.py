@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.bench.progress import Progress
 from fastpipe.errors import OptionError, VolumeError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._cgroups import Groups
-from fastpipe._cpus import local_ranks
+from fastpipe._machine import Groups, local_ranks
 from fastpipe._sizes import counted, in_duration
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 

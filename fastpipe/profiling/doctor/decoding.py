@@ -12,8 +12,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.core.files import read_file
-from fastpipe.images.jpeg_header import read_jpeg_header
-from fastpipe.images.reader import ImageReader
+from fastpipe.images.reader import ImageReader, read_jpeg_header
 from fastpipe.options import Decode
 from fastpipe.testing import photograph
 from fastpipe.types import Box

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._cgroups import Groups
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import Groups, available_cpus
 from fastpipe._sizes import counted, in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning

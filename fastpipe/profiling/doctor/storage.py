@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastpipe._cpus import available_cpus
+from fastpipe._machine import available_cpus
 from fastpipe._sizes import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 from fastpipe.profiling.doctor.reading import Rate, Sample, read_many, sample

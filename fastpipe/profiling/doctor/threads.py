@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from fastpipe._cpus import default_threads
+from fastpipe._machine import default_threads
 from fastpipe._sizes import counted
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 

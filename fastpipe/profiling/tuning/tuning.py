@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastpipe._cpus import available_cpus
 from fastpipe._extras import require
+from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_duration
 from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError

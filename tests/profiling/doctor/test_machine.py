@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe._cgroups import Groups
+from fastpipe._machine import Groups
 from fastpipe.profiling.doctor import cores, limits, memory, threads
 from fastpipe.profiling.doctor.findings import Examined, Finding
 

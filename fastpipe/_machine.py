@@ -1,11 +1,41 @@
-"""What the groups of processes that this one is in may use."""
+"""The processors and the memory that this process may use."""
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 
-__all__ = ["Groups", "table"]
+__all__ = ["Groups", "available_cpus", "default_threads", "local_ranks", "table"]
+
+
+def available_cpus() -> int:
+    """Cores that this process may use: its affinity, bounded by the quotas of the cgroups that it is in."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = Groups().cores()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def default_threads(workers: int = 1) -> int:
+    """Threads for one process: cores ÷ (ranks on this machine × worker processes).
+
+    Args:
+        workers: how many worker processes share the work; 1 for this process alone.
+    """
+    return max(1, available_cpus() // (local_ranks() * max(1, workers)))
+
+
+def local_ranks() -> int:
+    """Ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
+    try:
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 1
+
 
 # Of versions 2 and 1: the files of the limit and of what is used, and of that the part that is only cached.
 _MEMORY = (

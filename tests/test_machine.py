@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from fastpipe import _cpus as cpus
-from fastpipe._cgroups import Groups
-from fastpipe._cpus import available_cpus, default_threads
+from fastpipe import _machine as cpus
+from fastpipe._machine import Groups, available_cpus, default_threads
 
 
 @pytest.fixture(autouse=True)
