@@ -25,18 +25,15 @@ import numpy as np
 from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.images import kernels
-from fastpipe.images.geometry import Resize
 from fastpipe.images.kernels import noise, resized
-from fastpipe.types import Size, UInt8Array
+from fastpipe.types import UInt8Array
 
 __all__ = [
     "FILTERS",
     "decodes_as_pillow",
     "grey_is_known",
     "pillow_filter",
-    "pillow_resize",
     "torch_filter",
-    "torch_resize",
 ]
 
 _log = logging.getLogger("fastpipe.read")
@@ -59,27 +56,9 @@ _lock = threading.Lock()
 _found: _Rules | None = None
 
 
-def pillow_resize(mode: int, size: Size, to: Size) -> Resize | None:
-    """The operation that equals what the installed Pillow does.
-
-    Args:
-        mode: a filter of Pillow's, a constant of ``kernels``.
-        size, to: of the image, and of the result.
-
-    Returns:
-        The operation; None where no kernel does the same, and Pillow has to be asked.
-    """
-    rules = _rules()
-    if mode == kernels.NEAREST:
-        return Resize(to, mode)
-    if rules.flag is None:
-        return None
-    return Resize(to, mode | rules.flag, _begins_with_columns(rules, size, to))
-
-
 def pillow_filter(mode: int) -> tuple[int, int] | None:
-    """The filter that equals what the installed Pillow does, and the order of its passes: 0 for rows first,
-    1 and 2 for the rules by which ``pillow_resize`` says which.
+    """The filter that equals what the installed Pillow does, and the order of its passes, a ``PassOrder`` of
+    fastpipe/native/geometry.h.
 
     Args:
         mode: a filter of Pillow's, a constant of ``kernels``.
@@ -98,12 +77,6 @@ def pillow_filter(mode: int) -> tuple[int, int] | None:
 def grey_is_known() -> bool:
     """Whether ``kernels.grey`` equals what the installed Pillow does."""
     return _rules().grey
-
-
-def _begins_with_columns(rules: _Rules, size: Size, to: Size) -> bool:
-    if rules.by_size:  # rows that go count once, columns that go count twice
-        return size.height - to.height > 2 * max(size.width - to.width, 0)
-    return rules.by_shape and size.height > 100 * size.width and to.height < size.height
 
 
 def _rules() -> _Rules:
@@ -193,23 +166,16 @@ _TORCH_MODES = {
 }  # fmt: skip
 
 
-def torch_resize(interpolation: Any, antialias: bool, to: Size) -> Resize | None:
-    """The operation that equals what ``torchvision.transforms.v2`` does with a uint8 tensor.
+def torch_filter(interpolation: Any, antialias: bool) -> int | None:
+    """The filter that equals what ``torchvision.transforms.v2`` does with a uint8 tensor.
 
     Args:
         interpolation: the value of an ``InterpolationMode``.
         antialias: as the transform's.
-        to: size of the result.
 
     Returns:
-        The operation; None where no kernel does the same, and torchvision has to be asked.
+        None where no kernel does the same.
     """
-    mode = torch_filter(interpolation, antialias)
-    return None if mode is None else Resize(to, mode)
-
-
-def torch_filter(interpolation: Any, antialias: bool) -> int | None:
-    """The filter of ``torch_resize``; None where no kernel does the same."""
     if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
         return None
     return _TORCH_MODES[interpolation, antialias]

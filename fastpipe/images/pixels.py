@@ -177,11 +177,12 @@ def reduction(region: Region, mode: int, image: Size) -> int:
         mode: the filter.
         image: size of the image.
 
-    >>> from fastpipe.images.geometry import Crop, Resize, fold
+    >>> from fastpipe.images.geometry import fold
+    >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> photo = Size(3024, 4032)
+    >>> steps = [described_step(BOX), described_step(RESIZE, size=(224, 224), filter=1)]
     >>> for edge in (300, 1000, 2000):
-    ...     crop = Crop(Box(500, 500, edge, edge))
-    ...     print(reduction(fold([crop, Resize(Size(224, 224), 1)], photo), 1, photo))
+    ...     print(reduction(fold(steps, photo, [500, 500, 500 + edge, 500 + edge]), 1, photo))
     1
     4
     8

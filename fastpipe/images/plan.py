@@ -25,7 +25,7 @@ from fastpipe._nvtx import ranged
 from fastpipe.core.keys import uniforms
 from fastpipe.core.native import native
 from fastpipe.images.containers import flatten
-from fastpipe.images.geometry import Crop, Operation, Region, Resize, fold
+from fastpipe.images.geometry import Region, fold
 from fastpipe.images.pixels import Conversion, Resampling, Words, draw, part_of, resampling_of
 from fastpipe.images.ramp import (
     Layout,
@@ -43,8 +43,6 @@ from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, FloatArray, Key, Size
 
 __all__ = ["Layout", "Plan", "TensorSpec", "compile_plan", "plan_state", "shortened"]
-
-_PROBE = Size(4096, 4096)  # a size at which every usual crop fits, to ask a step what it does
 
 
 @dataclass(frozen=True)
@@ -89,16 +87,17 @@ class Plan:
         notes: Sequence[str],
     ) -> None:
         self.stock = tuple(stock)
-        self._fused, self._drawn, self._domains = tuple(fused), tuple(drawn), tuple(domains)
+        self._fused, self._drawn = tuple(fused), tuple(drawn)
         self._notes = tuple(notes)
         steps = (*fused, *drawn)
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
         self._slices = [slice(a, b) for a, b in pairwise(ends)]
-        self._moving = [
-            (step, domain, part)
-            for step, domain, part in zip(self._fused, self._domains, self._slices, strict=False)
-            if step.geometry is not None
-        ]
+        self._steps = []  # of the fused part, as the native core takes them
+        for step, domain, part in zip(self._fused, domains, self._slices, strict=False):
+            if step.described is not None:
+                described = step.described(domain)
+                described.draw = part.start
+                self._steps.append(described)
         self.draws = int(ends[-1])
         self.kind = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
@@ -176,7 +175,7 @@ class Plan:
 
     def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
         """What the native core is told of this plan, up to its drawn and stock parts: a ``native.ImagePlan``;
-        None where that cannot be said.
+        None where it does not make images smaller as the installed Pillow does.
 
         Args:
             max_pixels: images with more are declined.
@@ -187,18 +186,11 @@ class Plan:
         key = max_pixels, turns, scaled, short_side
         found = self._native.get(key)
         if found is None:
-            steps = []
-            for step, domain, part in self._moving:
-                described = None if step.described is None else step.described(domain)
-                if described is None:
-                    return None
-                described.draw = part.start
-                steps.append(described)
             limit = -1 if max_pixels is None else max_pixels
             shrink = [] if short_side is None else [described_short_side(short_side)]
             if None in shrink:
                 return None
-            found = native.ImagePlan(steps, self._how.native, self.draws, limit, turns, scaled, shrink)
+            found = native.ImagePlan(self._steps, self._how.native, self.draws, limit, turns, scaled, shrink)
             self._native = {key: found}  # of one that a script changes, the last
         return found
 
@@ -308,16 +300,7 @@ class Plan:
         return value
 
     def _region(self, parameters: Any, size: Size) -> Region | None:
-        operations: list[Operation] = []
-        current = size
-        for step, domain, part in self._moving:
-            made = _operations(step, parameters[part], current, domain)
-            if made is None:
-                return None
-            for operation in made:
-                current = _size_after(operation, current)
-            operations += made
-        return fold(operations, size)
+        return fold(self._steps, size, parameters)
 
     def _fixed_output(self) -> TensorSpec | None:
         if self._drawn or self.stock or not self._dtype:
@@ -326,7 +309,7 @@ class Plan:
         for step in self._fused:
             if step.static_size is not None:
                 size = step.static_size
-            elif step.geometry is not None and step.name == "Resize" and size is not None:
+            elif step.name == "Resize" and size is not None:
                 size = resized_size(step.transform, size)
         if size is None:
             return None
@@ -384,24 +367,20 @@ def plan_state(transform: Any) -> Any:
 
 def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[Any, str, bool]:
     """The ramp after the step, why it cannot be fused (or ""), and whether it resizes."""
-    if step.geometry is None or step.name == "Grayscale":
+    if step.described is None or step.name == "Grayscale":
         try:
             after = step.transform(ramp)
             conversion_of(after, "contiguous")
         except Exception as error:  # the same error awaits the user's samples: let it
             return ramp, f"it fails on an image ({type(error).__name__})", resized
-        if step.geometry is None:
+        if step.described is None:
             return after, "", resized
         ramp_after = after
     else:
         ramp_after = ramp
-    try:
-        made = _operations(step, [0.5] * step.draws, _PROBE, domain)
-    except ValueError:
-        made = ()
-    if made is None:
+    if step.described(domain) is None:
         return ramp, _why_not(step, domain), resized
-    resizes = any(isinstance(operation, Resize) for operation in made)
+    resizes = step.name in ("Resize", "RandomResizedCrop")
     if resizes and resized:
         return ramp, "a second resize rounds a second time", resized
     return ramp_after, "", resized or resizes
@@ -418,21 +397,6 @@ def _why_not(step: Step, domain: Domain) -> str:
 _DOMAIN_WORDS = {"bytes": "a uint8 tensor", "other": "a float tensor"}
 
 
-def _operations(step: Step, u: Any, size: Size, domain: Domain) -> Sequence[Operation] | None:
-    if step.geometry is None:
-        return ()
-    made = step.geometry(u, size, domain)
-    if made is not None and domain == "other":  # a fill would have to be converted as well
-        made = [item._replace(fill=None) if isinstance(item, Crop) else item for item in made]
-    return made
-
-
-def _size_after(operation: Operation, size: Size) -> Size:
-    if isinstance(operation, Crop):
-        return Size(operation.box.height, operation.box.width)
-    return operation.size if isinstance(operation, Resize) else size
-
-
 def _describe(
     steps: Sequence[Step],
     fused: int,
@@ -446,7 +410,7 @@ def _describe(
     notes = []
     for number, step in enumerate(steps):
         if number < fused:
-            where = "region decode and kernel" if step.geometry else f"kernel ({words[how]})"
+            where = "region decode and kernel" if step.described else f"kernel ({words[how]})"
         else:
             reason = f": {why}" if number == fused else ""
             where = f"torchvision with drawn parameters, in threads{reason}"

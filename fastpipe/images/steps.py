@@ -13,23 +13,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+import numpy as np
+
 from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.images import kernels
 from fastpipe.images.containers import is_pristine, is_torchvision
-from fastpipe.images.geometry import Crop, Fill, Flip, Grey, Operation, Resize
-from fastpipe.images.pillow import (
-    FILTERS,
-    grey_is_known,
-    pillow_filter,
-    pillow_resize,
-    torch_filter,
-    torch_resize,
-)
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, torch_filter
 from fastpipe.types import Box, Size
 
 __all__ = [
-    "BOX", "GREY", "PROPORTION", "RESIZE", "Domain", "Step", "described_short_side", "described_step",
+    "BOX", "FLIP", "GREY", "PROPORTION", "RESIZE", "Domain", "Step", "described_short_side", "described_step",
     "random_resized_crop_box", "recognise", "resized_size", "state_of",
 ]  # fmt: skip
 
@@ -46,18 +40,16 @@ class Step:
     Attributes:
         transform: the user's object.
         draws: how many uniform numbers in [0, 1) it needs for a sample.
-        geometry: parameters and the current size to operations; None for a pointwise step,
-            whose effect is taken from running the transform itself on all byte values.
         reference: torchvision's own functional with the drawn parameters.
-        described: the domain to what the native core is told of a step that has a geometry, a ``native.Step``
-            whose numbers are the sample's first; None where a number of the transform's is of a type with an
-            arithmetic of its own.
+        described: the domain to what the native core is told, a ``native.Step`` whose numbers begin at 0; it
+            gives None for what only torchvision does: in an arithmetic of the installed Pillow's own, with
+            numbers that are not plain ones, where it raises an error.  None for a pointwise step, whose
+            effect is taken from running the transform itself on all byte values.
         static_size: the output's size where it does not depend on the input.
     """
 
     transform: Any
     draws: int
-    geometry: Callable[[Sequence[float], Size, Domain], Sequence[Operation] | None] | None
     reference: Callable[[Any, Sequence[float]], Any]
     described: Callable[[Domain], Any] | None = None
     static_size: Size | None = None
@@ -134,28 +126,24 @@ def _pair(size: Any) -> Size | None:
     return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
 
 
-def _resize_of(transform: Any, domain: Domain, size: Size, to: Size) -> Resize | None:
-    """The operation that a transform's interpolation is; None for what only torchvision does."""
-    name = getattr(transform.interpolation, "value", transform.interpolation)
-    if domain == "pil":
-        mode = _PIL_MODES.get(name)
-        return None if mode is None else pillow_resize(mode, size, to)
-    if domain != "bytes" or not _is_v2(transform):  # v1 resizes floats
-        return None
-    return torch_resize(name, bool(transform.antialias), to)
-
-
 # Kinds of steps of fastpipe/native/geometry.h.
-_RANDOM_RESIZED_CROP, RESIZE, _CENTER_CROP, _RANDOM_CROP, _FLIP, GREY, BOX, PROPORTION = range(8)
+_RANDOM_RESIZED_CROP, RESIZE, _CENTER_CROP, _RANDOM_CROP, FLIP, GREY, BOX, PROPORTION = range(8)
+
+
+_NUMBERS = (int, float, bool, np.float64)  # whose arithmetic is the native core's
 
 
 def described_step(kind: int, **fields: Any) -> Any:
-    """A step as the native core takes it; what is not given is as in fastpipe/native/geometry.h."""
+    """A step as the native core takes it; what is not given is as in fastpipe/native/geometry.h.
+
+    Returns:
+        None where a field is not of plain numbers, or has one that 32 bits do not hold.
+    """
     step = native.Step()
     step.kind = kind
     for name, value in fields.items():
         values = value if isinstance(value, (tuple, list)) else [value]
-        if not all(type(one) in (int, float, bool) for one in values):
+        if not all(type(one) in _NUMBERS for one in values):
             return None
         try:
             setattr(step, name, value)
@@ -171,16 +159,18 @@ def described_short_side(side: int) -> Any:
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
-def _filter_of(transform: Any, domain: Domain) -> dict[str, int]:
-    """The filter and the order of passes of a transform's interpolation, where ``_resize_of`` has one."""
+def _filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
+    """The filter of a transform's interpolation, and the order of its passes; None for what only torchvision
+    does."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
-        found = pillow_filter(_PIL_MODES[name])
-        assert found is not None
-        return {"filter": found[0], "order": found[1]}
+        mode = _PIL_MODES.get(name)
+        found = None if mode is None else pillow_filter(mode)
+        return None if found is None else {"filter": found[0], "order": found[1]}
+    if domain != "bytes" or not _is_v2(transform):  # v1 resizes floats
+        return None
     mode = torch_filter(name, bool(transform.antialias))
-    assert mode is not None
-    return {"filter": mode}
+    return None if mode is None else {"filter": mode}
 
 
 def _integer(uniform: float, count: int) -> int:
@@ -227,46 +217,34 @@ def _random_resized_crop(t: Any) -> Step:
     target = _pair(t.size)
     assert target is not None  # torchvision makes a pair of whatever it accepts
 
-    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        box = random_resized_crop_box(size, t.scale, t.ratio, u)
-        resize = _resize_of(t, domain, Size(box.height, box.width), target)
-        return None if resize is None else (Crop(box), resize)
-
     def reference(value: Any, u: Sequence[float]) -> Any:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
         return _functional(t).resized_crop(value, *box, list(target), t.interpolation, antialias=t.antialias)
 
     def described(domain: Domain) -> Any:
-        return described_step(
-            _RANDOM_RESIZED_CROP, size=target, scale=t.scale, ratio=t.ratio, **_filter_of(t, domain),
-            has_fill=domain != "other",
-        )  # fmt: skip
+        how = _filter_of(t, domain)
+        return how and described_step(
+            _RANDOM_RESIZED_CROP, size=target, scale=tuple(t.scale), ratio=tuple(t.ratio), **how
+        )
 
-    return Step(t, 22, geometry, reference, described, target)
+    return Step(t, 22, reference, described, target)
 
 
 # ---- resize and crops ----------------------------------------------------------------------
 
 
 def _resize(t: Any) -> Step:
-    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        wanted = resized_size(t, size)
-        if 0 in wanted or not _max_size_is_valid(t):
-            return None  # torchvision raises its own error
-        resize = _resize_of(t, domain, size, wanted)
-        return None if resize is None else (resize,)
-
     def described(domain: Domain) -> Any:
-        exact = _pair(t.size)
+        how, exact = _filter_of(t, domain), _pair(t.size)
         edge = t.size if isinstance(t.size, int) else 0 if t.size is None else t.size[0]
-        return described_step(
-            RESIZE, size=exact or (edge, 0), max_size=t.max_size or 0, **_filter_of(t, domain)
-        )
+        if how is None or not _is_valid(t) or 0 in (exact or ()):
+            return None  # torchvision raises its own error
+        return described_step(RESIZE, size=exact or (edge, 0), max_size=t.max_size or 0, **how)
 
-    return Step(t, 0, geometry, lambda value, u: t(value), described, _pair(t.size))
+    return Step(t, 0, lambda value, u: t(value), described, _pair(t.size))
 
 
-def _max_size_is_valid(t: Any) -> bool:
+def _is_valid(t: Any) -> bool:
     if t.max_size is None or t.size is None:
         return True
     return _pair(t.size) is None and t.max_size > (t.size if isinstance(t.size, int) else t.size[0])
@@ -292,17 +270,10 @@ def _center_crop(t: Any) -> Step:
     target = _pair(t.size)
     assert target is not None
 
-    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation]:
-        def start(have: int, want: int) -> int:
-            # torchvision pads the odd pixel after the image and rounds halves to even.
-            return -((want - have) // 2) if want > have else round((have - want) / 2.0)
-
-        return (Crop(Box(start(size.height, target.height), start(size.width, target.width), *target)),)
-
     def described(domain: Domain) -> Any:
         return described_step(_CENTER_CROP, size=target, has_fill=domain != "other")
 
-    return Step(t, 0, geometry, lambda value, u: t(value), described, target)
+    return Step(t, 0, lambda value, u: t(value), described, target)
 
 
 def _random_crop(t: Any) -> Step | None:
@@ -334,18 +305,6 @@ def _random_crop(t: Any) -> Step | None:
             _integer(u[0], height - target.height + 1), _integer(u[1], width - target.width + 1), *target
         )
 
-    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        padding = padding_for(size)
-        box = box_for(size, padding, u)
-        # v1 looks at the fill also where the padding that was given is 0.
-        pads = any(padding) or (t.padding is not None and not _is_v2(t))
-        if pads and (t.padding_mode != "constant" or fill is None):
-            return None
-        if pads and domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int)):
-            return None  # v1 refuses colours on tensors
-        shifted = Box(box.top - padding[1], box.left - padding[0], *target)
-        return (Crop(shifted, fill or (0, 0, 0), pads and isinstance(t.fill, (tuple, list))),)
-
     def reference(value: Any, u: Sequence[float]) -> Any:
         functional, size = _functional(t), _size_of(value)
         box = box_for(size, padding_for(size), u)
@@ -357,14 +316,17 @@ def _random_crop(t: Any) -> Step | None:
 
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
+        may_pad = t.padding_mode == "constant" and fill is not None and not refuses_colours
+        always_pads = t.padding is not None and not _is_v2(t)  # v1 looks at the fill also where that is 0
+        if not may_pad and (always_pads or any(_padding(t))):
+            return None
         return described_step(
             _RANDOM_CROP, size=target, padding=_padding(t), pad_if_needed=bool(t.pad_if_needed),
-            may_pad=t.padding_mode == "constant" and fill is not None and not refuses_colours,
-            always_pads=t.padding is not None and not _is_v2(t), fill=fill or (0, 0, 0),
+            may_pad=may_pad, always_pads=always_pads, fill=fill or (0, 0, 0),
             fill_by_channel=isinstance(t.fill, (tuple, list)), has_fill=domain != "other",
         )  # fmt: skip
 
-    return Step(t, 2, geometry, reference, described, target)
+    return Step(t, 2, reference, described, target)
 
 
 def _padding(t: Any) -> tuple[int, int, int, int]:
@@ -384,7 +346,7 @@ def _padding(t: Any) -> tuple[int, int, int, int]:
     return values[0], values[1], values[2], values[3]
 
 
-def _fill(fill: Any) -> Fill | None:
+def _fill(fill: Any) -> tuple[int, int, int] | None:
     """A fill as a colour, or None for what is left to torchvision."""
     if fill is None:
         return 0, 0, 0
@@ -401,34 +363,29 @@ def _fill(fill: Any) -> Fill | None:
 
 def _flip(horizontal: bool) -> Callable[[Any], Step]:
     def build(t: Any) -> Step:
-        def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation]:
-            return (Flip(horizontal, not horizontal),) if u[0] < t.p else ()
-
         def reference(value: Any, u: Sequence[float]) -> Any:
             functional = _functional(t)
             turn = functional.hflip if horizontal else functional.vflip
             return turn(value) if u[0] < t.p else value
 
         return Step(
-            t, 1, geometry, reference,
-            lambda domain: described_step(_FLIP, probability=t.p, horizontal=horizontal),
-        )  # fmt: skip
+            t, 1, reference, lambda domain: described_step(FLIP, probability=t.p, horizontal=horizontal)
+        )
 
     return build
 
 
 def _grayscale(t: Any) -> Step:
-    def geometry(u: Sequence[float], size: Size, domain: Domain) -> Sequence[Operation] | None:
-        return (Grey(t.num_output_channels),) if domain == "pil" and grey_is_known() else None
+    def described(domain: Domain) -> Any:
+        if domain != "pil" or not grey_is_known():
+            return None
+        return described_step(GREY, channels=t.num_output_channels)
 
-    return Step(
-        t, 0, geometry, lambda value, u: t(value),
-        lambda domain: described_step(GREY, channels=t.num_output_channels),
-    )  # fmt: skip
+    return Step(t, 0, lambda value, u: t(value), described)
 
 
 def _pointwise(t: Any) -> Step:
-    return Step(t, 0, None, lambda value, u: t(value))
+    return Step(t, 0, lambda value, u: t(value))
 
 
 _BUILDERS: dict[str, Callable[[Any], Step | None]] = {

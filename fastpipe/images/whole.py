@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.images import kernels
 from fastpipe.images.geometry import fold
-from fastpipe.images.pillow import pillow_resize
 from fastpipe.images.pixels import Conversion, draw
-from fastpipe.images.steps import resized_size
+from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, Size, UInt8Array
 
@@ -73,6 +71,7 @@ class ShortSide:
 
     def __init__(self, side: int) -> None:
         self.side = side
+        self._step = described_short_side(side)
         self._resize = require("torchvision.transforms", extra="torch").Resize(side)
 
     def size(self, image: Size) -> Size:
@@ -82,8 +81,8 @@ class ShortSide:
     def pixels(self, image: EncodedImage) -> UInt8Array:
         """A whole image, shrunk: uint8 (H, W, 3)."""
         to = self.size(image.size)
-        operation = pillow_resize(kernels.BILINEAR, image.size, to)
-        region = None if operation is None else fold([operation], image.size)
+        steps = [] if to == image.size else [self._step]
+        region = None if None in steps else fold(steps, image.size)
         if region is None:
             return np.asarray(self._resize(image.pil()))
         made = np.empty(to.height * to.width * 3, np.uint8)

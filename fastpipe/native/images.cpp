@@ -294,11 +294,6 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageInput input = inputs == nullptr ? ImageInput{} : inputs[item];
   ImageSource& source = opened->source;
   if (input.is_left) return Status::declined(Reason::asked);
-  if (input.data != nullptr && input.height > 0) {
-    source.pixels = {input.data, std::int64_t{3} * input.width, input.height, input.width, 3};
-    source.size = {input.height, input.width};
-    return Status::made();
-  }
   if (input.data != nullptr) {
     if (kept != nullptr && states != nullptr) {
       const Status status = look_up(item, scratch, opened);

@@ -46,12 +46,11 @@ struct Paths {
   const std::int64_t* ends = nullptr;
 };
 
-// An image that is in memory already, encoded or as decoded pixels, or that is left to Python.
+// An encoded image that is in memory already, or one that is left to Python.
 struct ImageInput {
   bool is_left = false;
   const std::uint8_t* data = nullptr;  // null: the sample's path is read
   std::int64_t size = 0;               // bytes
-  std::int32_t height = 0, width = 0;  // of RGB pixels, C-contiguous; 0 of an encoded image
 };
 
 // An image that a batch made, in memory of its own.

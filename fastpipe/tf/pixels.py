@@ -10,8 +10,8 @@ import PIL.Image
 import tensorflow as tf
 
 from fastpipe.core.native import native
-from fastpipe.images.geometry import Crop, Grey, Operation, Region, fold
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, pillow_resize
+from fastpipe.images.geometry import Region, fold
+from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, draw, part_of
 from fastpipe.images.reader import ImageReader
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step
@@ -130,7 +130,13 @@ class PillowPixels:
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
-        self._mode = FILTERS[spec.filter]
+        self._filter = pillow_filter(FILTERS[spec.filter])
+        self._steps: list[Any] | None = None  # from a box to a sample; None where Pillow has to be asked
+        if self._filter is not None and (spec.channels != 1 or grey_is_known()):
+            mode, order = self._filter
+            resize = described_step(RESIZE, size=tuple(spec.size), filter=mode, order=order)
+            steps = [described_step(GREY, channels=1)] if spec.channels == 1 else []
+            self._steps = None if resize is None else [*steps, described_step(BOX, outside=2), resize]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
         self.tag = f"pillow {spec} {reader.settings()}"
         # Images with transparency are opened by Pillow, whatever their format.
@@ -140,12 +146,10 @@ class PillowPixels:
         return self.reader.describe()
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
-        found = pillow_filter(self._mode)
-        if self._spec.channels == 4 or found is None or not self.reader.is_native:
+        if self._spec.channels == 4 or self._steps is None or not self.reader.is_native:
             return None
-        if self._spec.channels == 1 and not grey_is_known():
-            return None
-        return _native_plan((self._spec, boxes), self.reader, found, 0, scaling, keeps)
+        assert self._filter is not None
+        return _native_plan((self._spec, boxes), self.reader, self._filter, 0, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
         if self._spec.channels == 4:
@@ -186,11 +190,10 @@ class PillowPixels:
 
     def _region(self, image: Any, box: Box) -> Region | None:
         """All that becomes of a box, for the kernels; None where Pillow has to be asked."""
-        resize = pillow_resize(self._mode, Size(box.height, box.width), self._spec.size)
-        if resize is None or isinstance(image, _OfPillow):
+        if self._steps is None or isinstance(image, _OfPillow):
             return None
-        operations: list[Operation] = [Grey(1)] if self._spec.channels == 1 else []
-        return fold([*operations, Crop(box), resize], image.size)
+        edges = box.left, box.top, box.left + box.width, box.top + box.height
+        return fold(self._steps, image.size, edges)
 
     def _by_pillow(self, image: Any, box: Box) -> npt.NDArray[Any]:
         resampling = getattr(PIL.Image.Resampling, self._spec.filter.upper())

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
 from PIL import Image
 
 from fastpipe.images import kernels
-from fastpipe.images.geometry import Crop, Flip, Grey, Operation, Resize, fold
-from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import render
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Box, Size
@@ -58,23 +58,14 @@ def cropped(image: Any, operation: Crop) -> Any:
     return canvas
 
 
-def as_installed(operations: Sequence[Operation], size: Size) -> list[Operation]:
+def as_installed(operations: Sequence[Operation]) -> list[Operation]:
     """The operations, resizing as the installed Pillow does."""
-    made: list[Operation] = []
-    for operation in operations:
-        if isinstance(operation, Crop):
-            size = Size(operation.box.height, operation.box.width)
-        elif isinstance(operation, Resize):
-            resize = pillow_resize(operation.mode, size, operation.size)
-            assert resize is not None
-            operation, size = resize, operation.size
-        made.append(operation)
-    return made
+    return [pillow_resize(one.mode, one.size) if isinstance(one, Resize) else one for one in operations]
 
 
 def by_fold(pixels: npt.NDArray[np.uint8], operations: Sequence[Operation]) -> npt.NDArray[np.uint8] | None:
     image = ArrayImage(pixels)
-    region = fold(as_installed(operations, image.size), image.size)
+    region = fold(as_installed(operations), image.size)
     if region is None:
         return None
     made = render(image, region)

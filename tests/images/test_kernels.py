@@ -13,13 +13,14 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from operations import fold, pillow_resize
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.core.native import native
 from fastpipe.images import kernels
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_resize
+from fastpipe.images.pillow import FILTERS, grey_is_known
 from fastpipe.images.pixels import Conversion
 from fastpipe.types import Size
 
@@ -150,12 +151,19 @@ def halved(axis: Axis) -> Axis:
     return Axis(size, to, first, min(axis.count, to - first), axis.before, axis.after)
 
 
+def installed(mode: int, size: Size, to: Size) -> tuple[int, bool]:
+    """The filter that the installed Pillow's is, and whether it begins with the columns."""
+    resize = pillow_resize(mode, to)
+    region = fold([resize], size)
+    assert region is not None
+    return resize.mode, region.vertical_first
+
+
 def assert_equals_pillow(y: Axis, x: Axis, mode: int, channels: int, seed: int = 0) -> None:
     y, x = bounded(y, x)
     image = noise(y.size, x.size, channels, seed)
-    resize = pillow_resize(mode, Size(y.size, x.size), Size(y.to, x.to))
-    assert resize is not None
-    made = by_kernel(image, y, x, resize.mode, resize.vertical_first)
+    flag, vertical_first = installed(mode, Size(y.size, x.size), Size(y.to, x.to))
+    made = by_kernel(image, y, x, flag, vertical_first)
     np.testing.assert_array_equal(made, by_pillow(image, y, x, mode))
 
 
@@ -196,10 +204,9 @@ def test_either_order_of_the_passes(mode: int, size: tuple[int, int], columns_fi
     image = noise(*size)
     y, x = whole(size[0], 37), whole(size[1], 35)
     between = (35, size[0]) if not columns_first else (size[1], 37)
-    resize = pillow_resize(mode, Size(*size), Size(37, 35))
-    assert resize is not None
+    flag, _ = installed(mode, Size(*size), Size(37, 35))
     expected = Image.fromarray(image).resize(between, PILLOW[mode]).resize((35, 37), PILLOW[mode])
-    np.testing.assert_array_equal(by_kernel(image, y, x, resize.mode, columns_first), np.asarray(expected))
+    np.testing.assert_array_equal(by_kernel(image, y, x, flag, columns_first), np.asarray(expected))
 
 
 @every_level
@@ -254,10 +261,9 @@ def test_a_part_in_eighths_of_a_pixel_equals_pillows_box(
     )
     part = turned[y_axis.low : y_axis.high, x_axis.low : x_axis.high]
     made = np.empty((y[3], x[3], 3), np.uint8)
-    flag = pillow_resize(mode, Size(9, 9), Size(5, 5))
-    assert flag is not None
+    flag, _ = installed(mode, Size(9, 9), Size(5, 5))
     how = Conversion("bytes", 3, interleaved=True).native
-    kernels.resample(part.copy(), flag.mode, x_axis, y_axis, False, 0, how, made.reshape(-1))
+    kernels.resample(part.copy(), flag, x_axis, y_axis, False, 0, how, made.reshape(-1))
     np.testing.assert_array_equal(made, expected)
 
 
@@ -397,12 +403,12 @@ def test_grey_of_every_extreme(when: int) -> None:
 @needs_grey
 def test_grey_is_made_before_or_after_resampling() -> None:
     image, how = noise(40, 50), Conversion("bytes", 1, interleaved=True)
-    to, flag = (31, 23), pillow_resize(kernels.BILINEAR, Size(40, 50), Size(23, 31))
-    assert flag is not None
+    to = (31, 23)
+    flag, vertical_first = installed(kernels.BILINEAR, Size(40, 50), Size(23, 31))
     colours = Image.fromarray(image)
     expected = [colours.convert("L").resize(to, PILLOW[1]), colours.resize(to, PILLOW[1]).convert("L")]
     for when, image_then in enumerate(expected, 1):
-        made = by_kernel(image, whole(40, 23), whole(50, 31), flag.mode, flag.vertical_first, how, when)
+        made = by_kernel(image, whole(40, 23), whole(50, 31), flag, vertical_first, how, when)
         np.testing.assert_array_equal(made.reshape(23, 31), np.asarray(image_then))
 
 

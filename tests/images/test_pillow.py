@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from operations import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
 
 from fastpipe.images import kernels, pillow
-from fastpipe.images.geometry import Resize
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Size, UInt8Array
@@ -40,10 +40,8 @@ def test_a_pillow_that_resizes_in_its_own_way_does_it_itself(rules: Any) -> None
         "torchvision with drawn parameters, in threads: the installed Pillow has an arithmetic of its own here"
     )
     assert all(_is_equal(plan, seed) for seed in range(5))
-    assert pillow.pillow_resize(kernels.BILINEAR, Size(9, 9), Size(4, 4)) is None
-    assert pillow.pillow_resize(kernels.NEAREST, Size(9, 9), Size(4, 4)) == Resize(
-        Size(4, 4), kernels.NEAREST
-    )
+    assert pillow.pillow_filter(kernels.BILINEAR) is None
+    assert pillow.pillow_filter(kernels.NEAREST) == (kernels.NEAREST, 0)
 
 
 def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> None:
@@ -93,5 +91,7 @@ def test_the_order_of_the_passes(
     rules: Any, by_size: bool, by_shape: bool, size: Size, to: Size, expected: bool
 ) -> None:
     rules(kernels.NARROW, by_size, by_shape, True)
-    found = pillow.pillow_resize(kernels.BICUBIC, size, to)
-    assert found == Resize(to, kernels.TORCH_BICUBIC, expected)
+    resize = pillow_resize(kernels.BICUBIC, to)
+    assert resize.mode == kernels.TORCH_BICUBIC
+    region = fold([resize], size)
+    assert region is not None and region.vertical_first is expected

@@ -13,10 +13,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from fastpipe.images import pillow as module
-from fastpipe.images.pillow import torch_resize
+from fastpipe.images.pillow import torch_filter
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
-from fastpipe.types import Size
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
 CHAIN = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()]
@@ -41,7 +40,7 @@ def test_a_torchvision_that_resizes_floats_does_it_itself(monkeypatch: pytest.Mo
     plan = compile_plan(v2.Compose(CHAIN))
     assert "not on a value that is a uint8 tensor" in repr(plan)
     assert all(_is_equal(plan, seed) for seed in range(5))
-    assert torch_resize("bilinear", True, Size(4, 4)) is None
+    assert torch_filter("bilinear", True) is None
 
 
 @pytest.mark.parametrize("name", ["bilinear", "bicubic"])
@@ -55,14 +54,14 @@ def test_one_value_is_enough(name: str, antialias: bool, monkeypatch: pytest.Mon
         return made
 
     monkeypatch.setattr(functional, "resize", other)
-    assert torch_resize(name, antialias, Size(4, 4)) is None
+    assert torch_filter(name, antialias) is None
     monkeypatch.undo()
     module._torch_is_equal.cache_clear()
-    found = torch_resize(name, antialias, Size(4, 4))
+    found = torch_filter(name, antialias)
     native = functional._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode(name))
     assert (found is not None) is native
 
 
 def test_other_filters_are_torchvisions() -> None:
-    assert torch_resize("nearest", True, Size(4, 4)) is None
-    assert torch_resize("lanczos", True, Size(4, 4)) is None
+    assert torch_filter("nearest", True) is None
+    assert torch_filter("lanczos", True) is None

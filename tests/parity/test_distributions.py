@@ -13,8 +13,9 @@ from scipy import stats
 from torchvision import transforms as v1
 
 from fastpipe.core.keys import uniforms
+from fastpipe.images.geometry import fold
 from fastpipe.images.steps import random_resized_crop_box, recognise
-from fastpipe.types import Box, Size
+from fastpipe.types import Size
 
 COUNT = 10_000
 # Each comparison is exact in distribution; at fixed seeds a smaller p would mean a real change.
@@ -84,14 +85,13 @@ def test_areas_are_uniform_and_aspects_log_uniform() -> None:
 def test_random_crop_positions_are_uniform(image: tuple[int, int]) -> None:
     step = recognise(v1.RandomCrop(32))
     assert step is not None
-    assert step.geometry is not None
+    assert step.described is not None
+    described = step.described("pil")
     positions = []
-    for u in drawn(2).tolist():
-        operations = step.geometry(u, Size(*image), "pil")
-        assert operations is not None
-        box = operations[0].box  # type: ignore[union-attr]
-        assert isinstance(box, Box)
-        positions.append((box.top, box.left))
+    for u in drawn(2):
+        region = fold([described], Size(*image), u)
+        assert region is not None
+        positions.append((region.source.top, region.source.left))
     rows, columns = image[0] - 32 + 1, image[1] - 32 + 1
     cells, counts = np.unique(np.array(positions) @ [columns, 1], return_counts=True)
     assert set(cells.tolist()) == set(range(rows * columns)), "every position, and no other"
@@ -109,9 +109,12 @@ def test_flips_are_as_frequent_as_they_should_be(p: float) -> None:
     for transform in (v1.RandomHorizontalFlip(p), v1.RandomVerticalFlip(p)):
         step = recognise(transform)
         assert step is not None
-        assert step.geometry is not None
-        geometry = step.geometry
-        flips = sum(bool(geometry(u, Size(9, 9), "pil")) for u in drawn(1).tolist())
+        assert step.described is not None
+        described, flips = step.described("pil"), 0
+        for u in drawn(1):
+            region = fold([described], Size(9, 9), u)
+            assert region is not None
+            flips += any(region.flip_before)
         if p in (0.0, 1.0):
             assert flips == p * COUNT
         else:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operations import Crop, Flip, Operation, Resize, fold, pillow_resize
 from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
-from fastpipe.images.geometry import Crop, Flip, Operation, Resize, fold
-from fastpipe.images.pillow import FILTERS, pillow_resize
+from fastpipe.images.pillow import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
 from fastpipe.protocols import EncodedImage
@@ -51,9 +51,8 @@ def test_it_equals_pillows_draft_and_box(
 ) -> None:
     data, reader = case
     image = reader.open(data, "x.jpg")
-    operation = pillow_resize(FILTERS["bilinear"], Size(box.height, box.width), to)
-    assert operation is not None
-    operations: list[Operation] = [Crop(box), operation._replace(vertical_first=False)]
+    operation = pillow_resize(FILTERS["bilinear"], to)._replace(order=0)
+    operations: list[Operation] = [Crop(box), operation]
     region = fold(operations, SIZE)
     assert region is not None
     factor = reduction(region, operation.mode, SIZE)

@@ -157,15 +157,8 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
         into.is_left = true;
         continue;
       }
-      if (nb::isinstance<nb::bytes>(input)) {
-        const Bytes bytes = bytes_of(nb::borrow<nb::bytes>(input));
-        into = {false, bytes.data, static_cast<std::int64_t>(bytes.size), 0, 0};
-        continue;
-      }
-      const auto pixels = nb::cast<In<std::uint8_t, 3>>(input, false);
-      check(pixels.shape(2) == 3 && pixels.shape(0) > 0 && pixels.shape(1) > 0, "pixels are (H, W, 3)");
-      into = {false, pixels.data(), static_cast<std::int64_t>(pixels.size()),
-              static_cast<std::int32_t>(pixels.shape(0)), static_cast<std::int32_t>(pixels.shape(1))};
+      const Bytes bytes = bytes_of(nb::cast<nb::bytes>(input));
+      into = {false, bytes.data, static_cast<std::int64_t>(bytes.size)};
     }
     work.inputs = bound->inputs.data();
   }
@@ -322,6 +315,34 @@ nb::list read_files(const nb::list& paths) {
   return found;
 }
 
+using BoxTuple = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
+using SizeTuple = std::tuple<std::int32_t, std::int32_t>;
+using FlipTuple = std::tuple<bool, bool>;
+using RegionTuple = std::tuple<BoxTuple, BoxTuple, SizeTuple, std::tuple<std::uint8_t, std::uint8_t, std::uint8_t>,
+                               SizeTuple, int, bool, BoxTuple, FlipTuple, FlipTuple, int, std::int32_t>;
+
+BoxTuple tuple_of(const Box& box) { return {box.top, box.left, box.height, box.width}; }
+SizeTuple tuple_of(Size size) { return {size.height, size.width}; }
+
+std::optional<RegionTuple> folded(const std::vector<Step>& steps, std::int32_t height, std::int32_t width,
+                                  const In<double, 1>& parameters) {
+  check_draws(steps, parameters.size());
+  Region region;
+  if (!fold(steps, {height, width}, parameters.data(), &region)) return std::nullopt;
+  return RegionTuple{tuple_of(region.source),
+                     tuple_of(region.placed),
+                     tuple_of(region.canvas),
+                     {region.fill[0], region.fill[1], region.fill[2]},
+                     tuple_of(region.size),
+                     region.filter,
+                     region.vertical_first,
+                     tuple_of(region.window),
+                     {region.flip_before[0], region.flip_before[1]},
+                     {region.flip_after[0], region.flip_after[1]},
+                     static_cast<int>(region.grey),
+                     region.grey_channels};
+}
+
 void register_step(nb::module_& m) {
   nb::class_<Step> step(m, "Step", "One step of a transform: see fastpipe/native/geometry.h.");
   step.def(nb::init<>())
@@ -472,6 +493,10 @@ void register_images(nb::module_& m) {
           nb::sig("def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]"), nb::arg("item"),
           "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its "
           "file.");
+  m.def("fold", &folded, nb::arg("steps"), nb::arg("height"), nb::arg("width"), nb::arg("parameters").noconvert(),
+        "The region that steps come to: its fields in the order of fastpipe/native/geometry.h, boxes and sizes as "
+        "tuples; "
+        "None where fold() gives false.");
   m.def("image_batch", &make_batch, nb::arg("plan"), nb::arg("prefix"), nb::arg("arena"), nb::arg("starts").noconvert(),
         nb::arg("ends").noconvert(), nb::arg("parameters").noconvert(), nb::arg("memory").noconvert().none(),
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),

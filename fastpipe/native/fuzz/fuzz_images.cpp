@@ -126,7 +126,7 @@ const tests::File& good_file() {
   return file;
 }
 
-ImageInput input_of(Bytes file) { return {false, file.data, static_cast<std::int64_t>(file.size), 0, 0}; }
+ImageInput input_of(Bytes file) { return {false, file.data, static_cast<std::int64_t>(file.size)}; }
 
 // All that decides what becomes of an item.
 struct Item {
@@ -173,26 +173,6 @@ void check_places(const Item& item, Size size, const Memory& expected) {
     other.run();
     require(other.statuses[0].reason == Reason::not_folded && is_filled_with(untouched, before), "another size");
   }
-}
-
-// Decoded pixels give the same as the file, if it is decoded at its full size.
-void check_from_pixels(const Item& item, Size size, const Memory& expected) {
-  JpegDecoder decoder;
-  Arena arena;
-  Pixels whole;
-  const Box everything{0, 0, item.header.height, item.header.width};
-  if (item.plan->scaled || !decoder.decode(item.file, everything, arena, &whole).is_made()) return;
-  Memory pixels;
-  for (std::int32_t y = 0; y < whole.height; ++y) {
-    pixels.insert(pixels.end(), whole.data + y * whole.pitch, whole.data + y * whole.pitch + 3 * whole.width);
-  }
-  std::vector<ImageInput> inputs{
-      {false, pixels.data(), static_cast<std::int64_t>(pixels.size()), whole.height, whole.width}};
-  Memory memory(expected.size());
-  Batch batch(item.plan, inputs, item.numbers, item.path);
-  batch.into(memory, size);
-  batch.run();
-  require(batch.statuses[0].is_made() && memory == expected, "the same from pixels");
 }
 
 // A whole image that is kept, and found again, gives the same as the file.
@@ -278,6 +258,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Memory expected(image.data.get(), image.data.get() + image.size);
   check_places(item, {image.height, image.width}, expected);
   if (item.by_path && !item.plan->scaled) check_kept(item, {image.height, image.width}, expected);
-  if (item.plan->shrink.empty()) check_from_pixels(item, {image.height, image.width}, expected);
   return 0;
 }

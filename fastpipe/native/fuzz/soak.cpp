@@ -94,7 +94,7 @@ class Files {
   static std::size_t index(int number, int version) { return static_cast<std::size_t>(number * kVersions + version); }
   static Memory made(const tests::File& file) {
     ImageBatch work;
-    ImageInput input{false, file.data(), static_cast<std::int64_t>(file.size()), 0, 0};
+    ImageInput input{false, file.data(), static_cast<std::int64_t>(file.size())};
     Memory memory(kBytes);
     const std::int64_t place = 0;
     Status status;

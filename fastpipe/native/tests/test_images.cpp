@@ -86,7 +86,7 @@ struct Made {
   }
 };
 
-ImageInput input_of(const File& file) { return {false, file.data(), static_cast<std::int64_t>(file.size()), 0, 0}; }
+ImageInput input_of(const File& file) { return {false, file.data(), static_cast<std::int64_t>(file.size())}; }
 
 void wait_for(std::set<std::int64_t> jobs) {
   while (!jobs.empty()) {
@@ -163,19 +163,6 @@ TEST("images: what is declined says why, and nothing else of the batch suffers")
   CHECK(batch.statuses[2].reason == Reason::not_jpeg);
   CHECK(batch.statuses[3].reason == Reason::too_large);
   CHECK(batch.statuses[4].reason == Reason::asked);
-}
-
-TEST("images: pixels that are in memory are resampled as those of a file") {
-  const Size size{64, 48};
-  std::vector<std::uint8_t> pixels(static_cast<std::size_t>(size.height * size.width * 3));
-  for (std::uint8_t& byte : pixels) byte = static_cast<std::uint8_t>(random_below(256));
-  Made batch(2);
-  std::copy(batch.parameters.begin(), batch.parameters.begin() + kNumbers, batch.parameters.begin() + kNumbers);
-  for (ImageInput& input : batch.inputs) input = {false, pixels.data(), 0, size.height, size.width};
-  batch.run();
-  const std::size_t each = batch.memory.size() / 2;
-  CHECK(batch.statuses[0].is_made() && batch.statuses[1].is_made());
-  CHECK(std::memcmp(batch.memory.data(), batch.memory.data() + each, each) == 0);
 }
 
 TEST("images: of no fixed size, each lies in memory of its own, with its file") {
