@@ -391,7 +391,9 @@ def _why_not(step: Step, domain: Domain) -> str:
         return f"not on a value that is {_DOMAIN_WORDS[domain]} at that point"
     if step.name == "RandomCrop":
         return "this padding is not a colour"
-    return "the installed Pillow has an arithmetic of its own here"
+    if step.name in ("Resize", "RandomResizedCrop", "Grayscale"):
+        return "the installed Pillow has an arithmetic of its own here"
+    return "its numbers are not plain ones"
 
 
 _DOMAIN_WORDS = {"bytes": "a uint8 tensor", "other": "a float tensor"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,20 @@ def test_what_cannot_be_fused_is_drawn_and_says_why(chain: list[Any], fused: int
     assert all("torchvision with drawn parameters, in threads" in note for note in notes[fused:])
     assert len(notes[fused].split("in threads: ")[1]) > 10
     assert plan.output is None
+
+
+@pytest.mark.parametrize(
+    ("number", "is_fused"),
+    [(0.3, True), (np.float64(0.3), True), (np.float32(0.3), False), (Fraction(3, 10), False)],
+    ids=["float", "float64", "float32", "fraction"],
+)
+def test_numbers_with_an_arithmetic_of_their_own_are_left_to_torchvision(number: Any, is_fused: bool) -> None:
+    plan = compile_plan(v1.Compose([v1.RandomHorizontalFlip(number), v1.PILToTensor()]))
+    assert ("its numbers are not plain ones" in repr(plan)) is not is_fused
+    for seed in range(20):
+        u = parameters(plan, seed)
+        made = full(plan, ArrayImage(PIXELS), u)
+        assert torch.equal(made, plan.reference(Image.fromarray(PIXELS), u))
 
 
 PIECES = [*CLASSIC[:2], v2.PILToTensor()]

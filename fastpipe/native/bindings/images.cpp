@@ -494,9 +494,8 @@ void register_images(nb::module_& m) {
           "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its "
           "file.");
   m.def("fold", &folded, nb::arg("steps"), nb::arg("height"), nb::arg("width"), nb::arg("parameters").noconvert(),
-        "The region that steps come to: its fields in the order of fastpipe/native/geometry.h, boxes and sizes as "
-        "tuples; "
-        "None where fold() gives false.");
+        "The region that steps come to: the fields of fastpipe/native/geometry.h in their order, boxes and sizes as "
+        "tuples; None where fold() gives false.");
   m.def("image_batch", &make_batch, nb::arg("plan"), nb::arg("prefix"), nb::arg("arena"), nb::arg("starts").noconvert(),
         nb::arg("ends").noconvert(), nb::arg("parameters").noconvert(), nb::arg("memory").noconvert().none(),
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),
