@@ -273,7 +273,7 @@ class ImageBatch:
 
 def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int], tuple[int, int, int], tuple[int, int], int, bool, tuple[int, int, int, int], tuple[bool, bool], tuple[bool, bool], int, int] | None:
     """
-    The region that steps come to: its fields in the order of fastpipe/native/geometry.h, boxes and sizes as tuples; None where fold() gives false.
+    The region that steps come to: the fields of fastpipe/native/geometry.h in their order, boxes and sizes as tuples; None where fold() gives false.
     """
 
 def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:

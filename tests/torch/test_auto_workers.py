@@ -124,7 +124,7 @@ def test_a_loader_reports_what_it_chose(photo_tree: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_arguments_about_workers_go_with_them(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr("fastpipe.torch.loader.choose_workers", lambda *_: (workers, "so it is"))
+    monkeypatch.setattr(auto_workers, "choose_workers", lambda *_: (workers, "so it is"))
     loader = FastLoader(
         [1, 2, 3], num_workers="auto", persistent_workers=True, prefetch_factor=3, timeout=9,
         multiprocessing_context="fork",
