@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["Groups", "available_cpus", "default_threads", "local_ranks", "table"]
+__all__ = ["ControlGroups", "available_cpus", "default_threads", "local_ranks", "numbers_by_name"]
 
 
 def available_cpus() -> int:
@@ -16,7 +16,7 @@ def available_cpus() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = Groups().cores()
+    quota = ControlGroups().cores()
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
@@ -46,7 +46,7 @@ _USUAL = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
 
 
-class Groups:
+class ControlGroups:
     """This process's groups, of both versions of cgroups, from its own to the top that can be seen.
 
     Args:
@@ -105,16 +105,17 @@ class Groups:
             for limit_name, used_name, cached_name in _MEMORY:
                 limit, used = _number(folder / limit_name), _number(folder / used_name)
                 if limit is not None and used is not None:
-                    left = max(0, limit - used + table(folder / "memory.stat").get(cached_name, 0))
+                    left = max(0, limit - used + numbers_by_name(folder / "memory.stat").get(cached_name, 0))
                     least = left if least is None else min(least, left)
         return least
 
     def table(self, controller: str, name: str) -> dict[str, int]:
         """A file of lines "name number", of the lowest group that has it."""
-        return next((found for folder in self.folders(controller) if (found := table(folder / name))), {})
+        tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
+        return next(filter(None, tables), {})
 
 
-def table(path: Path) -> dict[str, int]:
+def numbers_by_name(path: Path) -> dict[str, int]:
     """A file of lines "name number …"; empty if there is none."""
     found = {}
     for line in _lines(path):

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe._machine import Groups
+from fastpipe._machine import ControlGroups
 
 GIB = 1 << 30
 
 
-def machine(root: Path, cgroup: str, mounts: str, files: dict[str, str]) -> Groups:
+def machine(root: Path, cgroup: str, mounts: str, files: dict[str, str]) -> ControlGroups:
     """A system's files below a folder."""
     for name, text in {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mounts, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Groups(root)
+    return ControlGroups(root)
 
 
 def test_limits_of_version_2_in_a_container(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
 
 
 def test_a_system_without_groups(tmp_path: Path) -> None:
-    groups = Groups(tmp_path)
+    groups = ControlGroups(tmp_path)
     assert (groups.cores(), groups.least("memory", "memory.max"), groups.table("cpu", "cpu.stat")) == (
         None,
         None,

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fastpipe import _machine as cpus
-from fastpipe._machine import Groups, available_cpus, default_threads
+from fastpipe._machine import ControlGroups, available_cpus, default_threads
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_the_quota_bounds_the_cores(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(Groups, "cores", lambda self: quota)
+    monkeypatch.setattr(ControlGroups, "cores", lambda self: quota)
     assert available_cpus() == expected
 
 

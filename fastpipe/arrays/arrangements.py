@@ -187,7 +187,7 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
-        """What decides the tour, beside seed and epoch."""
+        """Return all that the tour depends on, besides seed and epoch."""
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fastpipe._machine import Groups, table
+from fastpipe._machine import ControlGroups, numbers_by_name
 
 __all__ = ["free_disk", "free_memory"]
 
@@ -23,8 +23,8 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Returns:
         The bytes; None where nobody says.
     """
-    available = table(root / "proc/meminfo").get("MemAvailable:")
-    known = [None if available is None else available * 1024, Groups(root).free_memory()]
+    available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
+    known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)
 
 

@@ -14,13 +14,7 @@ from typing import Any
 from fastpipe.errors import BadSampleError, ClosedError, StoreError, TooManyBadSamplesError
 from fastpipe.options import BadSamples
 
-__all__ = [
-    "BadSampleLog",
-    "Item",
-    "bad_sample_error",
-    "is_of_machine",
-    "why_nothing_is_left",
-]
+__all__ = ["BadSampleLog", "Item", "bad_sample_error", "is_of_machine", "why_nothing_is_left"]
 
 _log = logging.getLogger("fastpipe.bad_samples")
 

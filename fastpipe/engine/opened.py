@@ -1,4 +1,4 @@
-"""Images that a batch opens: timed, their failures told from a transform's, and decoded by one call."""
+"""The opened images of a batch: measure their decoding, and decode several of them in one call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UnreadableError(Exception):
 
 
 class WatchedImage:
-    """An opened image whose decoding is timed and whose failures are told from a transform's."""
+    """An opened image.  It measures its decoding, and raises ``UnreadableError`` where that fails."""
 
     def __init__(self, image: EncodedImage) -> None:
         self._image = image
@@ -86,7 +86,8 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """What to raise for an error of reading or decoding: that the file is bad, or the error."""
+    """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
+    error itself where the machine is at fault."""
     return error if is_of_machine(error) else UnreadableError()
 
 

@@ -1,4 +1,4 @@
-"""What of an image is decoded, and how it becomes the output: a chain of steps, folded by the native core."""
+"""Ask the native core to fold a chain of steps: into the part of an image to decode, and its resampling."""
 
 from __future__ import annotations
 

@@ -38,7 +38,15 @@ from fastpipe.images.ramp import (
     tensor_over,
     tensor_shaped,
 )
-from fastpipe.images.steps import Domain, Step, described_short_side, recognise, resized_size, state_of
+from fastpipe.images.steps import (
+    Domain,
+    Step,
+    described_short_side,
+    filter_of,
+    recognise,
+    resized_size,
+    state_of,
+)
 from fastpipe.protocols import EncodedImage
 from fastpipe.types import Box, FloatArray, Key, Size
 
@@ -365,6 +373,9 @@ def plan_state(transform: Any) -> Any:
 # ---- deciding what can be fused -------------------------------------------------------------
 
 
+_RESIZES = ("Resize", "RandomResizedCrop")
+
+
 def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[Any, str, bool]:
     """The ramp after the step, why it cannot be fused (or ""), and whether it resizes."""
     if step.described is None or step.name == "Grayscale":
@@ -380,7 +391,7 @@ def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[
         ramp_after = ramp
     if step.described(domain) is None:
         return ramp, _why_not(step, domain), resized
-    resizes = step.name in ("Resize", "RandomResizedCrop")
+    resizes = step.name in _RESIZES
     if resizes and resized:
         return ramp, "a second resize rounds a second time", resized
     return ramp_after, "", resized or resizes
@@ -391,9 +402,10 @@ def _why_not(step: Step, domain: Domain) -> str:
         return f"not on a value that is {_DOMAIN_WORDS[domain]} at that point"
     if step.name == "RandomCrop":
         return "this padding is not a colour"
-    if step.name in ("Resize", "RandomResizedCrop", "Grayscale"):
+    is_resampled = step.name in _RESIZES
+    if (is_resampled and filter_of(step.transform, domain) is None) or step.name == "Grayscale":
         return "the installed Pillow has an arithmetic of its own here"
-    return "its numbers are not plain ones"
+    return "its numbers are not plain ones, or torchvision refuses them"
 
 
 _DOMAIN_WORDS = {"bytes": "a uint8 tensor", "other": "a float tensor"}

@@ -17,7 +17,7 @@ from fastpipe._extras import require
 from fastpipe._nvtx import ranged
 from fastpipe.core.native import native
 from fastpipe.errors import OptionError
-from fastpipe.images.pillow import decodes_as_pillow
+from fastpipe.images.installed import decodes_as_pillow
 from fastpipe.options import Decode
 from fastpipe.types import Box, Size, UInt8Array
 

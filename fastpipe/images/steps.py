@@ -19,12 +19,12 @@ from fastpipe._extras import require
 from fastpipe.core.native import native
 from fastpipe.images import kernels
 from fastpipe.images.containers import is_pristine, is_torchvision
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter, torch_filter
+from fastpipe.images.installed import FILTERS, grey_is_known, pillow_filter, torch_filter
 from fastpipe.types import Box, Size
 
 __all__ = [
     "BOX", "FLIP", "GREY", "PROPORTION", "RESIZE", "Domain", "Step", "described_short_side", "described_step",
-    "random_resized_crop_box", "recognise", "resized_size", "state_of",
+    "filter_of", "random_resized_crop_box", "recognise", "resized_size", "state_of",
 ]  # fmt: skip
 
 # What a value is between two steps: a PIL image, a tensor of the same bytes, anything else.
@@ -41,10 +41,10 @@ class Step:
         transform: the user's object.
         draws: how many uniform numbers in [0, 1) it needs for a sample.
         reference: torchvision's own functional with the drawn parameters.
-        described: the domain to what the native core is told, a ``native.Step`` whose numbers begin at 0; it
-            gives None for what only torchvision does: in an arithmetic of the installed Pillow's own, with
-            numbers that are not plain ones, where it raises an error.  None for a pointwise step, whose
-            effect is taken from running the transform itself on all byte values.
+        described: makes a ``native.Step`` for a domain.  It returns None where only torchvision can run the
+            step: the installed Pillow has an arithmetic of its own, a number is not a plain one, or
+            torchvision raises an error.  Of a pointwise step ``described`` is None: its effect is found by
+            running the transform on all byte values.
         static_size: the output's size where it does not depend on the input.
     """
 
@@ -159,7 +159,7 @@ def described_short_side(side: int) -> Any:
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
-def _filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
+def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
     """The filter of a transform's interpolation, and the order of its passes; None for what only torchvision
     does."""
     name = getattr(transform.interpolation, "value", transform.interpolation)
@@ -222,7 +222,7 @@ def _random_resized_crop(t: Any) -> Step:
         return _functional(t).resized_crop(value, *box, list(target), t.interpolation, antialias=t.antialias)
 
     def described(domain: Domain) -> Any:
-        how = _filter_of(t, domain)
+        how = filter_of(t, domain)
         return how and described_step(
             _RANDOM_RESIZED_CROP, size=target, scale=tuple(t.scale), ratio=tuple(t.ratio), **how
         )
@@ -235,7 +235,7 @@ def _random_resized_crop(t: Any) -> Step:
 
 def _resize(t: Any) -> Step:
     def described(domain: Domain) -> Any:
-        how, exact = _filter_of(t, domain), _pair(t.size)
+        how, exact = filter_of(t, domain), _pair(t.size)
         edge = t.size if isinstance(t.size, int) else 0 if t.size is None else t.size[0]
         if how is None or not _is_valid(t) or 0 in (exact or ()):
             return None  # torchvision raises its own error

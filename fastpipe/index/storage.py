@@ -26,7 +26,7 @@ __all__ = [
     "PackedPaths",
     "Sample",
     "pack_paths",
-    "packed",
+    "packed_paths",
     "paths_of",
 ]
 
@@ -240,10 +240,10 @@ def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
         return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)
-    return packed([samples[position][0] for position in positions.tolist()])
+    return packed_paths([samples[position][0] for position in positions.tolist()])
 
 
-def packed(paths: Sequence[Any]) -> PackedPaths:
+def packed_paths(paths: Sequence[Any]) -> PackedPaths:
     """Paths that are Python objects, in one piece of memory."""
     names = [os.fsencode(path) for path in paths]
     lengths = np.array([len(name) for name in names], np.int64)

@@ -23,7 +23,7 @@ from fastpipe.engine.opened import UnreadableError, judged
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import ClosedError
 from fastpipe.images.batch import MADE, PENDING
-from fastpipe.index.storage import packed
+from fastpipe.index.storage import packed_paths
 from fastpipe.protocols import PartlyDecoded
 from fastpipe.tf.kept import KeptColumn
 from fastpipe.tf.pixels import SampleMaker, Scaling
@@ -90,7 +90,7 @@ class ColumnMaker:
         self._preprocessing: Preprocessing | None = None
         if column.preprocess is not None:
             self._preprocessing = Preprocessing(column.preprocess, column.name, column.spec, np.dtype(output))
-        self._paths = packed(column.paths)
+        self._paths = packed_paths(column.paths)
         self._native: tuple[Any, Any] | None = None
 
     def describe(self) -> str:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from fastpipe.core.native import native
 from fastpipe.images.geometry import Region, fold
-from fastpipe.images.pillow import FILTERS, grey_is_known, pillow_filter
+from fastpipe.images.installed import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, draw, part_of
 from fastpipe.images.reader import ImageReader
 from fastpipe.images.steps import BOX, GREY, PROPORTION, RESIZE, described_step

@@ -58,7 +58,7 @@ _OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refr
 
 
 class ListedSamples:
-    """What ``FastImageFolder.from_samples`` was given, checked.
+    """The checked arguments of ``FastImageFolder.from_samples``.
 
     Attributes:
         samples: a :class:`SampleTable` where all targets are integers, else a list.

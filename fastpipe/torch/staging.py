@@ -22,7 +22,7 @@ from fastpipe.images.batch import Arriving
 from fastpipe.index.cache import IndexCache
 from fastpipe.index.listing import Listing
 from fastpipe.index.remote import find_remote_classes, scan_store
-from fastpipe.index.storage import PackedPaths, packed
+from fastpipe.index.storage import PackedPaths, packed_paths
 from fastpipe.index.tables import SampleTable
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
@@ -157,7 +157,7 @@ class RemoteImages:
             )
         away = [number for number, path in enumerate(staged) if path is None]
         arriving = Arriving(states, away, lambda number: reader.read(paths[number], int(rows[number])))
-        return packed(
+        return packed_paths(
             [path if one is None else one for one, path in zip(staged, paths, strict=True)]
         ), arriving
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from operations import Crop, Flip, Grey, Operation, Resize, fold, pillow_resize
 from PIL import Image
 
-from fastpipe.images import kernels
-from fastpipe.images.pillow import FILTERS
+from fastpipe.images import geometry, kernels
+from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import render
+from fastpipe.images.steps import BOX, FLIP, described_step
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Box, Size
 
@@ -155,6 +156,29 @@ def test_folding_changes_no_pixel_at_length(chain: tuple[Size, list[Operation]])
 )  # fmt: skip
 def test_what_one_pass_cannot_do_is_refused(operations: list[Operation]) -> None:
     assert fold(operations, Size(40, 50)) is None
+
+
+def test_steps_and_numbers_that_do_not_fit_together_are_errors() -> None:
+    box, flip = described_step(BOX), described_step(FLIP)
+    for numbers in ([], [1, 2, 3]):
+        with pytest.raises(ValueError, match="a step's numbers outside the row"):
+            geometry.fold([box], Size(40, 50), numbers)
+    flip.draw = -1
+    with pytest.raises(ValueError, match="a step's numbers outside the row"):
+        geometry.fold([flip], Size(40, 50), [0.5])
+    for size, parameters in ((Size(1 << 40, 5), [0.5] * 4), (Size(40, 50), np.zeros((2, 4)))):
+        with pytest.raises(TypeError):
+            geometry.fold([box], size, parameters)
+
+
+@pytest.mark.parametrize("size", [Size(0, 5), Size(5, 0), Size(-1, 5)])
+def test_an_image_without_pixels_has_no_region(size: Size) -> None:
+    assert fold([], size) is None
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_a_box_of_odd_numbers_has_no_region(number: float) -> None:
+    assert geometry.fold([described_step(BOX, outside=2)], Size(40, 50), [0, 0, number, number]) is None
 
 
 @pytest.mark.parametrize(

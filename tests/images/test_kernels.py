@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as functional_v2
 
 from fastpipe.core.native import native
 from fastpipe.images import kernels
-from fastpipe.images.pillow import FILTERS, grey_is_known
+from fastpipe.images.installed import FILTERS, grey_is_known
 from fastpipe.images.pixels import Conversion
 from fastpipe.types import Size
 

@@ -11,7 +11,8 @@ from operations import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
 
-from fastpipe.images import kernels, pillow
+from fastpipe.images import installed as pillow
+from fastpipe.images import kernels
 from fastpipe.images.plan import Plan, compile_plan
 from fastpipe.testing import ArrayImage
 from fastpipe.types import Size, UInt8Array

@@ -17,7 +17,7 @@ from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
 from fastpipe.core.keys import uniforms
-from fastpipe.images.pillow import grey_is_known
+from fastpipe.images.installed import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
 from fastpipe.images.ramp import rows_of
 from fastpipe.testing import ArrayImage
@@ -129,12 +129,13 @@ def test_what_cannot_be_fused_is_drawn_and_says_why(chain: list[Any], fused: int
     ids=["float", "float64", "float32", "fraction"],
 )
 def test_numbers_with_an_arithmetic_of_their_own_are_left_to_torchvision(number: Any, is_fused: bool) -> None:
-    plan = compile_plan(v1.Compose([v1.RandomHorizontalFlip(number), v1.PILToTensor()]))
-    assert ("its numbers are not plain ones" in repr(plan)) is not is_fused
-    for seed in range(20):
-        u = parameters(plan, seed)
-        made = full(plan, ArrayImage(PIXELS), u)
-        assert torch.equal(made, plan.reference(Image.fromarray(PIXELS), u))
+    for transform in (v1.RandomHorizontalFlip(number), v1.RandomResizedCrop(9, scale=(number, 1.0))):
+        plan = compile_plan(v1.Compose([transform, v1.PILToTensor()]))
+        assert ("its numbers are not plain ones" in repr(plan)) is not is_fused
+        for seed in range(20):
+            u = parameters(plan, seed)
+            made = full(plan, ArrayImage(PIXELS), u)
+            assert torch.equal(made, plan.reference(Image.fromarray(PIXELS), u))
 
 
 PIECES = [*CLASSIC[:2], v2.PILToTensor()]

@@ -116,7 +116,7 @@ BAD_BATCHES: dict[str, Callable[[dict[str, Any]], None]] = {
     "no sample": lambda batch: batch.update(size=(0, 48)),
     "inputs of fewer samples": lambda batch: batch.update(inputs=[None]),
     "inputs that are none": lambda batch: batch.update(inputs=["text", 7]),
-    "grey inputs": lambda batch: batch.update(inputs=[np.zeros((9, 9, 1), np.uint8)] * 2),
+    "inputs that are decoded": lambda batch: batch.update(inputs=[np.zeros((9, 9, 3), np.uint8)] * 2),
 }  # fmt: skip
 
 

@@ -266,10 +266,10 @@ def test_a_pillow_that_decodes_otherwise_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one does that was built with another libjpeg."""
-    from fastpipe.images import pillow
+    from fastpipe.images import installed
     from fastpipe.images import reader as images
 
-    fresh = pillow.decodes_as_pillow.__wrapped__
+    fresh = installed.decodes_as_pillow.__wrapped__
     assert fresh()
     assert not caplog.text
     real = Image.Image.convert

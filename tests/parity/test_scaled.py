@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
-from fastpipe.images.pillow import FILTERS
+from fastpipe.images.installed import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
 from fastpipe.protocols import EncodedImage

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastpipe.images import geometry
 from fastpipe.images.geometry import Region
-from fastpipe.images.pillow import pillow_filter
+from fastpipe.images.installed import pillow_filter
 from fastpipe.images.steps import BOX, FLIP, GREY, RESIZE, described_step
 from fastpipe.types import Box, Size
 

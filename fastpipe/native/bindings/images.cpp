@@ -157,7 +157,8 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
         into.is_left = true;
         continue;
       }
-      const Bytes bytes = bytes_of(nb::cast<nb::bytes>(input));
+      check(nb::isinstance<nb::bytes>(input), "an input is an encoded file, None or False");
+      const Bytes bytes = bytes_of(nb::borrow<nb::bytes>(input));
       into = {false, bytes.data, static_cast<std::int64_t>(bytes.size)};
     }
     work.inputs = bound->inputs.data();

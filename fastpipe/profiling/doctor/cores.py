@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import Groups, local_ranks
+from fastpipe._machine import ControlGroups, local_ranks
 from fastpipe._sizes import counted, in_duration
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
@@ -17,7 +17,7 @@ _OFTEN = 0.01  # of the periods in which a group had work
 
 def check(examined: Examined) -> Iterator[Finding]:
     """Look at affinity, quota, throttling, load and the ranks beside this one."""
-    groups = Groups()
+    groups = ControlGroups()
     installed, affinity, quota = os.cpu_count() or 1, _affinity(), groups.cores()
     cores = affinity if quota is None else min(affinity, quota)
     yield from _count(installed, affinity, quota)

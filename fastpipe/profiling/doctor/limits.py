@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import Groups, available_cpus
+from fastpipe._machine import ControlGroups, available_cpus
 from fastpipe._sizes import counted, in_bytes
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, warning
 
@@ -30,7 +30,7 @@ def check(examined: Examined) -> Iterator[Finding]:
         return
     cores = available_cpus()
     yield from open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
-    groups = Groups()
+    groups = ControlGroups()
     left = _processes_left(groups)
     yield from processes(left, cores)
     yield from _address_space(resource.getrlimit(resource.RLIMIT_AS)[0])
@@ -83,7 +83,7 @@ def processes(left: int | None, cores: int) -> Iterator[Finding]:
         yield ok(_TOPIC, f"processes and threads (ulimit -u): {allowed}; {text}")
 
 
-def _processes_left(groups: Groups) -> int | None:
+def _processes_left(groups: ControlGroups) -> int | None:
     found = []
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft >= 0 and os.geteuid():  # root is not limited

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fastpipe._machine import Groups, available_cpus
+from fastpipe._machine import ControlGroups, available_cpus
 from fastpipe._sizes import counted, in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.profiling.doctor.findings import Examined, Finding, ok, problem, warning
@@ -20,7 +20,7 @@ _BATCH, _SHAPE, _ITEM, _PREFETCH = 64, (3, 224, 224), 4, 2
 
 def check(examined: Examined) -> Iterator[Finding]:
     """Look at the machine's memory, the group's limit, and /dev/shm."""
-    groups = Groups()
+    groups = ControlGroups()
     yield from _ordinary(groups)
     killed = groups.table("memory", "memory.events").get("oom_kill", 0)
     if killed:
@@ -32,7 +32,7 @@ def check(examined: Examined) -> Iterator[Finding]:
     yield from shared_memory(os.statvfs(_SHARED) if os.path.isdir(_SHARED) else None, available_cpus())
 
 
-def _ordinary(groups: Groups) -> Iterator[Finding]:
+def _ordinary(groups: ControlGroups) -> Iterator[Finding]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = groups.least("memory", "memory.max", "memory.limit_in_bytes")
     free = free_memory()

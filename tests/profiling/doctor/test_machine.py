@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastpipe._machine import Groups
+from fastpipe._machine import ControlGroups
 from fastpipe.profiling.doctor import cores, limits, memory, threads
 from fastpipe.profiling.doctor.findings import Examined, Finding
 
@@ -68,7 +68,7 @@ def test_without_shared_memory() -> None:
 
 def test_little_memory_and_processes_that_were_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 1 << 28)
-    monkeypatch.setattr(Groups, "table", lambda *_: {"oom_kill": 3})
+    monkeypatch.setattr(ControlGroups, "table", lambda *_: {"oom_kill": 3})
     found = list(memory.check(Examined()))
     assert states(found)[:2] == ["warning", "warning"] and "256 MiB are free" in found[0].text
     assert "so far: 3" in found[1].text

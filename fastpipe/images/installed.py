@@ -1,4 +1,4 @@
-"""What the installed Pillow and torchvision do when they decode, resize or turn grey, found by asking them.
+"""Find out how the installed Pillow and torchvision decode, resize and turn images grey, by trying them.
 
 Versions of Pillow and relatives (Pillow-SIMD) differ in ways that show in the last bit:
 
@@ -183,7 +183,7 @@ def torch_filter(interpolation: Any, antialias: bool) -> int | None:
 
 @functools.cache
 def _torch_is_equal(interpolation: str, antialias: bool) -> bool:
-    """Whether a kernel makes the same of images that become smaller, and larger."""
+    """Return whether a kernel gives the same pixels as torchvision, for a smaller and for a larger output."""
     torch = require("torch", extra="torch")
     resize = require("torchvision.transforms.v2.functional", extra="torch").resize
     mode = require("torchvision.transforms", extra="torch").InterpolationMode(interpolation)
