@@ -22,6 +22,11 @@ CUDA = {
 CPU = {**CUDA, "version": "2.15.0+cpu", "cuda": None}
 
 
+@pytest.fixture(autouse=True)
+def _no_gpu_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def bad(found: Any) -> list[Finding]:
     return [one for one in found if one.state != "ok"]
 
