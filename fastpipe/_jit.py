@@ -30,9 +30,6 @@ KERNEL_MODULES = (
     "augment/warp_kernels.py",
     "index/tour_kernels.py",
     "read/chunks/calls.py",
-    "read/hdf5/kernels.py",
-    "read/hdf5/many_kernels.py",
-    "read/hdf5/plugin_kernels.py",
     "read/volumes/blosc_kernels.py",
     "read/volumes/kernels.py",
 )

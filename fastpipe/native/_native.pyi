@@ -12,6 +12,17 @@ class Channel:
 
     def __init__(self, limit: int) -> None: ...
 
+class Batch:
+    """What the engine makes: a batch of images, of rows."""
+
+def submit(batch: Batch, channel: Channel, threads: int) -> int:
+    """
+    Begin a batch in the process's threads; its number.  0: no thread can be had.
+    """
+
+def run_here(batch: Batch) -> None:
+    """Make a batch in the calling thread."""
+
 def cancel(job: int) -> None:
     """
     Begin no further item of a job.  Its event `done` comes when those that run are.
@@ -85,6 +96,9 @@ def pack_records(digests: bytes, offset: int, step: int, nbytes: int, shape: tup
 def sum_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """The sum by which bytes are compared with those that were kept."""
 
+def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, chunks: int, nbytes: int) -> KeptChunks:
+    """Where decoded chunks of a dataset are kept; nbytes: of each."""
+
 class KeptImages:
     """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
 
@@ -94,6 +108,75 @@ class KeptImages:
         """
         Whether the images of objects in these states, uint64 (N, 5), are there.
         """
+
+class DataFile:
+    """A file of which parts are read: see fastpipe/native/files.h."""
+
+def data_file(path: bytes, state: tuple[int, int, int, int]) -> DataFile:
+    """
+    A file by its encoded path, in a state: device, inode, bytes, nanoseconds of its modification.
+    """
+
+class KeptChunks:
+    """
+    Where decoded chunks of a dataset are kept: see fastpipe/native/kept.h.
+    """
+
+    def find(self, chunk: int) -> int:
+        """
+        Where a chunk begins in the store's data file; -1 where it is not kept.
+        """
+
+class ChunkedDataset:
+    """A dataset of an HDF5 file: see fastpipe/native/chunks.h."""
+
+    def __init__(self, file: DataFile, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int, filters: Sequence[tuple[int, int, int, int]], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], fill: bytes, inside: bytes | None = None, memory: UnitMemory | None = None, first_key: int = 0, kept: KeptChunks | None = None) -> None: ...
+
+    def decode(self, numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """
+        Read and decode chunks into uint8 (N, bytes of a chunk); how many, before the first that is declined.
+        """
+
+class RowBatch(Batch):
+    """A batch of rows that is read."""
+
+    @property
+    def times(self) -> tuple[int, int, int]:
+        """Nanoseconds of reading, decoding and copying, summed over its tasks."""
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """
+        Bytes of chunks that were decoded, and of those the share whose rows were taken.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its tasks were done."""
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether there are chunks that are to be kept."""
+
+    def take_chunks(self) -> list[tuple[int, int, NDArray[numpy.uint8]]]:
+        """
+        Chunks that are to be kept, once: the number of their source, their own, and uint8 (N,).
+        """
+
+def row_batch(sources: list[object], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], threads: int, turn: float = 0.0, most_keep_nbytes: int = 0) -> RowBatch:
+    """
+    A batch of rows: of each source a dataset, samples, their rows or None, and memory, uint8 (N,).
+    """
+
+def use_blosc2(calls: Sequence[int]) -> None:
+    """
+    Hand over the addresses of c-blosc2's functions: see fastpipe/native/codecs.h.
+    """
+
+def undo_filter(step: tuple[int, int, int, int], stored: bytes, nbytes: int) -> NDArray[numpy.uint8] | int:
+    """
+    The bytes of a chunk without one of its filters, uint8 (nbytes,); or the number of what is wrong with them.
+    """
 
 class Step:
     """One step of a transform: see fastpipe/native/geometry.h."""
@@ -241,7 +324,7 @@ class ImagePlan:
 
     def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = [], parity: int = 0, scaling: tuple[int, float, float] = (0, 1.0, 0.0), keeps_samples: bool = False) -> None: ...
 
-class ImageBatch:
+class ImageBatch(Batch):
     """A batch of images that is made."""
 
     def take_image(self, item: int) -> tuple[NDArray[numpy.uint8], int, int]:
@@ -278,14 +361,6 @@ def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[N
 
 def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:
     """A batch of images: see ImageBatch in fastpipe/native/images.h."""
-
-def submit(batch: ImageBatch, channel: Channel, threads: int) -> int:
-    """
-    Begin a batch in the process's threads; its number.  0: no thread can be had.
-    """
-
-def run_here(batch: ImageBatch) -> None:
-    """Make a batch in the calling thread."""
 
 def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:
     """

@@ -20,6 +20,7 @@ from fastpipe.arrays.patches.remembering import Remembered
 from fastpipe.arrays.patches.sources import Role
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.remote_chunks import Needed
+from fastpipe.core.reads import ReadThreads, Task
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
@@ -29,7 +30,7 @@ from fastpipe.options import BadSamples
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import DamagedUnitError
 
-__all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
+__all__ = ["Options", "Runtime", "is_bad"]
 
 _MOST_OPEN = 256  # volumes
 
@@ -46,18 +47,6 @@ class Options(NamedTuple):
     threads: int | str
     padding: Padding
     nan: str | float
-
-
-class PatchTask(NamedTuple):
-    """One patch of one array.
-
-    Attributes:
-        rows: int64 (1,): its row of the batch.
-        run: reads it.
-    """
-
-    rows: npt.NDArray[np.int64]
-    run: Callable[[], None]
 
 
 class Runtime:
@@ -80,7 +69,7 @@ class Runtime:
         chunks: PatchChunks | None = None,
     ) -> None:
         self.pid, self.options = os.getpid(), options
-        self.pool = process.pool
+        self.pool, self.threads = process.pool, ReadThreads.of(process.pool)
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
@@ -118,7 +107,7 @@ class Runtime:
 
     def tasks(
         self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any], needed: Needed | None = None
-    ) -> list[PatchTask]:
+    ) -> list[Task]:
         """What is to be done for a patch.
 
         Args:
@@ -130,8 +119,8 @@ class Runtime:
         """
         rows = np.array([row])
 
-        def task(role: int) -> PatchTask:
-            return PatchTask(rows, lambda: self._read(role, volume, start, outs[role], needed))
+        def task(role: int) -> Task:
+            return Task(rows, lambda: self._read(role, volume, start, outs[role], needed))
 
         return [task(role) for role in range(len(self._roles))]
 

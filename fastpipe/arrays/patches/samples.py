@@ -20,15 +20,15 @@ from fastpipe.arrays.patches.padding import Padding
 from fastpipe.arrays.patches.places import places_of
 from fastpipe.arrays.patches.plan import PatchPlan
 from fastpipe.arrays.patches.remembering import Remembered, budget_of, planned_room
-from fastpipe.arrays.patches.runtime import Options, PatchTask, Runtime, is_bad
+from fastpipe.arrays.patches.runtime import Options, Runtime, is_bad
 from fastpipe.arrays.patches.sources import opened_roles
 from fastpipe.arrays.patches.stock import SlicedPatches
 from fastpipe.arrays.patches.touring import Touring
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.reads import ReadPolicy, Started, Task
 from fastpipe.engine.bad import Item
-from fastpipe.engine.reads import ReadPolicy
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
 from fastpipe.options import BadSamples, Cache, Stage
@@ -219,9 +219,9 @@ class PatchSamples(TouredSamples):
         batch = _Batch(self, samples, places, key, runtime, arrays)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
-            batch.tasks, np.arange(len(samples)),
+            batch.start, batch.read_alone, np.arange(len(samples)),
             ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item),
-            None if key is None else batch.substitute, lambda: batch.item(0).path,
+            None if key is None else batch.substitute, lambda _: None, lambda: batch.item(0).path,
         )  # fmt: skip
 
     def _places_of(
@@ -308,8 +308,16 @@ class _Batch:
         self._runtime, self._arrays = runtime, arrays
         self._rows = list(range(len(samples)))  # for which each place is
 
-    def tasks(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[PatchTask]:
+    def start(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Started:
         """What is to be done to have patches at rows of the batch."""
+        return Started(None, np.zeros((len(self._samples), 8), np.uint8), self._tasks(places, rows))
+
+    def read_alone(self, place: int, row: int) -> None:
+        """Read one patch."""
+        for task in self._tasks(np.array([place]), np.array([row])):
+            task.run()
+
+    def _tasks(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[Task]:
         volumes, starts = self._places
         needed = self._runtime.need(Places(volumes[places], starts[places]))
         found = []

@@ -16,13 +16,12 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.hdf5 import chunks
+from fastpipe.hdf5.errors import ChunkError
+from fastpipe.hdf5.files import check_is_in_file, opened
+from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.library import load_plugins, require_filters
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
-from fastpipe.read.hdf5.file import check_is_in_file, opened
-from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.library import load_plugins, require_filters
-from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.read.volumes.files import RawVolume, raw_unit
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.state import FileState
@@ -133,9 +132,7 @@ class _ChunkReader(UnitReader):
         self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
-        self._chunks = ChunkReader(
-            volume.layout, volume.unit_nbytes, self._descriptor, RecentChunks(0), NoClock()
-        )
+        self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
 
     def check(self) -> None:
         """Look at the file."""
@@ -158,7 +155,8 @@ class _ChunkReader(UnitReader):
         if not len(places):
             return
         try:
-            self._chunks.decode_into([outs[place] for place in places.tolist()], numbers[places])
+            for place in places.tolist():
+                self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
         except ChunkError as error:
             volume.opened.check(self._descriptor)
             raise DamagedUnitError(str(error)) from None

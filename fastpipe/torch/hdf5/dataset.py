@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.hdf5.samples import HDF5Samples
 from fastpipe.errors import OptionError
+from fastpipe.hdf5.samples import HDF5Samples
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.rows.batch import UserCode

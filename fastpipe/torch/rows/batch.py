@@ -11,10 +11,10 @@ import torch
 
 from fastpipe.arrays.form import Form
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.reads import PendingRead
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.noting import note
 from fastpipe.torch.rows.samples import Part, SampleRows

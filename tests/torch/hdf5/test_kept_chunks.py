@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader
-from fastpipe.arrays.hdf5.keeping import decoded_nbytes
+from fastpipe.hdf5.kept import decoded_nbytes
 from fastpipe.cache import store as store_module
 from fastpipe.errors import HDF5Error
 

@@ -11,22 +11,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._sizes import in_bytes
 from fastpipe.arrays.arrangements import GroupedSamples
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.hdf5.keeping import ChunkKeeper
-from fastpipe.arrays.hdf5.plan import HDF5Plan
-from fastpipe.arrays.hdf5.runtime import Options, Runtime
-from fastpipe.arrays.hdf5.sharing import shared_window
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.arrays.staged_files import staged_files
-from fastpipe.cache.window import SharedWindow
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.kept import ChunkKeeper
+from fastpipe.hdf5.layout import Layout
+from fastpipe.hdf5.memory import SharedChunks
+from fastpipe.hdf5.runtime import Options, Runtime
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
-from fastpipe.read.hdf5.files import SampleFiles
 from fastpipe.types import Key
 
-__all__ = ["HDF5Samples"]
+__all__ = ["HDF5Plan", "HDF5Samples"]
 
 _SPARE_GROUPS = 8  # beyond a small window, for batches on their way
 
@@ -66,8 +66,8 @@ class HDF5Samples(GroupedSamples):
         self.stage = None if stage is None else Stage.of(stage)
         self._staged = staged_files(paths, storage_options, self.stage)
         self._files = self._opened(paths)
-        self._window_nbytes = 0
-        self._window: SharedWindow | None = None
+        self._window = 0
+        self._shared: SharedChunks | None = None
         self._runtime: Runtime | None = None
         # Opens the store in this process, which outlives its workers: they share it.
         ChunkKeeper(self.cache, self._files)
@@ -129,21 +129,22 @@ class HDF5Samples(GroupedSamples):
         """How a batch is read; as of `BatchReader`."""
         runtime.watch.look()
         substitute = None if key is None else partial(drawn_substitute, len(self), samples, key)
+        reader = runtime.reader
         return Reading(
-            lambda some, rows: runtime.open.tasks(some, rows, arrays), samples, runtime.policy, substitute,
+            lambda some, rows: reader.start(some, rows, arrays),
+            lambda sample, row: reader.read_alone(sample, row, arrays),
+            samples, runtime.policy, substitute, runtime.heard,
             lambda: f"{self._files.shown_of(int(samples[0]))}, sample {samples[0]}",
         )  # fmt: skip
 
     def _expect_window(self, groups: int) -> None:
         # What is left of the window before, when the next begins, is used first; but not by every thread.
-        more = min(groups, max(groups // 4, _SPARE_GROUPS))
-        nbytes = (groups + more) * self.group_nbytes
-        if nbytes > self._window_nbytes:
-            self._window_nbytes = nbytes
+        more = groups + min(groups, max(groups // 4, _SPARE_GROUPS))
+        if more > self._window:
+            self._window = more
             # Worker processes are farther apart: one begins the next window when others are in this one.
-            more = min(groups, max(groups // 2, _SPARE_GROUPS))
-            samples = self._files.samples_in_group(self._leading)
-            self._window = shared_window(self._files, groups + more, samples)
+            more = groups + min(groups, max(groups // 2, _SPARE_GROUPS))
+            self._shared = SharedChunks(self._files, self._leading, more)
 
     @property
     def _leading(self) -> int:
@@ -159,8 +160,49 @@ class HDF5Samples(GroupedSamples):
         runtime = self._runtime
         if self._staged is not None and self._staged.come_back():
             self._files, runtime = self._opened([]), None
-        options = Options(self.bad_samples, self.threads, self.cache, self._window_nbytes, self._window)
+        options = Options(self.bad_samples, self.threads, self.cache, self._window, self._shared)
         if runtime is None or not runtime.fits(options):
             process = self._process(self.threads, "fastpipe-hdf5")
-            runtime = self._runtime = Runtime(options, self._files, process)
+            runtime = self._runtime = Runtime(options, self._files, self._leading, process)
         return runtime
+
+
+class HDF5Plan:
+    """What an HDF5 dataset does with its files.  ``print`` it.
+
+    Attributes:
+        lines: one for each dataset, and one for the decoded chunks.
+
+    Args:
+        form: what a sample is made of.
+        files: where samples are.
+        kept: where decoded chunks are kept, in words.
+    """
+
+    def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
+        self.lines = [
+            f"{name}: {files.sample_shape(number)} {layout.dtype}  →  {_how(files, number)}"
+            for number, (name, layout) in enumerate(zip(form.names, files.layouts, strict=True))
+        ]
+        self.lines.append(f"decoded chunks  →  {kept}")
+
+    def __repr__(self) -> str:
+        return "HDF5Plan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
+
+
+def _how(files: SampleFiles, number: int) -> str:
+    layouts = [file.layouts[number] for file in files.files]
+    slow = [layout for layout in layouts if layout.kind == "h5py"]
+    if slow:
+        some = f" in {len(slow)} of {len(layouts)} files" if len(slow) < len(layouts) else ""
+        return f"through h5py, one thread at a time{some}, as {slow[0].why}"
+    return _direct(layouts[0], files.files[0].sample_dims)
+
+
+def _direct(layout: Layout, sample_dims: int) -> str:
+    if not layout.filters:
+        return "read row by row, in threads"
+    samples = math.prod(layout.chunk[:sample_dims])
+    nbytes = layout.dtype.itemsize * math.prod(layout.chunk)
+    filters = " and ".join(step.name for step in layout.filters)
+    return f"chunks of {samples} samples ({in_bytes(nbytes)}; {filters}), decoded in threads"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastpipe._extras import require
+from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
-from fastpipe.read.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import FilterStep
 
 __all__ = [
     "filters_edges",
     "filters_of",
+    "has_blosc2",
     "leaves_out_user_block",
     "load_filters",
     "load_plugins",
@@ -81,6 +85,36 @@ def require_filters(dataset: Any, shown: str = "") -> None:
             f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
             "not know: pip install hdf5plugin, or import the package that brings it"
         )
+
+
+# The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
+_BLOSC2_CALLS = (
+    "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
+    "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
+)  # fmt: skip
+
+
+@cache
+def has_blosc2() -> bool:
+    """Whether frames of Blosc2's can be decompressed here.
+
+    By the library inside hdf5plugin, whose functions are handed to the core: no package of a system has one
+    that is new enough.
+    """
+    try:
+        folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
+    except (MissingDependencyError, AttributeError):
+        return False
+    for path in sorted(folder.glob("libh5blosc2.*")):
+        try:
+            library = ctypes.CDLL(str(path))
+            library.blosc2_init()
+            calls = [getattr(library, name) for name in _BLOSC2_CALLS]
+        except (AttributeError, OSError):
+            continue
+        native.use_blosc2([ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls])
+        return True
+    return False
 
 
 def filters_edges(dataset: Any, properties: Any) -> bool:

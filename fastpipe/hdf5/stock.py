@@ -9,7 +9,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.arrays.form import Form
-from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.hdf5.files import SampleFiles
 
 __all__ = ["H5pyRows"]
 

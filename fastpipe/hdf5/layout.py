@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
+from fastpipe.hdf5.geometry import grid_of
+from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.hdf5.filters import FilterStep, why_not
-from fastpipe.read.hdf5.geometry import grid_of
-from fastpipe.read.hdf5.library import filters_edges, filters_of, leaves_out_user_block
 
 __all__ = ["Layout", "in_blocks", "read_layout"]
 
@@ -151,7 +151,8 @@ def _why_not_such_places(
         return "parts of it were never written, and no fill value is read there"
     # An optional filter may have been left out of every chunk.
     left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
-    return why_not([step for number, step in enumerate(filters) if not left_out >> number & 1])
+    steps = [step for number, step in enumerate(filters) if not left_out >> number & 1]
+    return why_not(steps, has_blosc2=any(step.code == BLOSC2 for step in steps) and has_blosc2())
 
 
 def _is_filled(properties: Any) -> bool:

@@ -1,15 +1,12 @@
-"""The datasets of one HDF5 file that make up samples together: opened, checked, and read in any process."""
+"""The datasets of HDF5 files that make up samples together: opened, checked, and where their bytes are."""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,21 +14,15 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.hdf5.chunks import FileState
+from fastpipe.hdf5.geometry import Geometry
+from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.library import require_filters
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5.context import ALONE, ReadContext
-from fastpipe.read.hdf5.errors import DamagedError
-from fastpipe.read.hdf5.geometry import Geometry
-from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
-from fastpipe.read.hdf5.library import require_filters
-from fastpipe.read.hdf5.reader import ReadTask, SampleReader
 
-__all__ = ["OpenFile", "SampleFile", "check_is_in_file", "opened"]
+__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
-# The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
-_LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
-_State = tuple[int, int, int, int]
 
 
 class SampleFile:
@@ -51,6 +42,7 @@ class SampleFile:
         layouts: of each dataset.
         count: samples.
         sample_dims: as given.
+        state: of the file.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -70,7 +62,7 @@ class SampleFile:
         self.path = os.fsdecode(path)
         self.shown = shown or self.path
         status = os.stat(self.path)
-        self._state = _state(status)
+        self.state = FileState.of(status)
         with opened(self.path, self.shown) as file:
             datasets = [_dataset(file, name, self.shown) for name in names]
             _check_samples(datasets, names, sample_dims, self.shown)
@@ -92,132 +84,103 @@ class SampleFile:
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
-    def open(self, context: ReadContext = ALONE, number: int = 0) -> OpenFile:
-        """Open the file in this process.
-
-        Args:
-            context: what its readers and those of other files have in common.
-            number: of the file among all.
-
-        Raises:
-            OSError: as ``open`` raises them.
-            HDF5Error: it is not the file that it was.
-        """
-        return OpenFile(self, context, number)
-
-    def check_unchanged(self, where: int | str) -> None:
+    def check_unchanged(self) -> None:
         """Raise an error if the file is not as it was when it was laid out.
 
-        Args:
-            where: a descriptor of it, or its path.
-
         Raises:
+            OSError: it is not there any more.
             HDF5Error: it has changed.
         """
-        if _state(os.stat(where)) != self._state:
+        if FileState.of(os.stat(self.path)) != self.state:
             raise HDF5Error(
                 f"{self.shown} has changed since it was opened; make the dataset anew when it is complete"
             )
 
 
-class OpenFile:
-    """The samples of one file, in the process that opened it.  For threads at once; made by
-    ``SampleFile.open``.
+class SampleFiles:
+    """Files whose datasets of the same names follow each other.  Can be sent to other processes.
 
-    It is closed when nobody refers to it any more, nor to a task of it.
+    Args:
+        paths: at least one.
+        names, sample_dims, tables: as for ``SampleFile``.
+        shown: what messages call the files, where it is not by their paths.
 
     Attributes:
-        file: what it is of.
-        descriptor: of the file.
+        files: in order.
+        count: samples of all.
+        firsts: int64 (files + 1,): the number of each file's first sample, and the end.
+
+    Raises:
+        OptionError: no path, or files whose samples are not of one kind.
+        Others: as for ``SampleFile``.
     """
 
-    def __init__(self, file: SampleFile, context: ReadContext, number: int) -> None:
-        self.file = file
-        self.descriptor = os.open(file.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        weakref.finalize(self, os.close, self.descriptor).atexit = False
-        file.check_unchanged(self.descriptor)
-        first = number * len(file.layouts)
-        self._readers = [
-            None
-            if layout.kind == "h5py"
-            else SampleReader(layout, file.sample_dims, self.descriptor, context, first + place)
-            for place, layout in enumerate(file.layouts)
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        names: Sequence[str],
+        sample_dims: int = 1,
+        tables: ChunkTables | None = None,
+        shown: Sequence[str] | None = None,
+    ) -> None:
+        if not paths:
+            raise OptionError("no HDF5 file was named")
+        self.files = [
+            SampleFile(path, names, sample_dims, tables, name)
+            for path, name in zip(paths, shown or [""] * len(paths), strict=True)
         ]
-        self._lock = threading.Lock()
-        self._library: Any = None
+        for file in self.files[1:]:
+            self._check_like_first(file, names)
+        self.firsts = np.cumsum([0, *(file.count for file in self.files)], dtype=np.int64)
+        self.count = int(self.firsts[-1])
 
-    def tasks(
-        self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]
-    ) -> list[ReadTask]:
-        """What is to be done for some samples; the tasks can run side by side, in any order.
+    @property
+    def layouts(self) -> list[Layout]:
+        """The first file's, for each dataset."""
+        return self.files[0].layouts
+
+    def sample_shape(self, number: int) -> tuple[int, ...]:
+        """The shape of a sample of one of the datasets."""
+        return self.files[0].sample_shape(number)
+
+    def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
+        """The files that have samples, and for each the places of its samples in the array; None for all of
+        them, where there is one file.
 
         Args:
-            samples: int64 (N,), each at least 0 and below the file's ``count``.
-            rows: int64 (N,): which row of the batch each is.
-            outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
-
-        Returns:
-            Tasks that raise
-
-            * DamagedError: the file does not hold what it should.
-            * OSError: it cannot be read.
-
-        Raises:
-            HDF5Error: the file has changed since it was laid out.
+            samples: int64 (N,), each at least 0 and below ``count``.
         """
-        self.file.check_unchanged(self.descriptor)
-        found: list[ReadTask] = []
-        for number, (reader, out) in enumerate(zip(self._readers, outs, strict=True)):
-            if reader is None:
-                found.append(ReadTask(rows, partial(self._through_library, number, samples, rows, out)))
-            else:
-                flat = out.reshape(-1).view(np.uint8)
-                for task in reader.tasks(samples, rows, flat):
-                    found.append(ReadTask(task.rows, partial(self._direct, task.run)))
-        return found
+        if len(self.files) == 1:
+            return [(0, None)] if len(samples) else []
+        owners = np.searchsorted(self.firsts, samples, side="right") - 1
+        return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
-    def _direct(self, run: Callable[[], None]) -> None:
-        """Run a task that reads from the descriptor, which this object keeps open."""
-        try:
-            run()
-        except ChunkError as error:
-            self.file.check_unchanged(self.descriptor)
-            raise DamagedError(str(error)) from None
+    def groups(self, number: int) -> Int64Array:
+        """The group of each sample, by the chunks of one dataset: int64 (count,)."""
+        found, first = [np.zeros(0, np.int64)], 0
+        for file in self.files:
+            geometry = file.geometry(number)
+            found.append(geometry.groups_of(np.arange(file.count)) + first)
+            first += geometry.groups
+        return np.concatenate(found)
 
-    def _through_library(
-        self, number: int, samples: Int64Array, rows: Int64Array, out: npt.NDArray[Any]
-    ) -> None:
-        dataset, layout = self._dataset(number), self.file.layouts[number]
-        # In the file's order: what one of the library's chunks holds is then read at once.
-        order = np.argsort(samples, kind="stable")
-        lead = layout.shape[: self.file.sample_dims]
-        indices = zip(*np.unravel_index(samples[order], lead), strict=True)
-        try:
-            for row, index in zip(rows[order].tolist(), indices, strict=True):
-                out[row] = dataset[tuple(map(int, index))]
-        except (OSError, RuntimeError) as error:
-            raise DamagedError(f"{self.file.shown}, dataset {layout.name}: {error}") from error
+    def samples_in_group(self, number: int) -> int:
+        """The most samples that a group of one dataset has in the first file."""
+        return self.files[0].geometry(number).group_size
 
-    def _dataset(self, number: int) -> Any:
-        """A dataset that only the library can read."""
-        with self._lock:
-            if self._library is None:
-                # Rows come in the file's order: of each dataset one chunk at a time, and the next.
-                largest = max(layout.library_chunk for layout in self.file.layouts)
-                room = max(_LIBRARY_NBYTES, 2 * largest)
-                library = require("h5py", extra="hdf5").File(
-                    self.file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
+    def shown_of(self, sample: int) -> str:
+        """What messages call the file of a sample."""
+        return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
+
+    def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:
+        first = self.files[0]
+        for number, name in enumerate(names):
+            one, other = ((each.sample_shape(number), each.layouts[number].dtype) for each in (first, file))
+            if one != other:
+                raise OptionError(
+                    f"the samples of {name!r} are {one[0]} {one[1]} in {first.shown} and {other[0]} "
+                    f"{other[1]} in {file.shown}: files of one dataset must be alike"
                 )
-                self.file.check_unchanged(self.file.path)  # by now another may be at the path
-                self._library = library
-            dataset = self._library[self.file.layouts[number].name]
-            require_filters(dataset, self.file.shown)
-        return dataset
-
-
-def _state(status: os.stat_result) -> _State:
-    # Not the time of change: a file that is renamed, or loses a name, has the same content.
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextmanager
