@@ -216,8 +216,9 @@ void register_chunks(nb::module_& m) {
       .def_prop_ro(
           "is_complete", [](const BoundRows& self) { return self.work->is_complete(); },
           "Whether all of its tasks were done.")
-      .def_prop_ro("has_chunks", [](const BoundRows& self) { return self.work->has_chunks(); },
-                   "Whether there are chunks that are to be kept.")
+      .def_prop_ro(
+          "has_chunks", [](const BoundRows& self) { return self.work->has_chunks(); },
+          "Whether there are chunks that are to be kept.")
       .def("take_chunks", &take_chunks, nb::sig("def take_chunks(self) -> list[tuple[int, int, NDArray[numpy.uint8]]]"),
            "Chunks that are to be kept, once: the number of their source, their own, and uint8 (N,).");
   m.def("row_batch", &make_batch, nb::arg("sources"), nb::arg("statuses").noconvert(), nb::arg("threads"),

@@ -405,7 +405,8 @@ void check_filters(const std::vector<FilterStep>& steps, std::size_t size) {
 
 TEST("filters: each alone, and after a shuffle") {
   for (std::size_t size : {0u, 1u, 16u, 240u, 1201u, 2640u}) {
-    for (ChunkFilter filter : {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd, ChunkFilter::lz4, ChunkFilter::blosc}) {
+    for (ChunkFilter filter :
+         {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd, ChunkFilter::lz4, ChunkFilter::blosc}) {
       check_filters({step_of(filter)}, size);
       for (std::int32_t element : {1, 2, 4, 6, 8})
         check_filters({step_of(ChunkFilter::shuffle, element), step_of(filter)}, size);
@@ -420,7 +421,8 @@ TEST("filters: bitshuffle") {
   for (std::int32_t element : {1, 2, 3, 4, 8, 12, 16, 17}) {
     for (std::int32_t codec : {0, 2, 3}) {
       for (std::size_t count : {0u, 3u, 8u, 64u, 67u, 200u, 261u}) {
-        check_filters({step_of(ChunkFilter::bitshuffle, element, codec, 64)}, count * static_cast<std::size_t>(element));
+        check_filters({step_of(ChunkFilter::bitshuffle, element, codec, 64)},
+                      count * static_cast<std::size_t>(element));
       }
     }
   }

@@ -176,7 +176,9 @@ def test_each_sample_once_and_each_chunk_decoded_once(
         orders.append(order_of(loader))
         assert sorted(orders[-1]) == list(range(ROWS))
         if not workers:
-            assert decoded(dataset) == epoch * 13 * CHUNK * 40 * 8
+            # What an epoch ends with may still be there when the next begins.
+            assert epoch == 1 or decoded(dataset) <= epoch * 13 * CHUNK * 40 * 8
+            assert epoch > 1 or decoded(dataset) == 13 * CHUNK * 40 * 8
     assert len(set(map(tuple, orders))) == 3
     if seed is not None:
         expected = grouped_order(np.arange(ROWS) // CHUNK, 3, seed=seed, epoch=0)
