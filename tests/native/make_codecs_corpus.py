@@ -7,6 +7,7 @@ It needs h5py, hdf5plugin and numcodecs.  The 16 bytes before each chunk are tho
 
 from __future__ import annotations
 
+import gzip
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,8 +85,11 @@ def blosc_inputs() -> dict[str, bytes]:
             stored = numcodecs.Blosc(codec, 5, shuffle, 512).encode(wide)
             made[f"buffer-{codec}-{shuffle}"] = input_of([(PLACES[32001], 1, 0)], wide.nbytes, stored)
     noise = np.random.default_rng(0).bytes(300)
+    noisy = (wide & 0xFF00) | np.random.default_rng(1).integers(0, 256, wide.shape).astype(np.uint16)
+    stored = numcodecs.Blosc("lz4", 5, 1, 512).encode(noisy)  # parts of blocks gain nothing
+    made["buffer-noisy"] = input_of([(PLACES[32001], 1, 0)], noisy.nbytes, stored)
     made["buffer-copied"] = input_of([(PLACES[32001], 1, 0)], 300, numcodecs.Blosc("lz4", 5, 0).encode(noise))
-    made["gzip-member"] = input_of([], wide.nbytes, numcodecs.GZip(6).encode(wide))
+    made["gzip-member"] = input_of([], wide.nbytes, gzip.compress(wide.tobytes(), 6, mtime=0))
     return made
 
 
