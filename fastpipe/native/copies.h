@@ -1,4 +1,4 @@
-// Copies that decompressors make: 8 or 16 bytes at a time, more than asked for where there is room behind.
+// Copies for decompressors: 8 or 16 bytes at a time, beyond the end of a run where the memory has room.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fastpipe {
 
-// memcpy, which must not be given null even for no bytes.
+// memcpy that accepts null pointers for no bytes.
 inline void copy_bytes(const std::uint8_t* from, std::size_t size, std::uint8_t* to) noexcept {
   if (size != 0) std::memcpy(to, from, size);
 }
@@ -21,7 +21,7 @@ inline void copy16(const std::uint8_t* from, std::uint8_t* to) noexcept {
   std::memcpy(to, block, sizeof block);
 }
 
-// Copy 1 to 32 bytes; both memories have that many up to their ends.
+// Copy 1 to 32 bytes, which both memories hold before their ends.
 inline void copy_run(const std::uint8_t* from, const std::uint8_t* from_end, std::size_t size, std::uint8_t* to,
                      const std::uint8_t* to_end) noexcept {
   if (from_end - from >= 32 && to_end - to >= 32) {
@@ -32,8 +32,8 @@ inline void copy_run(const std::uint8_t* from, const std::uint8_t* from_end, std
   }
 }
 
-// How a few bytes repeat: a product with `repeats` writes them side by side in a word, the first `step` bytes of which
-// are a whole number of repetitions.  Eight are a word as they are.
+// How to repeat 1 to 8 bytes in a word: multiply them by `repeats`.  The first `step` bytes of the product are a whole
+// number of repetitions.
 struct Repetition {
   std::uint64_t mask = 0, repeats = 0;
   std::size_t step = 0;
@@ -58,10 +58,10 @@ inline void copy_match(std::uint8_t* to, std::size_t back, std::size_t size, con
     while (to < end) *to++ = *from++;
     return;
   }
-  // Most matches are short: their distances, which processors cannot predict, decide about no branch.
+  // Most matches end here: no branch has depended on their distance, which processors cannot predict.
   const Repetition& repetition = kRepetitions.of[back < 8 ? back : 8];
   std::uint64_t word;
-  std::memcpy(&word, from, sizeof word);  // with bytes that are not written yet, which the mask takes away
+  std::memcpy(&word, from, sizeof word);  // the mask clears bytes that are not written yet
   word = (word & repetition.mask) * repetition.repeats;
   std::memcpy(to, &word, sizeof word);
   if (size <= repetition.step) return;
