@@ -12,6 +12,12 @@
 #include "copies.h"
 #include "kernels.h"
 
+// zstd calls these hooks if any library of the process defines them.  Hidden definitions keep it from foreign ones.
+extern "C" {
+unsigned long long ZSTD_trace_decompress_begin(const void*) { return 0; }  // 0: no trace
+void ZSTD_trace_decompress_end(unsigned long long, const void*) {}
+}
+
 namespace fastpipe {
 
 struct CodecStates::States {
