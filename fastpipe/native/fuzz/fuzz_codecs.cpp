@@ -31,8 +31,8 @@ struct Chunk {
 // the upper half; an element's bytes.  Three for the size, one for bitshuffle's blocks, one for whether a checksum is
 // made right.
 Chunk read_options(Bytes input) {
-  constexpr Filter filters[] = {Filter::deflate, Filter::shuffle,    Filter::fletcher32, Filter::lzf,    Filter::blosc,
-                                Filter::lz4,     Filter::bitshuffle, Filter::zstd,       Filter::blosc2, Filter{4}};
+  constexpr Filter filters[] = {ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
+                                ChunkFilter::lz4,     ChunkFilter::bitshuffle, ChunkFilter::zstd,       ChunkFilter::blosc2, Filter{4}};
   const std::uint8_t* const data = input.data;
   Chunk chunk;
   chunk.mask = data[1];
@@ -48,7 +48,7 @@ Chunk read_options(Bytes input) {
   chunk.stored.assign(data + kOptions, data + input.size);
   bool is_summed = false;
   for (std::size_t i = 0; i < chunk.steps.size(); ++i) {
-    if ((chunk.mask >> i & 1) == 0) is_summed = chunk.steps[i].filter == Filter::fletcher32;
+    if ((chunk.mask >> i & 1) == 0) is_summed = chunk.steps[i].filter == ChunkFilter::fletcher32;
   }
   if (is_summed && (data[14] & 1) != 0 && chunk.stored.size() >= 4) {
     const std::size_t end = chunk.stored.size() - 4;
@@ -114,8 +114,8 @@ Range some_part(Choices& choices, Range of) {
 bool has_blocks(const Chunk& chunk) {
   for (std::size_t i = 0; i < chunk.steps.size(); ++i) {
     const FilterStep& step = chunk.steps[i];
-    if ((chunk.mask >> i & 1) != 0 || (step.filter == Filter::shuffle && step.element == 1)) continue;
-    return step.filter == Filter::blosc || step.filter == Filter::lz4 || step.filter == Filter::bitshuffle;
+    if ((chunk.mask >> i & 1) != 0 || (step.filter == ChunkFilter::shuffle && step.element == 1)) continue;
+    return step.filter == ChunkFilter::blosc || step.filter == ChunkFilter::lz4 || step.filter == ChunkFilter::bitshuffle;
   }
   return false;
 }
@@ -189,7 +189,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   require(force_level(best_level()), "the best level");
   check_parts(chunk, whole, choices, dirty, used);
-  if (!chunk.steps.empty() && chunk.steps[0].filter == Filter::blosc) check_blosc(chunk, dirty, used);
+  if (!chunk.steps.empty() && chunk.steps[0].filter == ChunkFilter::blosc) check_blosc(chunk, dirty, used);
   std::vector<std::uint8_t> member(static_cast<std::size_t>(chunk.size));
   if (inflate_gzip({chunk.stored.data(), chunk.stored.size()}, member.data(), member.size(), used) == Problem::none) {
     require(chunk.size == 0 || !chunk.stored.empty(), "gzip");

@@ -530,7 +530,7 @@ int fake_frame_end(void*) {
 
 TEST("filters: Blosc2 by functions that are handed over") {
   use_blosc2({fake_frame, fake_array, fake_content, fake_array_end, fake_chunk, fake_frame_end});
-  const std::vector<FilterStep> steps = {step_of(Filter::blosc2)};
+  const std::vector<FilterStep> steps = {step_of(ChunkFilter::blosc2)};
   const Content content = some_content(50);
   for (std::uint8_t kind : {'a', 'p', 'x'}) {
     Content stored = {1, 2, 'b', '2', 'f', 'r', 'a', 'm', 'e', 0, kind};
