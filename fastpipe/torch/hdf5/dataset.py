@@ -17,7 +17,7 @@ from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.rows.batch import UserCode
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
-from fastpipe.torch.runtime import process_of
+from fastpipe.torch.threads import process_of
 
 __all__ = ["FastHDF5Dataset"]
 

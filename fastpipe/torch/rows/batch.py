@@ -16,9 +16,10 @@ from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
+from fastpipe.torch.generators import preserved_generators, run_keyed, seed_generators
 from fastpipe.torch.noting import note
 from fastpipe.torch.rows.samples import Part, SampleRows
-from fastpipe.torch.stock import is_thread_safe, preserved_generators, run_keyed, seed_generators
+from fastpipe.torch.stock import is_thread_safe
 from fastpipe.types import Key
 
 __all__ = ["Code", "RowsBatch", "UserCode"]
