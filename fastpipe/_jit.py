@@ -28,7 +28,6 @@ KERNEL_MODULES = (
     "augment/volumes/kernels.py",
     "augment/volumes/noise_kernels.py",
     "augment/warp_kernels.py",
-    "index/tour_kernels.py",
     "read/chunks/calls.py",
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",

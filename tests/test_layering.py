@@ -55,7 +55,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "core": _BASE | {"native", "engine", "core"},
     "images": _BASE | {"core", "engine", "index", "cache", "images"},
-    "index": _STORED | {"_jit", "index"},
+    "index": _STORED | {"core", "index"},
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"core", "cache"},
     "read": _COMPILED | {"core", "read"},

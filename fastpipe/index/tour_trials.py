@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.native import native
 from fastpipe.index.patches import Places
-from fastpipe.index.tour_kernels import decoded_units, touched_units
 from fastpipe.index.tours import Geometry, Stripes, tour_of
 from fastpipe.index.visits import unit_visits
 
@@ -144,7 +144,7 @@ class TourTrial:
         used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
         voxels: int = math.prod(geometry.units[0].tolist())
         most = _ENDLESS if limit == math.inf else int(limit * used / voxels)
-        decoded: int = decoded_units(*order, held, most)
+        decoded: int = native.decoded_units(*order, held, most)
         return decoded * voxels / used
 
     def _beginning(self, stripes: Stripes, fronts: int) -> Int64Array:
@@ -167,7 +167,9 @@ class TourTrial:
         starts, units = self._places.starts[patches], self._geometry.units[volumes]
         lows = np.maximum(starts, 0) // units
         highs = (np.minimum(starts + space.patch, space.shapes[volumes]) - 1) // units
-        numbers, ends = touched_units(self._firsts[volumes], lows, highs - lows + 1, self._steps[volumes])
+        numbers, ends = native.touched_units(
+            self._firsts[volumes], lows, highs - lows + 1, self._steps[volumes]
+        )
         some, places = np.unique(numbers, return_inverse=True)
         return TriedOrder(places.astype(np.int64), ends, self._visits[some].astype(np.int64))
 

@@ -329,3 +329,13 @@ def skip_resampling(skips: bool) -> None:
 
 def simulate_decoding(nanoseconds: int) -> None:
     """For benchmarks: wait in the place of decoding; 0 decodes."""
+
+def touched_units(firsts: NDArray[numpy.int64], lows: NDArray[numpy.int64], counts: NDArray[numpy.int64], steps: NDArray[numpy.int64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """
+    The units that patches touch, patch after patch, and where each patch's end: see tours.h.
+    """
+
+def decoded_units(units: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], visits: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], held: int, most: int) -> int:
+    """
+    How many units are decoded for patches that come one after the other: see tours.h.
+    """

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.native import native
 from fastpipe.index.patches import PatchSpace, Places, UniformPatches, grid_places
-from fastpipe.index.tour_kernels import decoded_units, touched_units
 from fastpipe.index.tour_trials import TourTrial, planned
 from fastpipe.index.tours import Geometry, Stripes, interleaved, tour_of
 from fastpipe.index.visits import unit_visits
@@ -218,14 +218,14 @@ def test_what_is_decoded_is_counted_as_by_hand(case: Any, held: int, most: int) 
     for stripes, order in TourTrial(geometry, places).tours:
         ranks = tour_of(geometry, places, stripes, seed=0, epoch=0)
         expected = decoded(geometry, places, np.argsort(ranks), held)
-        assert decoded_units(*order, held, 1 << 40) == expected
-        early = decoded_units(*order, held, most)
+        assert native.decoded_units(*order, held, 1 << 40) == expected
+        early = native.decoded_units(*order, held, most)
         assert early == expected if expected <= most else most < early <= expected
 
 
 def test_units_are_numbered_through_all_volumes() -> None:
     table = [np.array(rows, np.int64) for rows in ([[0, 1], [1, 0]], [[1, 2], [2, 1]], [[4, 1], [3, 1]])]
-    numbers, ends = touched_units(np.array([0, 12]), *table)
+    numbers, ends = native.touched_units(np.array([0, 12]), *table)
     assert numbers.tolist() == [1, 2, 12 + 3, 12 + 6]
     assert ends.tolist() == [2, 4]
 

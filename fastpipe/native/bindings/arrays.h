@@ -52,5 +52,6 @@ void let_go_of(std::int64_t job);
 void register_engine(nb::module_& m);
 void register_cache(nb::module_& m);
 void register_images(nb::module_& m);
+void register_tours(nb::module_& m);
 
 }  // namespace fastpipe::bindings

@@ -6,4 +6,5 @@ NB_MODULE(_native, m) {
   fastpipe::bindings::register_engine(m);
   fastpipe::bindings::register_cache(m);
   fastpipe::bindings::register_images(m);
+  fastpipe::bindings::register_tours(m);
 }
