@@ -339,3 +339,99 @@ def decoded_units(units: Annotated[NDArray[numpy.int64], dict(shape=(None,), ord
     """
     How many units are decoded for patches that come one after the other: see tours.h.
     """
+
+class FoundUnit:
+    """A unit that is there; nothing overwrites it until it is released."""
+
+    @property
+    def memory(self) -> NDArray[numpy.uint8]:
+        """uint8 (slot_nbytes,); to be read only."""
+
+    def release(self) -> bool:
+        """Let go of it; whether it was what it should be all the time."""
+
+class ClaimedUnit:
+    """A slot to decode a unit into; given back with this object."""
+
+    @property
+    def memory(self) -> NDArray[numpy.uint8]:
+        """uint8 (slot_nbytes,), aligned to 64."""
+
+    def publish(self, left: int = -1) -> bool:
+        """
+        Let others see the unit, which will be used so often yet; -1: not known.
+        """
+
+    def abandon(self) -> None:
+        """Give the slot back."""
+
+class UnitMemory:
+    """
+    Decoded parts of arrays that are remembered: see fastpipe/native/units.h.
+    """
+
+    def __init__(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], descriptor: int, keys: int, slots: int, slot_nbytes: int) -> None: ...
+
+    @staticmethod
+    def nbytes(keys: int, slots: int, slot_nbytes: int) -> int:
+        """Bytes of the memory that it takes."""
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Of each slot."""
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+
+    def find(self, key: int) -> FoundUnit | None:
+        """Look for a unit."""
+
+    def claim(self, key: int) -> ClaimedUnit | None:
+        """
+        A slot to decode a unit into; None where somebody decodes it, or has just done so, or there is no room.
+        """
+
+    def are_there(self, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], or_coming: bool = False) -> NDArray[numpy.bool_]:
+        """
+        Whether each of some units, int64 (N,), is there, or is being decoded: bool (N,).
+        """
+
+    def is_coming(self, key: int) -> bool:
+        """
+        Whether somebody is decoding a unit, or was when the process ended that did so.
+        """
+
+    def wait(self, key: int) -> None:
+        """Wait while somebody is decoding a unit, but not for long."""
+
+    def used(self, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Hear that units were used: those that will not be again make room first.
+        """
+
+    def expect(self, what: int, times: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Hear how often each unit will be used; what: a number from 1 for these uses, such as an epoch's.
+        """
+
+    @property
+    def expected(self) -> int:
+        """What was said last; 0 for nothing."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nearly all of the expected uses have been."""
+
+    def count(self, decoded: int, copied: int) -> None:
+        """
+        Count bytes that were decoded, and bytes that were copied of them, for all processes.
+        """
+
+    @property
+    def decoded(self) -> int:
+        """Bytes that were decoded so far, in all processes."""
+
+    @property
+    def copied(self) -> int:
+        """Bytes that were copied of them."""

@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   fastpipe::bindings::register_cache(m);
   fastpipe::bindings::register_images(m);
   fastpipe::bindings::register_tours(m);
+  fastpipe::bindings::register_units(m);
 }

@@ -1,0 +1,143 @@
+"""Memory for decoded units: of this process alone, or a file in memory that several processes share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.cache.locks import locks_are_possible
+from fastpipe.cache.shared_memory import anonymous_file, descriptor_of, mapped
+from fastpipe.core.native import native
+
+__all__ = ["UnitFile", "private_units"]
+
+_LINE = 64
+
+
+def private_units(keys: int, slots: int, nbytes: int) -> Any:
+    """A ``native.UnitMemory`` of this process alone.
+
+    Args:
+        keys: how many units there are.
+        slots: how many of them it holds.
+        nbytes: of each.
+    """
+    each = slot_nbytes(nbytes)
+    memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
+
+
+def slot_nbytes(nbytes: int) -> int:
+    """Bytes of a slot for a unit of so many."""
+    return -(-max(nbytes, 1) // _LINE) * _LINE
+
+
+class UnitFile:
+    """Memory that processes share, made by their parent.
+
+    Picklable: a copy in another process is of the same memory, or None where that is gone; in this one it
+    is this object.  The memory is the machine's once something is written there, until nobody refers to it in
+    any process.
+
+    Args:
+        keys, slots, nbytes: as of ``private_units``.
+
+    Raises:
+        OSError: there can be none.
+    """
+
+    def __init__(self, keys: int, slots: int, nbytes: int) -> None:
+        if not locks_are_possible():
+            raise OSError("this system has no locks that end with their process")
+        self._take(anonymous_file(), keys, slots, slot_nbytes(nbytes))
+        os.truncate(self.descriptor, self.nbytes)
+
+    def _take(self, descriptor: int, keys: int, slots: int, nbytes: int) -> None:
+        self.descriptor, self._shape = descriptor, (keys, slots, nbytes)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
+        self._here: tuple[int, weakref.ref[Any]] | None = None
+        _files[os.fstat(descriptor).st_ino] = self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return int(native.UnitMemory.nbytes(*self._shape))
+
+    def close(self) -> None:
+        """Give it up in this process, where nobody uses it any more."""
+        if self._close.alive:
+            _files.pop(os.fstat(self.descriptor).st_ino, None)
+        self._close()
+
+    def opened(self) -> Any:
+        """The memory in this process, a ``native.UnitMemory``: the same one for all, as locks keep only
+        processes apart.
+
+        Raises:
+            OSError: there is no room for it among the process's addresses.
+        """
+        with _opening:
+            pid, units = os.getpid(), None
+            if self._here is not None and self._here[0] == pid:
+                units = self._here[1]()
+            if units is None:
+                data = mapped(self.descriptor, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
+                if data is None:
+                    raise OSError("its memory cannot be mapped")
+                units = native.UnitMemory(np.asarray(_Mapping(self, data)), self.descriptor, *self._shape)
+                self._here = pid, weakref.ref(units)
+            return units
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        inode = os.fstat(self.descriptor).st_ino
+        return UnitFile._joined, (os.getpid(), self.descriptor, inode, self._shape)
+
+    @staticmethod
+    def _joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
+        """The memory that a process has at a descriptor, in this one; None where it has not.
+
+        Args:
+            pid: of the process.
+            number: of the descriptor there.
+            inode: of the memory.
+            shape: keys, slots and bytes of a slot.
+        """
+        # Once only in a process: to close a second descriptor would end the locks of the first.
+        known = _files.get(inode)
+        if known is not None:
+            return known if known._shape == shape else None
+        file = UnitFile.__new__(UnitFile)
+        try:
+            descriptor = descriptor_of(pid, number, inode)
+        except OSError:
+            return None
+        file._take(descriptor, *shape)
+        return file if os.fstat(descriptor).st_size == file.nbytes else None
+
+
+class _Mapping:
+    """Keeps a file open while its memory is in use."""
+
+    def __init__(self, file: UnitFile, data: npt.NDArray[np.uint8]) -> None:
+        self._kept = file, data
+        self.__array_interface__ = data.__array_interface__
+
+
+_files: weakref.WeakValueDictionary[int, UnitFile] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def _forget_lock() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
