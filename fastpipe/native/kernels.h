@@ -1,4 +1,4 @@
-// The inner loops of resampling and conversion: one table of functions for each Level, equal in all their
+// The inner loops of resampling, conversion and decoding: one table of functions for each Level, equal in all their
 // results.
 #pragma once
 
@@ -98,6 +98,12 @@ struct Kernels {
   void (*stretch_row)(const std::uint8_t* row, std::int32_t width, const Between*, std::int32_t count, float* to);
   // out[i] = top[i] + (bottom[i] - top[i]) * part, each operation rounded.
   void (*between_rows)(const float* top, const float* bottom, float part, std::int64_t count, float* out);
+
+  // Interleave planes of bytes: to[element * k + byte] = from[plane * byte + k], for k < count.
+  void (*unshuffle)(const std::uint8_t* from, std::int64_t plane, std::int32_t element, std::int64_t count,
+                    std::uint8_t* to);
+  // The same for bits, each row of which has `row` bytes, with a bit for each of 8 * row elements.
+  void (*unshuffle_bits)(const std::uint8_t* from, std::int64_t row, std::int32_t element, std::uint8_t* to);
 };
 
 // The table of the level in use.

@@ -141,6 +141,44 @@ TEST("kernels: colours") {
   }
 }
 
+TEST("kernels: shuffles") {
+  for (int i = 0; i < 600; ++i) {
+    const std::int32_t element = i % 17 + 1, row = i % 5 == 0 ? between(120, 300) : between(0, 70);
+    const std::int32_t count = i % 3 == 0 ? between(0, 9) : 8 * row, plane = count + between(0, 3);
+    Fenced bytes(std::int64_t{plane} * element, i % 2 == 0);
+    bytes.randomise();
+    const std::uint8_t* const from = bytes.data();
+    const auto unshuffled = [&](const Kernels& k, std::uint8_t* out) {
+      k.unshuffle(from, plane, element, count - (plane - count), out);
+    };
+    const std::int64_t used = std::max(2 * count - plane, 0);
+    if (2 * count >= plane) CHECK(agree(used * element, unshuffled));
+    Fenced out(used * element, true);
+    if (2 * count >= plane) unshuffled(kernels(), out.data());
+    for (std::int64_t k = 0; k < used * element; ++k) {
+      CHECK(out.data()[k] == from[k % element * plane + k / element]);
+    }
+
+    const std::int64_t size = std::int64_t{8} * row * element;
+    Fenced bits(size, i % 2 == 0);
+    bits.randomise();
+    const std::uint8_t* const rows = bits.data();
+    CHECK(agree(size, [&](const Kernels& k, std::uint8_t* to) { k.unshuffle_bits(rows, row, element, to); }));
+    Fenced whole(size, true);
+    kernels().unshuffle_bits(rows, row, element, whole.data());
+    bool is_right = true;
+    for (std::int64_t k = 0; k < size; ++k) {
+      std::uint32_t value = 0;
+      for (std::int64_t bit = 0; bit < 8; ++bit) {
+        const std::int64_t number = k / element;
+        value |= (rows[(k % element * 8 + bit) * row + number / 8] >> number % 8 & 1u) << bit;
+      }
+      is_right = is_right && whole.data()[k] == value;
+    }
+    CHECK(is_right);
+  }
+}
+
 TEST("kernels: rows") {
   for (int i = 0; i < 400; ++i) {
     const std::int32_t size = a_count(), taps = i % 8 == 0 ? between(1, 200) : between(1, 12);
