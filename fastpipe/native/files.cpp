@@ -37,6 +37,20 @@ int open_for_reading(const char* path) {
   return number;
 }
 
+// Files that stay open between two reads, of the descriptors that a process may have: often 1,024, by default 256 on
+// macOS.  Others are opened each time.
+constexpr int kMostKept = 128;
+std::atomic<int> kept_open{0};
+
+std::int64_t modified_at(const struct stat& facts) noexcept {
+#ifdef __APPLE__
+  const timespec& time = facts.st_mtimespec;
+#else
+  const timespec& time = facts.st_mtim;
+#endif
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
 }  // namespace
 
 std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std::size_t most_at_once) noexcept {
@@ -72,6 +86,65 @@ Status read_file(const char* path, Arena& arena, Bytes* file) noexcept {
   std::memset(data + size, 0, kPadding);
   *file = Bytes{data, size};
   return Status::made();
+}
+
+bool read_at(int descriptor, std::uint8_t* out, std::int64_t size, std::int64_t offset) noexcept {
+  while (size > 0) {
+    const std::size_t some = std::min(static_cast<std::size_t>(size), kLargestRead);
+    const ssize_t count = ::pread(descriptor, out, some, static_cast<off_t>(offset));
+    if (count > 0) {
+      out += count;
+      size -= count;
+      offset += count;
+    } else if (count == 0) {
+      errno = 0;
+      return false;
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+DataFile::~DataFile() {
+  const int kept = kept_.load();
+  if (kept >= 0) {
+    ::close(kept);
+    kept_open.fetch_sub(1);
+  }
+}
+
+bool DataFile::is_as_it_was(int descriptor) const noexcept {
+  struct stat facts;
+  if (::fstat(descriptor, &facts) != 0) return false;
+  const bool is_same = static_cast<std::uint64_t>(facts.st_dev) == state_.device &&
+                       static_cast<std::uint64_t>(facts.st_ino) == state_.inode && facts.st_size == state_.size &&
+                       modified_at(facts) == state_.modified;
+  if (!is_same) errno = ESTALE;
+  return is_same;
+}
+
+int DataFile::open() noexcept {
+  const int kept = kept_.load(std::memory_order_acquire);
+  if (kept >= 0) return is_as_it_was(kept) ? kept : -1;
+  const int descriptor = open_for_reading(path_.c_str());
+  if (descriptor < 0) return -1;
+  if (!is_as_it_was(descriptor)) {
+    ::close(descriptor);
+    errno = ESTALE;
+    return -1;
+  }
+  if (kept_open.fetch_add(1) >= kMostKept) {
+    kept_open.fetch_sub(1);
+    return descriptor;
+  }
+  int none = -1;
+  if (!kept_.compare_exchange_strong(none, descriptor)) kept_open.fetch_sub(1);  // another thread was faster
+  return descriptor;
+}
+
+void DataFile::let_go(int descriptor) noexcept {
+  if (descriptor >= 0 && descriptor != kept_.load()) ::close(descriptor);
 }
 
 }  // namespace fastpipe

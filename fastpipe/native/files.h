@@ -1,8 +1,12 @@
-// Reading whole files: a fifo does not hang, a directory does not confuse, a file that shrinks is an error.
+// Reading whole files, and parts of files that stay open: a fifo does not hang, a directory does not confuse, a file
+// that shrinks is an error.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "arena.h"
 #include "span.h"
@@ -21,5 +25,48 @@ Status read_file(const char* path, Arena& arena, Bytes* file) noexcept;
 // Read up to `size` bytes, in calls for at most `most_at_once`, until the end of the file; short reads and
 // signals are no end.  Returns how many there were, or -1 with errno.
 std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std::size_t most_at_once) noexcept;
+
+// Fill memory from a place of a file; false where the file ends before (errno is 0) or cannot be read.
+bool read_at(int descriptor, std::uint8_t* out, std::int64_t size, std::int64_t offset) noexcept;
+
+// A file of which parts are read, in the state in which it was described.  For threads at once.
+class DataFile {
+ public:
+  struct State {
+    std::uint64_t device = 0, inode = 0;
+    std::int64_t size = 0, modified = 0;  // bytes; nanoseconds
+  };
+  // path: as the operating system takes it.
+  DataFile(std::string path, const State& state) : path_(std::move(path)), state_(state) {}
+  ~DataFile();
+  DataFile(const DataFile&) = delete;
+  DataFile& operator=(const DataFile&) = delete;
+
+  const State& state() const noexcept { return state_; }
+
+  // The file in one thread's hands.
+  class Opened {
+   public:
+    explicit Opened(DataFile& file) noexcept : file_(file), descriptor_(file.open()) {}
+    ~Opened() { file_.let_go(descriptor_); }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+    // For pread(); -1 where it cannot be opened, or (errno is ESTALE) is not the file that it was.
+    int descriptor() const noexcept { return descriptor_; }
+
+   private:
+    DataFile& file_;
+    const int descriptor_;
+  };
+
+ private:
+  int open() noexcept;
+  void let_go(int descriptor) noexcept;
+  bool is_as_it_was(int descriptor) const noexcept;
+
+  const std::string path_;
+  const State state_;
+  std::atomic<int> kept_{-1};  // a descriptor that stays open, while not too many do
+};
 
 }  // namespace fastpipe

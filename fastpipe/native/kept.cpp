@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
+
+#include "files.h"
 
 namespace fastpipe {
 namespace {
@@ -18,21 +21,7 @@ constexpr std::int64_t kStep = 20'000'000, kCoarseStep = 2'100'000'000;
 
 std::int64_t nanoseconds_of(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
-bool read_at(int descriptor, std::uint8_t* out, std::int64_t size, std::int64_t offset) {
-  while (size > 0) {
-    const ssize_t count = ::pread(descriptor, out, static_cast<std::size_t>(size), offset);
-    if (count > 0) {
-      out += count;
-      size -= count;
-      offset += count;
-    } else if (count == 0 || errno != EINTR) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool is_whole(const KeptImages& kept, const EntryRecord& record, std::int64_t number, Arena& arena) {
+bool is_whole(const KeptStore& kept, const EntryRecord& record, std::int64_t number, Arena& arena) {
   if (!(kept.verifies || kept.memory != nullptr) || kept.table->is_verified(number)) return true;
   const auto nbytes = static_cast<std::int64_t>(record.nbytes);
   if (!kept.verifies) {
@@ -46,6 +35,12 @@ bool is_whole(const KeptImages& kept, const EntryRecord& record, std::int64_t nu
   if (bytes == nullptr || sum_of({bytes, static_cast<std::size_t>(nbytes)}) != record.sum) return false;
   kept.table->note_verified(number);
   return true;
+}
+
+bool fits(const KeptStore& kept, const EntryRecord& record) noexcept {
+  // Records are other processes': what one says of itself is not relied on.
+  const auto largest = static_cast<std::uint64_t>(std::max<std::int64_t>(kept.size, 0));
+  return record.offset <= largest && record.nbytes <= largest - record.offset;
 }
 
 }  // namespace
@@ -76,25 +71,22 @@ Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, s
   const std::int64_t number = kept.table->find(digest, &record);
   if (number < 0) return Lookup::missing;
   if (most_pixels >= 0 && std::int64_t{record.flags >> 1} > most_pixels) return Lookup::unusable;
-  // Records are other processes': what one says of itself is not relied on.
-  const std::uint64_t largest = static_cast<std::uint64_t>(std::max<std::int64_t>(kept.size, 0));
-  const bool fits = record.offset <= largest && record.nbytes <= largest - record.offset;
   const bool is_image = record.channels == static_cast<std::uint32_t>(channels) && record.height > 0 &&
                         record.width > 0 && record.height < 1u << 24 && record.width < 1u << 24 &&
                         std::uint64_t{record.height} * record.width * record.channels == record.nbytes;
-  if (!fits || !is_image || !is_whole(kept, record, number, arena)) return Lookup::unusable;
+  if (!fits(kept, record) || !is_image || !is_whole(kept, record, number, arena)) return Lookup::unusable;
   image->size = {static_cast<std::int32_t>(record.height), static_cast<std::int32_t>(record.width)};
   image->offset = static_cast<std::int64_t>(record.offset);
   return Lookup::found;
 }
 
-std::uint8_t* read_kept(const KeptImages& kept, std::int64_t offset, std::int64_t nbytes, Arena& arena) noexcept {
+std::uint8_t* read_kept(const KeptStore& kept, std::int64_t offset, std::int64_t nbytes, Arena& arena) noexcept {
   auto* bytes = arena.array<std::uint8_t>(static_cast<std::size_t>(nbytes));
   if (bytes == nullptr || !read_at(kept.descriptor, bytes, nbytes, offset)) return nullptr;
   return bytes;
 }
 
-bool mark(const KeptImages& kept, Digest digest) noexcept {
+bool mark(const KeptStore& kept, Digest digest) noexcept {
   const auto place = static_cast<std::int64_t>(digest.low % static_cast<std::uint64_t>(kept.marks));
   std::uint8_t is_marked = 0;
   if (read_at(kept.descriptor, &is_marked, 1, place) && is_marked == 1) return true;
@@ -103,5 +95,40 @@ bool mark(const KeptImages& kept, Digest digest) noexcept {
   static_cast<void>(::pwrite(kept.descriptor, &is_marked, 1, place) + 1);
   return false;
 }
+
+KeptChunks::KeptChunks(KeptStore store, std::int64_t chunks, std::int64_t nbytes)
+    : store_(std::move(store)), nbytes_(nbytes), places_(static_cast<std::size_t>(chunks)) {
+  for (auto& place : places_) place.store(-1, std::memory_order_relaxed);
+}
+
+Digest KeptChunks::digest(std::int64_t chunk) const noexcept {
+  std::uint8_t number[8];
+  for (int i = 0; i < 8; ++i) number[i] = static_cast<std::uint8_t>(static_cast<std::uint64_t>(chunk) >> 8 * i);
+  const Bytes tag{reinterpret_cast<const std::uint8_t*>(store_.tag.data()), store_.tag.size()};
+  return blake2b({number, sizeof number}, tag);
+}
+
+std::int64_t KeptChunks::find(std::int64_t chunk, Arena& arena) noexcept {
+  std::atomic<std::int64_t>& place = places_[static_cast<std::size_t>(chunk)];
+  const std::int64_t known = place.load(std::memory_order_relaxed);
+  const std::int64_t entries = store_.table->size();
+  if (known >= 0 || known == -2 - entries) return std::max<std::int64_t>(known, -1);
+  EntryRecord record;
+  std::int64_t found = -2 - entries;
+  std::int64_t number = store_.table->find(digest(chunk), &record);
+  while (number >= 0) {
+    const bool is_chunk = record.nbytes == static_cast<std::uint64_t>(nbytes_) && fits(store_, record);
+    if (is_chunk && is_whole(store_, record, number, arena)) {
+      found = static_cast<std::int64_t>(record.offset);
+      break;
+    }
+    store_.table->forget(number);  // without this one there may be another
+    number = store_.table->find(digest(chunk), &record);
+  }
+  place.store(found, std::memory_order_relaxed);
+  return std::max<std::int64_t>(found, -1);
+}
+
+bool KeptChunks::wants(std::int64_t chunk) noexcept { return store_.marks <= 0 || mark(store_, digest(chunk)); }
 
 }  // namespace fastpipe

@@ -1,9 +1,11 @@
-// Decoded images that are kept: found by the state of the file that they were decoded from.
+// Decoded images and chunks that are kept: found by the state of the file that they were decoded from.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "arena.h"
 #include "entries.h"
@@ -23,16 +25,39 @@ struct FileState {
 // The present state of the file at a path; false where there is none.
 bool state_of_file(const char* path, FileState* state) noexcept;
 
-// A store of images, and how this dataset looks for its own in it.  Immutable but for what the table learns.
-struct KeptImages {
+// A store of decoded things.  Immutable but for what the table learns.
+struct KeptStore {
   std::shared_ptr<EntryTable> table;
   int descriptor = -1;                   // of the data file
   const std::uint8_t* memory = nullptr;  // its bytes, where they are mapped; else they are read
   std::int64_t size = 0;                 // of the data file: no entry reaches beyond
-  std::string tag;                       // all but the file that decides what an image's pixels are; 64 bytes at most
   bool verifies = false;                 // compare an entry with its sum when it is first read, and note sums
-  std::int64_t marks = 0;                // > 0: keep an image when it comes for the second time; bytes of marks, with
+  std::int64_t marks = 0;                // > 0: keep a thing when it comes for the second time; bytes of marks, with
                                          // which the data file begins
+  std::string tag;                       // 64 bytes at most, of which digests are made: see below
+};
+
+// Images in a store.  The tag is all but the file that decides what an image's pixels are.
+struct KeptImages : KeptStore {};
+
+// Decoded chunks of one dataset in a store.  The tag is the file's state and the dataset's name.
+class KeptChunks {
+ public:
+  // chunks: how many there are.  nbytes: of each.
+  KeptChunks(KeptStore store, std::int64_t chunks, std::int64_t nbytes);
+
+  const KeptStore& store() const noexcept { return store_; }
+  // Where a chunk begins in the data file; -1 where it is not kept.
+  std::int64_t find(std::int64_t chunk, Arena& arena) noexcept;
+  // Whether a chunk that was just decoded is to be kept.
+  bool wants(std::int64_t chunk) noexcept;
+  Digest digest(std::int64_t chunk) const noexcept;
+
+ private:
+  const KeptStore store_;
+  const std::int64_t nbytes_;
+  // (chunks): where each begins; else, below -1, -2 minus the entries among which it was looked for.
+  std::vector<std::atomic<std::int64_t>> places_;
 };
 
 // A kept image.
@@ -52,9 +77,9 @@ Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, s
                  KeptImage* image) noexcept;
 
 // Read bytes of the data file into the arena; null where they are not there, or there is no memory.
-std::uint8_t* read_kept(const KeptImages& kept, std::int64_t offset, std::int64_t nbytes, Arena& arena) noexcept;
+std::uint8_t* read_kept(const KeptStore& kept, std::int64_t offset, std::int64_t nbytes, Arena& arena) noexcept;
 
 // Whether a digest was marked before; it is now.  Another with the same mark makes the answer wrong now and then.
-bool mark(const KeptImages& kept, Digest digest) noexcept;
+bool mark(const KeptStore& kept, Digest digest) noexcept;
 
 }  // namespace fastpipe

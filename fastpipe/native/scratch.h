@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arena.h"
+#include "codecs.h"
 #include "jpeg.h"
 
 namespace fastpipe {
@@ -9,6 +10,7 @@ namespace fastpipe {
 struct Scratch {
   Arena arena;
   JpegDecoder jpeg;
+  CodecStates codecs;
 };
 
 // The calling thread's own, for work that it does itself; null where there is no memory.
