@@ -32,8 +32,6 @@ KERNEL_MODULES = (
     "read/hdf5/kernels.py",
     "read/hdf5/many_kernels.py",
     "read/hdf5/plugin_kernels.py",
-    "read/volumes/blosc_kernels.py",
-    "read/volumes/kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

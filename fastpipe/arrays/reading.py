@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.keys import sample_seed, uniforms
-from fastpipe.engine.reads import ReadPolicy, Task
+from fastpipe.engine.reads import NativeRead, ReadPolicy, Task
 from fastpipe.errors import OptionError
 from fastpipe.types import Key
 
@@ -23,7 +23,7 @@ class Reading(NamedTuple):
     """How a batch is read: as for `PendingRead`.
 
     Attributes:
-        read, samples, policy, substitute: as there.
+        read, samples, policy, substitute, native: as there.
         where: says where its first sample is.
     """
 
@@ -32,6 +32,7 @@ class Reading(NamedTuple):
     policy: ReadPolicy
     substitute: Callable[[int, int], int | None] | None
     where: Callable[[], str]
+    native: NativeRead | None = None
 
 
 class BatchReader(Protocol):

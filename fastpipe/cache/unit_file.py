@@ -15,7 +15,7 @@ from fastpipe.cache.locks import locks_are_possible
 from fastpipe.cache.shared_memory import anonymous_file, descriptor_of, mapped
 from fastpipe.core.native import native
 
-__all__ = ["UnitFile", "private_units"]
+__all__ = ["UnitFile", "private_units", "slot_nbytes"]
 
 _LINE = 64
 
@@ -66,6 +66,11 @@ class UnitFile:
         _files[os.fstat(descriptor).st_ino] = self
 
     @property
+    def slots(self) -> int:
+        """How many units it holds."""
+        return self._shape[1]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all of it."""
         return int(native.UnitMemory.nbytes(*self._shape))
@@ -97,10 +102,10 @@ class UnitFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         inode = os.fstat(self.descriptor).st_ino
-        return UnitFile._joined, (os.getpid(), self.descriptor, inode, self._shape)
+        return UnitFile.joined, (os.getpid(), self.descriptor, inode, self._shape)
 
     @staticmethod
-    def _joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
+    def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
         """The memory that a process has at a descriptor, in this one; None where it has not.
 
         Args:

@@ -13,7 +13,7 @@ from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
 
-__all__ = ["PendingRead", "ReadPolicy", "Task"]
+__all__ = ["NativeRead", "PendingRead", "ReadPolicy", "Task"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -31,6 +31,19 @@ class Task(Protocol):
 
     @property
     def run(self) -> Callable[[], None]: ...
+
+
+class NativeRead(Protocol):
+    """What the native engine reads of a batch."""
+
+    def begin(self, last: Callable[[], None]) -> Job:
+        """Begin it in the engine's threads; ``last`` is called when it is done."""
+
+    def run_here(self) -> None:
+        """Do it in the calling thread."""
+
+    def left(self) -> Sequence[Task]:
+        """When it is done, the tasks that read in Python what the engine has declined."""
 
 
 class ReadPolicy(NamedTuple):
@@ -59,6 +72,11 @@ class PendingRead:
         policy: what is done about those that cannot be read.
         substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
             None when there is none left to try.
+        native: what the native engine reads of it, and what is left for Python then; None reads all in
+            Python.
+
+    Attributes:
+        jobs: what threads have to do for it.
     """
 
     def __init__(
@@ -68,23 +86,42 @@ class PendingRead:
         samples: Int64Array,
         policy: ReadPolicy,
         substitute: Callable[[int, int], int | None] | None = None,
+        native: NativeRead | None = None,
     ) -> None:
         self.samples = samples
         self._read, self._policy, self._substitute = read, policy, substitute
-        self._tasks: Sequence[Task] = read(samples, np.arange(len(samples)))
+        self._tasks: Sequence[Task] = ()
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._is_given_up = False
+        self.jobs: list[Job] = []
+        if native is not None and pool is not None:
+            self._begin_natively(native, pool)
+            return
+        if native is not None:
+            native.run_here()
+        self._tasks = native.left() if native is not None else read(samples, np.arange(len(samples)))
         if pool is None:
-            self.job = Job(self._run, len(self._tasks))
-            self.job.run_here()
+            self.jobs.append(Job(self._run, len(self._tasks)))
+            self.jobs[0].run_here()
         else:
-            self.job = pool.submit(self._run, len(self._tasks))
+            self.jobs.append(pool.submit(self._run, len(self._tasks)))
 
-    @property
-    def jobs(self) -> list[Job]:
-        """What threads have to do for it."""
-        return [self.job]
+    def _begin_natively(self, native: NativeRead, pool: ThreadPool) -> None:
+        rest = Job(self._run, 1)
+
+        def go_on() -> None:
+            try:
+                self._tasks = native.left()
+                rest.expect(len(self._tasks))
+                if self._tasks:
+                    pool.go_on_with(rest)
+            except BaseException as error:
+                rest.cancel(error)
+                raise
+
+        # The last one's beginning is waited for: then threads have nothing to do.
+        self.jobs += [rest, native.begin(go_on)]
 
     def wait(self) -> Sequence[int]:
         """Wait until the batch is read.
@@ -96,7 +133,8 @@ class PendingRead:
             BadSampleError: as the policy says, for the first bad sample of the batch.
             Others: what is wrong with the machine, or with the whole file.
         """
-        self.job.wait()
+        for job in self.jobs:
+            job.wait()
         failed, self._failed = self._failed, {}
         if failed:
             self._settle(failed)
@@ -117,7 +155,8 @@ class PendingRead:
     def cancel(self) -> None:
         """Give the batch up: tasks that have not been begun never are."""
         self._is_given_up = True
-        self.job.cancel()
+        for job in self.jobs:
+            job.cancel()
         self._failed.clear()  # a traceback refers to this batch and its memory
 
     def _run(self, number: int) -> None:

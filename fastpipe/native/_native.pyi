@@ -12,6 +12,17 @@ class Channel:
 
     def __init__(self, limit: int) -> None: ...
 
+class Batch:
+    """What the engine makes: a batch of images, of rows."""
+
+def submit(batch: Batch, channel: Channel, threads: int) -> int:
+    """
+    Begin a batch in the process's threads; its number.  0: no thread can be had.
+    """
+
+def run_here(batch: Batch) -> None:
+    """Make a batch in the calling thread."""
+
 def cancel(job: int) -> None:
     """
     Begin no further item of a job.  Its event `done` comes when those that run are.
@@ -241,7 +252,7 @@ class ImagePlan:
 
     def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = [], parity: int = 0, scaling: tuple[int, float, float] = (0, 1.0, 0.0), keeps_samples: bool = False) -> None: ...
 
-class ImageBatch:
+class ImageBatch(Batch):
     """A batch of images that is made."""
 
     def take_image(self, item: int) -> tuple[NDArray[numpy.uint8], int, int]:
@@ -278,14 +289,6 @@ def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[N
 
 def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:
     """A batch of images: see ImageBatch in fastpipe/native/images.h."""
-
-def submit(batch: ImageBatch, channel: Channel, threads: int) -> int:
-    """
-    Begin a batch in the process's threads; its number.  0: no thread can be had.
-    """
-
-def run_here(batch: ImageBatch) -> None:
-    """Make a batch in the calling thread."""
 
 def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:
     """
@@ -329,6 +332,62 @@ def skip_resampling(skips: bool) -> None:
 
 def simulate_decoding(nanoseconds: int) -> None:
     """For benchmarks: wait in the place of decoding; 0 decodes."""
+
+class VolumeSource:
+    """Where the bytes of a volume are: see VolumeSource in volume.h."""
+
+    def swap(self, word: int) -> VolumeSource:
+        """The same with numbers of so many bytes turned around."""
+
+    def scale(self, number: str, slope: float, intercept: float) -> VolumeSource:
+        """The same with elements, of a type as NumPy has it, scaled to float64."""
+
+    def copy_of(self, path: bytes, state: tuple[int, int, int, int]) -> VolumeSource:
+        """The same as a copy of another file."""
+
+def volume_in_memory(array: object) -> VolumeSource:
+    """An array; the memory is kept."""
+
+def volume_in_file(path: bytes, state: tuple[int, int, int, int], itemsize: int, offset: int, is_fortran: bool) -> VolumeSource:
+    """
+    An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns.
+    """
+
+def volume_in_files(folder: bytes, metadata: bytes, prefix: str, separator: str, shape: Sequence[int], chunk: Sequence[int], itemsize: int, codec: str, fill: bytes) -> VolumeSource:
+    """An array each of whose chunks is a file."""
+
+def volume_in_segments(path: bytes, state: tuple[int, int, int, int], shape: Sequence[int], chunk: Sequence[int], itemsize: int, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, filters: Sequence[tuple[int, int, int, int]], fill: bytes, is_clipped: bool = False) -> VolumeSource:
+    """
+    An array whose chunks are parts of a file; filters: number, element, codec and block of each.
+    """
+
+class Volume:
+    """An array that is read in units: see volume.h."""
+
+    def __init__(self, shape: Sequence[int], unit: Sequence[int], itemsize: int, source: VolumeSource, units: object | None, first_key: int) -> None: ...
+
+class PatchKind:
+    """One of a sample's values, in all patches: see patches.h."""
+
+    def __init__(self, size: Sequence[int], dims: int, itemsize: int, padding: int, constant: bytes, nan: int, word: int, number: bytes) -> None: ...
+
+class PatchBatch(Batch):
+    """A batch of patches that is read."""
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """
+        Nanoseconds of decoding, with reading, and of copying, summed over patches.
+        """
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of units that were decoded, and of patches that were copied."""
+
+def patch_batch(kinds: list[PatchKind], outs: list[object], volumes: list[object], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> PatchBatch:
+    """
+    A batch of patches: see PatchBatch in patches.h.  volumes: patch by patch, None where Python reads.
+    """
 
 def touched_units(firsts: NDArray[numpy.int64], lows: NDArray[numpy.int64], counts: NDArray[numpy.int64], steps: NDArray[numpy.int64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """

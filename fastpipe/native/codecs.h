@@ -106,7 +106,7 @@ struct BloscHeader {
 // ---- the filters of an HDF5 dataset --------------------------------------------------------------------------------
 
 // The numbers that HDF5 and The HDF Group's list give filters.
-enum class Filter : std::int32_t {
+enum class ChunkFilter : std::int32_t {
   deflate = 1,
   shuffle = 2,
   fletcher32 = 3,
@@ -119,7 +119,7 @@ enum class Filter : std::int32_t {
 };
 
 struct FilterStep {
-  Filter filter;
+  ChunkFilter filter;
   std::int32_t element = 1;  // of shuffle and bitshuffle: bytes of an element
   std::int32_t codec = 0;    // of bitshuffle: 0 none, 2 LZ4, 3 zstd
   std::int64_t block = 0;    // of bitshuffle without a codec: elements of a block; 0: as many as by default

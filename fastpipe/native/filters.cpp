@@ -153,23 +153,23 @@ Problem undo_blosc2(Bytes stored, const Target& out) {
 Problem undo(const FilterStep& step, Bytes stored, const Target& out, Arena& arena, CodecStates& states) {
   const auto size = static_cast<std::size_t>(out.size);
   switch (step.filter) {
-    case Filter::deflate:
+    case ChunkFilter::deflate:
       return inflate_zlib(stored, out.data, size, states);
-    case Filter::shuffle:
+    case ChunkFilter::shuffle:
       if (step.element < 1) return Problem::blocks;
       unshuffle(stored.data, out.size, step.element, out.wanted, out.data);
       return Problem::none;
-    case Filter::lzf:
+    case ChunkFilter::lzf:
       return decompress_lzf(stored, out.data, size);
-    case Filter::blosc:
+    case ChunkFilter::blosc:
       return undo_blosc(stored, out, arena, states);
-    case Filter::lz4:
+    case ChunkFilter::lz4:
       return undo_lz4(stored, out);
-    case Filter::bitshuffle:
+    case ChunkFilter::bitshuffle:
       return undo_bitshuffle(step, stored, out, arena, states);
-    case Filter::zstd:
+    case ChunkFilter::zstd:
       return decompress_zstd(stored, out.data, size, states);
-    case Filter::blosc2:
+    case ChunkFilter::blosc2:
       return undo_blosc2(stored, out);
     default:
       return Problem::unknown;
@@ -202,26 +202,26 @@ Problem undo_filters(const std::vector<FilterStep>& steps, std::uint32_t mask, B
   wanted = {std::max(wanted.begin, std::int64_t{0}), std::min(wanted.end, size)};
   const auto applies = [&](std::size_t number) {
     if (number < 32 && (mask >> number & 1) != 0) return false;
-    return steps[number].filter != Filter::shuffle || steps[number].element != 1;
+    return steps[number].filter != ChunkFilter::shuffle || steps[number].element != 1;
   };
   std::int64_t sums = 0, left = 0;  // checksums, and all filters, that are still to be undone
   for (std::size_t number = 0; number < steps.size(); ++number) {
     left += applies(number) ? 1 : 0;
-    sums += applies(number) && steps[number].filter == Filter::fletcher32 ? 1 : 0;
+    sums += applies(number) && steps[number].filter == ChunkFilter::fletcher32 ? 1 : 0;
   }
   Bytes data = stored;
   for (std::size_t number = steps.size(); number-- > 0;) {
     if (!applies(number)) continue;
     *step = static_cast<std::int32_t>(number);
     --left;
-    if (steps[number].filter == Filter::fletcher32) {
+    if (steps[number].filter == ChunkFilter::fletcher32) {
       --sums;
       const Problem problem = check_sum(&data);
       if (problem != Problem::none) return problem;
       continue;
     }
     Target target = {out, size + kSum * sums, wanted};
-    if (steps[number].filter == Filter::shuffle) target.size = size_of(data);
+    if (steps[number].filter == ChunkFilter::shuffle) target.size = size_of(data);
     if (left > 0) {
       target.data = arena.array<std::uint8_t>(static_cast<std::size_t>(target.size));
       if (target.data == nullptr) return Problem::no_memory;

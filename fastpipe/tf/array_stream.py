@@ -105,7 +105,9 @@ class ArrayStream(Stream):
         ]
         key = Key(self.batching.seed, epoch, draws)
         reading = self.of._reading(samples, samples, key, True, runtime, arrays)
-        pending = PendingRead(runtime.pool, reading.read, reading.samples, reading.policy, reading.substitute)
+        pending = PendingRead(
+            runtime.pool, reading.read, reading.samples, reading.policy, reading.substitute, reading.native
+        )
         return _Reading(pending, Made(arrays, samples, draws, epoch))
 
     def _running(self) -> Any:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from fastpipe.arrays.patches.foreseen import Foreseen
 from fastpipe.arrays.patches.sources import Role
 from fastpipe.arrays.remote_chunks import ChunkStore, Needed, RemoteChunks
-from fastpipe.cache.units import UnitSlots
 from fastpipe.index.patches import Places
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.grouped import GroupedVolume
@@ -22,7 +21,7 @@ from fastpipe.read.volumes.zarr import ZarrVolume
 __all__ = ["PatchChunks", "Units"]
 
 Int64Array = npt.NDArray[np.int64]
-Units = Sequence[tuple[UnitSlots | None, int]]
+Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
 
 
 class _Array(NamedTuple):
@@ -141,10 +140,10 @@ class PatchChunks:
         self._expected.clear()
 
 
-def _missing(slots: UnitSlots, keys: Int64Array) -> Int64Array:
+def _missing(slots: Any, keys: Int64Array) -> Int64Array:
     """Those of units that nobody remembers, or is decoding."""
-    keys = keys[slots.find(keys).slots < 0]
-    return keys[[not slots.is_coming(key) for key in keys.tolist()]] if len(keys) else keys
+    missing: Int64Array = keys[~slots.are_there(keys, or_coming=True)]
+    return missing
 
 
 def _name(places: Places) -> bytes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from fastpipe.cache.units import UnitSlots
 
 __all__ = ["Foreseen"]
 
@@ -21,14 +20,15 @@ class Foreseen:
     What is really forgotten is chosen better, and by all processes: this is about what is worth fetching.
 
     Args:
-        units: for each array where its units are remembered, and the number there of its first.
+        units: for each array the ``native.UnitMemory`` of its units, or None, and the number there of its
+            first.
         sizes: for each array the size of its slots.
         rooms: by that size how many units there are, and how many of them are remembered.
     """
 
     def __init__(
         self,
-        units: Sequence[tuple[UnitSlots | None, int]],
+        units: Sequence[tuple[Any, int]],
         sizes: Sequence[int],
         rooms: Mapping[int, tuple[int, int]],
     ) -> None:
@@ -37,7 +37,7 @@ class Foreseen:
         for (slots, _), size in zip(units, sizes, strict=True):
             if slots is not None and size not in self._kept:
                 count, room = rooms[size]
-                is_there = slots.find(np.arange(count)).slots >= 0
+                is_there = slots.are_there(np.arange(count))
                 self._kept[size] = _All(is_there) if room >= count else _Some(is_there, room)
 
     def missed(self, array: int, numbers: Int64Array) -> Int64Array:

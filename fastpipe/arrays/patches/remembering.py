@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from fastpipe.arrays.patches.foreseen import Foreseen
 from fastpipe.arrays.patches.sources import Role
 from fastpipe.cache.budget import free_memory
 from fastpipe.cache.joined_units import joined_memory
-from fastpipe.cache.units import UnitMemory, UnitSlots
+from fastpipe.cache.unit_file import UnitFile, slot_nbytes
 from fastpipe.errors import OptionError
 from fastpipe.index.patches import Places
 from fastpipe.index.visits import unit_visits
@@ -28,7 +28,6 @@ __all__ = ["Remembered", "budget_of", "planned_room"]
 _log = logging.getLogger("fastpipe.cache")
 _SHARE = 4  # "auto" takes one part in so many of what is free
 _ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
-_ALIGNMENT = 64
 _MOST_SIZES = 4  # of slots, where each size of units has slots of its own
 _MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
 
@@ -91,7 +90,7 @@ class Remembered:
         self._firsts: list[tuple[int, int]] = []
         sizes = _slot_sizes([volume.unit_nbytes for volume in volumes if volume.array is None])
         for volume in volumes:
-            size = sizes.get(volume.unit_nbytes, _ALIGNMENT)
+            size = sizes.get(volume.unit_nbytes, slot_nbytes(0))
             self._firsts.append((size, keys.get(size, 0)))
             keys[size] = keys.get(size, 0) + (volume.grid.count if volume.array is None else 0)
         total = sum(size * count for size, count in keys.items())
@@ -125,9 +124,9 @@ class Remembered:
 
         def of(size: int) -> npt.NDArray[np.int32]:
             found = []
-            for (slot_nbytes, _), (role, number) in zip(self._firsts, self._arrays, strict=True):
+            for (each, _), (role, number) in zip(self._firsts, self._arrays, strict=True):
                 volume, lead = role.volumes[number], len(role.lead)
-                if slot_nbytes != size or volume.array is not None:
+                if each != size or volume.array is not None:
                     continue
                 visits = unit_visits(
                     role.spatial(number), volume.grid.unit[lead:], patch,
@@ -138,7 +137,7 @@ class Remembered:
 
         return of
 
-    def foreseen(self, units: Sequence[tuple[UnitSlots | None, int]]) -> Foreseen:
+    def foreseen(self, units: Sequence[tuple[Any, int]]) -> Foreseen:
         """What of a coming order will have to be decoded.
 
         Args:
@@ -147,13 +146,14 @@ class Remembered:
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
-    def slots(self, workers: int = 0) -> list[tuple[UnitSlots | None, int]]:
-        """For each array the memory of its units in this process, and the number there of its first.
+    def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
+        """For each array the ``native.UnitMemory`` of its units in this process or None, and the number there
+        of its first.
 
         Args:
             workers: processes beside this one that make batches, and itself; 0 without.
         """
-        made: dict[int, UnitSlots | None] = {}
+        made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
             if memory is None and one.slots and (own := _share_of_worker(one.slots, workers)):
@@ -168,7 +168,7 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
     Each size of slots has its part of the budget.  Where there are many sizes, as of files of many shapes,
     units share slots that are up to a quarter larger: else a volume's part would be too small to be of use.
     """
-    aligned = {size: -(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes}
+    aligned = {size: slot_nbytes(size) for size in sizes}
     if len(set(aligned.values())) <= _MOST_SIZES:
         return aligned
     found: dict[int, int] = {}
@@ -200,7 +200,7 @@ def _job(volumes: Sequence[Volume], budget: int) -> str:
     return repr([launch, budget, found])
 
 
-def _memory(one: _Class, job: str = "") -> UnitMemory | None:
+def _memory(one: _Class, job: str = "") -> UnitFile | None:
     if job:
         try:
             return joined_memory(job, one.keys, one.slots, one.slot_nbytes)
@@ -214,13 +214,13 @@ def _memory(one: _Class, job: str = "") -> UnitMemory | None:
     if not one.slots:
         return None
     try:
-        return UnitMemory(one.keys, one.slots, one.slot_nbytes)
+        return UnitFile(one.keys, one.slots, one.slot_nbytes)
     except OSError as error:
         _log.warning("decoded parts of volumes are not remembered: %s", str(error))
         return None
 
 
-def _mapped(memory: UnitMemory | None) -> UnitSlots | None:
+def _mapped(memory: UnitFile | None) -> Any:
     if memory is None:
         return None
     try:

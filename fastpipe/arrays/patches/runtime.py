@@ -8,13 +8,13 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.arrays.patches.chunks import PatchChunks
+from fastpipe.arrays.patches.native import NativeBatch, NativePatches
 from fastpipe.arrays.patches.padding import Padding, read_patch
 from fastpipe.arrays.patches.remembering import Remembered
 from fastpipe.arrays.patches.sources import Role
@@ -66,6 +66,7 @@ class Runtime:
     Args:
         options: the dataset's.
         roles: the arrays.
+        size: of the patches.
         remembered: memory for decoded units.
         process: this one.
         chunks: those of arrays that are somewhere else; None without any.
@@ -75,6 +76,7 @@ class Runtime:
         self,
         options: Options,
         roles: Sequence[Role],
+        size: Sequence[int],
         remembered: Remembered,
         process: Process,
         chunks: PatchChunks | None = None,
@@ -87,6 +89,14 @@ class Runtime:
         self._roles, self._padding, self._nan = roles, options.padding, options.nan
         self._units, self._chunks = remembered.slots(process.workers), chunks
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
+        self._expected: dict[Any, set[int]] = {units: set() for units, _ in self._units if units is not None}
+        # Of arrays that are somewhere else Python waits for chunks to come.
+        self._native: NativePatches | None = None
+        if chunks is None:
+            threads = self.pool.threads if self.pool else 1
+            self._native = NativePatches(
+                roles, self._units, size, options.padding, options.nan, threads, self.clock, self.counts
+            )
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
@@ -109,12 +119,34 @@ class Runtime:
                 found.append(uses())
             return found[0](size)
 
-        for units in dict.fromkeys(units for units, _ in self._units if units is not None):
-            units.expect(what, partial(of, units.slot_nbytes))
+        for units, expected in self._expected.items():
+            # While others go on, once only: who takes turns with them would say it again and again.
+            if (what == units.expected or what in expected) and not units.is_over:
+                continue
+            expected.add(what)
+            units.expect(what, np.ascontiguousarray(of(units.slot_nbytes), np.int32))
 
     def need(self, places: Places) -> Needed | None:
         """Say that patches at these places will be read, by tasks that get what this returns."""
         return None if self._chunks is None else self._chunks.need(places, self._units)
+
+    def natively(self, places: Places, arrays: Sequence[npt.NDArray[Any]]) -> NativeBatch | None:
+        """Describe a batch of patches for the native core; None where Python reads all of it.
+
+        Args:
+            places: where they are.
+            arrays: for each role the batch's memory, (N, *lead, *patch).
+        """
+        if self._native is None:
+            return None
+
+        def task(row: int, role: int) -> PatchTask:
+            volume, start = int(places.volumes[row]), places.starts[row].tolist()
+            return PatchTask(
+                np.array([row]), lambda: self._read(role, volume, start, arrays[role][row], None)
+            )
+
+        return self._native.batch(places, arrays, task)
 
     def tasks(
         self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any], needed: Needed | None = None

@@ -222,6 +222,7 @@ class PatchSamples(TouredSamples):
             batch.tasks, np.arange(len(samples)),
             ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item),
             None if key is None else batch.substitute, lambda: batch.item(0).path,
+            runtime.natively(places, arrays),
         )  # fmt: skip
 
     def _places_of(
@@ -266,7 +267,9 @@ class PatchSamples(TouredSamples):
         runtime, options = self._runtime, Options(self.bad_samples, self.threads, self._beyond, self.nan)
         if runtime is None or not runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
-            runtime = self._runtime = Runtime(options, self._roles, self._remembered, process, self._chunks)
+            runtime = self._runtime = Runtime(
+                options, self._roles, self._cut, self._remembered, process, self._chunks
+            )
         return runtime
 
 

@@ -15,9 +15,8 @@ from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patch_tables import matched_volumes
 from fastpipe.options import Stage
-from fastpipe.read.volumes.kernels import DIMS
 from fastpipe.read.volumes.opening import open_volume
-from fastpipe.read.volumes.volume import Volume
+from fastpipe.read.volumes.volume import DIMS, Volume
 
 __all__ = ["Role", "opened_roles"]
 

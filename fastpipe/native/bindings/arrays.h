@@ -5,7 +5,11 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <memory>
+#include <new>
 
+#include "../engine.h"
+#include "../scratch.h"
 #include "../span.h"
 
 namespace nb = nanobind;
@@ -44,6 +48,24 @@ nb::ndarray<nb::numpy, std::uint8_t> owned(Memory&& memory, std::initializer_lis
   return nb::ndarray<nb::numpy, std::uint8_t>(data, shape, owner);
 }
 
+inline void check(bool is_so, const char* what) {
+  if (!is_so) throw nb::value_error(what);
+}
+
+// The calling thread's scratch, with nothing in it.
+inline Scratch& own_scratch() {
+  Scratch* scratch = thread_scratch();
+  if (scratch == nullptr) throw std::bad_alloc();
+  scratch->arena.reset();
+  return *scratch;
+}
+
+// A batch for the engine, and the objects that it refers to: dropped with the lock held, by whoever drops the batch.
+struct BoundWork {
+  std::shared_ptr<Work> any;
+  nb::object keep;
+};
+
 // What a job writes to lives until its event `done` is handed out, whatever becomes of the objects of the script:
 // Ctrl-C may come right after a job was submitted.  Both are called with Python's lock held.
 void keep_until_done(std::int64_t job, nb::handle batch);
@@ -52,6 +74,7 @@ void let_go_of(std::int64_t job);
 void register_engine(nb::module_& m);
 void register_cache(nb::module_& m);
 void register_images(nb::module_& m);
+void register_patches(nb::module_& m);
 void register_tours(nb::module_& m);
 void register_units(nb::module_& m);
 

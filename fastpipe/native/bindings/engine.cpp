@@ -72,6 +72,29 @@ void register_engine(nb::module_& m) {
   nb::class_<Channel>(m, "Channel", "Bounds how many threads are busy with the jobs of one owner.")
       .def(nb::init<int>(), nb::arg("limit"));
 
+  nb::class_<BoundWork>(m, "Batch", "What the engine makes: a batch of images, of rows.");
+  m.def(
+      "submit",
+      [](nb::object batch, const std::shared_ptr<Channel>& channel, int threads) {
+        std::shared_ptr<Work> work = nb::cast<BoundWork&>(batch).any;
+        std::int64_t job = 0;
+        {
+          nb::gil_scoped_release free;
+          job = running().submit(std::move(work), channel, threads);
+        }
+        if (job != 0) keep_until_done(job, batch);
+        return job;
+      },
+      nb::sig("def submit(batch: Batch, channel: Channel, threads: int) -> int"), nb::arg("batch"), nb::arg("channel"),
+      nb::arg("threads"), "Begin a batch in the process's threads; its number.  0: no thread can be had.");
+  m.def(
+      "run_here",
+      [](BoundWork& batch) {
+        std::shared_ptr<Work> work = batch.any;
+        nb::gil_scoped_release free;
+        run_here(*work);
+      },
+      nb::arg("batch"), "Make a batch in the calling thread.");
   m.def(
       "cancel",
       [](std::int64_t job) {

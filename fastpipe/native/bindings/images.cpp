@@ -37,10 +37,6 @@ HeaderTuple tuple_of(const JpegHeader& header) {
   return {header.height, header.width, header.trusted, header.orientation, header.frame, header.is_progressive};
 }
 
-void check(bool is_so, const char* what) {
-  if (!is_so) throw nb::value_error(what);
-}
-
 // Each step reads its numbers from a row of `draws`.
 void check_draws(const std::vector<Step>& steps, std::size_t draws) {
   for (const Step& step : steps) {
@@ -100,12 +96,10 @@ std::int64_t bytes_each(const Conversion& how, std::int64_t height, std::int64_t
   return height * width * how.channels * how.word;
 }
 
-// What a batch refers to: dropped with the lock held, by whoever drops the batch.
-struct BoundBatch {
+struct BoundBatch : BoundWork {
   std::shared_ptr<ImageBatch> work;
   std::vector<ImageInput> inputs;
   std::vector<FileState> states;
-  nb::object keep;
 };
 
 std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::bytes prefix, nb::bytes arena,
@@ -125,6 +119,7 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
   }
   auto bound = std::make_unique<BoundBatch>();
   bound->work = std::make_shared<ImageBatch>();
+  bound->any = bound->work;
   ImageBatch& work = *bound->work;
   work.plan = plan;
   work.count = static_cast<std::int64_t>(count);
@@ -204,13 +199,6 @@ nb::object pixels_copied(const Pixels& pixels) {
   MadeImage made;
   made.data.reset(memory);
   return taken(std::move(made), {std::size_t(pixels.height), std::size_t(pixels.width), std::size_t(pixels.channels)});
-}
-
-Scratch& own_scratch() {
-  Scratch* scratch = thread_scratch();
-  if (scratch == nullptr) throw std::bad_alloc();
-  scratch->arena.reset();
-  return *scratch;
 }
 
 nb::object decode(nb::handle file, std::int32_t top, std::int32_t left, std::int32_t height, std::int32_t width,
@@ -432,7 +420,7 @@ void register_images(nb::module_& m) {
           nb::arg("steps"), nb::arg("conversion"), nb::arg("draws"), nb::arg("max_pixels") = -1,
           nb::arg("turns") = false, nb::arg("scaled") = false, nb::arg("shrink") = std::vector<Step>(),
           nb::arg("parity") = 0, nb::arg("scaling") = std::make_tuple(0, 1.0f, 0.0f), nb::arg("keeps_samples") = false);
-  nb::class_<BoundBatch>(m, "ImageBatch", "A batch of images that is made.")
+  nb::class_<BoundBatch, BoundWork>(m, "ImageBatch", "A batch of images that is made.")
       .def(
           "take_image",
           [](BoundBatch& self, std::int64_t item) {
@@ -502,31 +490,6 @@ void register_images(nb::module_& m) {
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),
         nb::arg("inputs").none(), nb::arg("kept").none() = nb::none(), nb::arg("states").noconvert() = nb::none(),
         nb::arg("most_nbytes") = 0, "A batch of images: see ImageBatch in fastpipe/native/images.h.");
-  m.def(
-      "submit",
-      [](nb::object batch, const std::shared_ptr<Channel>& channel, int threads) {
-        std::shared_ptr<Work> work = nb::cast<BoundBatch&>(batch).work;
-        Engine* found = engine();
-        if (found == nullptr) throw std::bad_alloc();
-        std::int64_t job = 0;
-        {
-          nb::gil_scoped_release free;
-          job = found->submit(std::move(work), channel, threads);
-        }
-        if (job != 0) keep_until_done(job, batch);
-        return job;
-      },
-      nb::sig("def submit(batch: ImageBatch, channel: Channel, threads: int) -> int"), nb::arg("batch"),
-      nb::arg("channel"), nb::arg("threads"),
-      "Begin a batch in the process's threads; its number.  0: no thread can be had.");
-  m.def(
-      "run_here",
-      [](BoundBatch& batch) {
-        std::shared_ptr<ImageBatch> work = batch.work;
-        nb::gil_scoped_release free;
-        run_here(*work);
-      },
-      nb::arg("batch"), "Make a batch in the calling thread.");
   m.def(
       "read_jpeg_header",
       [](nb::handle file) {

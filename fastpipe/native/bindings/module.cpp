@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   fastpipe::bindings::register_engine(m);
   fastpipe::bindings::register_cache(m);
   fastpipe::bindings::register_images(m);
+  fastpipe::bindings::register_patches(m);
   fastpipe::bindings::register_tours(m);
   fastpipe::bindings::register_units(m);
 }

@@ -356,7 +356,7 @@ Content stored_by(const std::vector<FilterStep>& steps, std::uint32_t mask, cons
 }
 
 // A step with elements that a filter before it in the list leaves whole.
-FilterStep step_of(Filter filter, std::int32_t element = 1, std::int32_t codec = 0, std::int64_t block = 0) {
+FilterStep step_of(ChunkFilter filter, std::int32_t element = 1, std::int32_t codec = 0, std::int64_t block = 0) {
   FilterStep step;
   step.filter = filter;
   step.element = element;
@@ -394,7 +394,7 @@ void check_filters(const std::vector<FilterStep>& steps, std::size_t size) {
       damaged[random_number() % damaged.size()] ^= static_cast<std::uint8_t>(1u << random_number() % 8);
       const Undone first = undone(steps, mask, damaged, size, {0, count});
       const bool is_summed = std::any_of(steps.begin(), steps.end(), [&](const FilterStep& step) {
-        return step.filter == Filter::fletcher32 && (mask >> (&step - steps.data()) & 1) == 0;
+        return step.filter == ChunkFilter::fletcher32 && (mask >> (&step - steps.data()) & 1) == 0;
       });
       if (is_summed) CHECK(first.problem != Problem::none || first.content == content);
     }
@@ -405,13 +405,13 @@ void check_filters(const std::vector<FilterStep>& steps, std::size_t size) {
 
 TEST("filters: each alone, and after a shuffle") {
   for (std::size_t size : {0u, 1u, 16u, 240u, 1201u, 2640u}) {
-    for (Filter filter : {Filter::deflate, Filter::lzf, Filter::zstd, Filter::lz4, Filter::blosc}) {
+    for (ChunkFilter filter : {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd, ChunkFilter::lz4, ChunkFilter::blosc}) {
       check_filters({step_of(filter)}, size);
       for (std::int32_t element : {1, 2, 4, 6, 8})
-        check_filters({step_of(Filter::shuffle, element), step_of(filter)}, size);
+        check_filters({step_of(ChunkFilter::shuffle, element), step_of(filter)}, size);
     }
-    check_filters({step_of(Filter::fletcher32)}, size);
-    check_filters({step_of(Filter::shuffle, 4), step_of(Filter::fletcher32)}, size);
+    check_filters({step_of(ChunkFilter::fletcher32)}, size);
+    check_filters({step_of(ChunkFilter::shuffle, 4), step_of(ChunkFilter::fletcher32)}, size);
   }
   check_filters({}, 33);
 }
@@ -420,7 +420,7 @@ TEST("filters: bitshuffle") {
   for (std::int32_t element : {1, 2, 3, 4, 8, 12, 16, 17}) {
     for (std::int32_t codec : {0, 2, 3}) {
       for (std::size_t count : {0u, 3u, 8u, 64u, 67u, 200u, 261u}) {
-        check_filters({step_of(Filter::bitshuffle, element, codec, 64)}, count * static_cast<std::size_t>(element));
+        check_filters({step_of(ChunkFilter::bitshuffle, element, codec, 64)}, count * static_cast<std::size_t>(element));
       }
     }
   }
@@ -429,14 +429,14 @@ TEST("filters: bitshuffle") {
   for (std::size_t element : {2u, 8u}) {
     const Content stored = bitshuffle_filtered(content, element, 0, 8192 / element);
     const Undone made =
-        undone({step_of(Filter::bitshuffle, static_cast<std::int32_t>(element))}, 0, stored, 40000, {0, 40000});
+        undone({step_of(ChunkFilter::bitshuffle, static_cast<std::int32_t>(element))}, 0, stored, 40000, {0, 40000});
     CHECK(made.problem == Problem::none && made.content == content);
   }
 }
 
 TEST("filters: checksums before and after") {
-  const FilterStep shuffle = step_of(Filter::shuffle, 4), sum = step_of(Filter::fletcher32);
-  for (Filter filter : {Filter::deflate, Filter::lzf, Filter::zstd}) {
+  const FilterStep shuffle = step_of(ChunkFilter::shuffle, 4), sum = step_of(ChunkFilter::fletcher32);
+  for (ChunkFilter filter : {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd}) {
     const FilterStep step = step_of(filter);
     for (std::size_t size : {0u, 5u, 400u, 1601u}) {
       check_filters({step, sum}, size);
@@ -466,14 +466,14 @@ TEST("filters: that cannot be undone") {
     CHECK(made.step == 0);
     return made.problem;
   };
-  CHECK(problem_of(step_of(Filter::blosc2)) == Problem::unknown);
-  CHECK(problem_of(step_of(static_cast<Filter>(4))) == Problem::unknown);
-  CHECK(problem_of(step_of(Filter::shuffle, 0)) == Problem::blocks);
-  CHECK(problem_of(step_of(Filter::shuffle, -4)) == Problem::blocks);
-  CHECK(problem_of(step_of(Filter::bitshuffle, 0)) == Problem::blocks);
-  CHECK(problem_of(step_of(Filter::bitshuffle, 3)) == Problem::blocks);
-  CHECK(problem_of(step_of(Filter::bitshuffle, 2, 1)) == Problem::unknown);
-  CHECK(problem_of(step_of(Filter::bitshuffle, 2, 0, 12)) == Problem::blocks);
-  CHECK(problem_of(step_of(Filter::bitshuffle, 2, 0, std::int64_t{1} << 62)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::blosc2)) == Problem::unknown);
+  CHECK(problem_of(step_of(static_cast<ChunkFilter>(4))) == Problem::unknown);
+  CHECK(problem_of(step_of(ChunkFilter::shuffle, 0)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::shuffle, -4)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 0)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 3)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 2, 1)) == Problem::unknown);
+  CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 2, 0, 12)) == Problem::blocks);
+  CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 2, 0, std::int64_t{1} << 62)) == Problem::blocks);
   CHECK(undone({}, 0, content, 63, {0, 63}).problem == Problem::size);
 }

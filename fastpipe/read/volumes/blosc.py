@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.read.chunks.blosc import DECOMPRESS, GETITEM, blosc_library
+from fastpipe.read.chunks.blosc import blosc_library
 from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.chunks.foreign import address, once
 from fastpipe.read.chunks.stored import read_fully
-from fastpipe.read.volumes.blosc_kernels import HEADER_NBYTES, IS_COPIED, UNUSUAL, blosc_parts
 
 __all__ = ["HEADER_NBYTES", "BloscHeader", "decompress", "read_parts"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
+HEADER_NBYTES = 16
 _HEADER = struct.Struct("<4B3I")
+_IS_COPIED = 0x2  # the content as it is
 
 
 class BloscHeader(NamedTuple):
@@ -60,7 +60,7 @@ class BloscHeader(NamedTuple):
         _, _, flags, itemsize, content, block, stored = _HEADER.unpack_from(bytes(data[:HEADER_NBYTES]))
         if content != nbytes or not itemsize or not 0 < block <= content or stored < HEADER_NBYTES:
             raise ChunkError(f"its header is not that of {nbytes} bytes")
-        return cls(itemsize, content, block, stored, bool(flags & IS_COPIED))
+        return cls(itemsize, content, block, stored, bool(flags & _IS_COPIED))
 
     @property
     def blocks(self) -> int:
@@ -73,12 +73,6 @@ def _library() -> Any:
     if found is None:
         raise ImportError("the package numcodecs has no blosc: pip install --upgrade numcodecs")
     return found
-
-
-@once
-def _addresses() -> tuple[int, int]:
-    library = _library()
-    return address(library, GETITEM), address(library, DECOMPRESS)
 
 
 def _address(data: UInt8Array) -> int:
@@ -106,7 +100,7 @@ def decompress(stored: UInt8Array, out: UInt8Array) -> None:
 
 def read_parts(
     descriptor: int, size: int, nbytes: int, parts: Sequence[tuple[int, UInt8Array]], stored: UInt8Array
-) -> int:
+) -> None:
     """Read and decompress parts of the buffer that a file is.
 
     Args:
@@ -116,24 +110,12 @@ def read_parts(
         parts: where in the content each begins, and the memory that it fills.
         stored: uint8 (N,), memory for at least ``size`` bytes.
 
-    Returns:
-        How many bytes were decompressed.
-
     Raises:
         ChunkError: it is damaged, or of another size.
     """
     stored = stored[:size]
-    done = blosc_parts(
-        descriptor, nbytes, np.array([begin for begin, _ in parts], np.int64),
-        np.array([len(out) for _, out in parts], np.int64),
-        np.array([_address(out) for _, out in parts], np.uint64), stored, *_addresses(),
-    )  # fmt: skip
-    if done != UNUSUAL:
-        return int(done)
-    # What is unusual, or damaged, of which this says how.
     read_fully(descriptor, stored, 0)
     whole = np.empty(nbytes, np.uint8)
     decompress(stored, whole)
     for begin, out in parts:
         out[:] = whole[begin : begin + len(out)]
-    return nbytes

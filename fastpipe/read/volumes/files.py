@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
 from fastpipe.read.chunks.stored import read_fully
 from fastpipe.read.volumes.grid import UnitGrid
@@ -63,6 +64,14 @@ class RawVolume(Volume):
         unit = raw_unit(stored, dtype.itemsize)
         self.grid = UnitGrid(self.shape, unit[::-1] if is_fortran else unit)
         self.how = how
+
+    def native_source(self) -> Any:
+        """The file, in the state that it was in."""
+        source = native.volume_in_file(
+            os.fsencode(self.path), self.opened.state, self.dtype.itemsize, self.offset, self.is_fortran
+        )
+        copied = self.copied
+        return source if copied is None else source.copy_of(os.fsencode(copied.name), copied.state)
 
     def open(self) -> UnitReader:
         """Open the file in this process."""

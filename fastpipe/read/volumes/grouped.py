@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,10 @@ class GroupedVolume(Volume):
     def finer(self) -> Volume:
         """The volume in units of its own."""
         return self.inner
+
+    def native_source(self) -> Any | None:
+        """The volume's."""
+        return self.inner.native_source()
 
     def open(self) -> UnitReader:
         """Open the volume."""

@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.protocols import ChunkTables
 from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
 from fastpipe.read.hdf5.file import check_is_in_file, opened
+from fastpipe.read.hdf5.filters import FilterStep
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.library import load_plugins, require_filters
 from fastpipe.read.hdf5.recent import RecentChunks
@@ -32,6 +34,8 @@ __all__ = ["HDF5Volume", "hdf5_volume"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
+
+_SHUFFLE, _BITSHUFFLE = 2, 32008  # numbers of filters
 
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
@@ -112,6 +116,17 @@ class HDF5Volume(Volume):
         """The dataset's; of one that h5py reads it is not known."""
         return self.layout.fill or super().fill
 
+    def native_source(self) -> Any | None:
+        """The file and where its chunks are; None where these are not alone in it."""
+        layout = self.layout
+        if layout.kind != "chunked":
+            return None
+        return native.volume_in_segments(
+            os.fsencode(self.path), self.opened.state, self.shape, self.grid.unit, self.dtype.itemsize,
+            layout.offsets, layout.sizes, layout.masks, [_described(step) for step in layout.filters],
+            layout.fill,
+        )  # fmt: skip
+
     def open(self) -> UnitReader:
         """Open the file in this process."""
         return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)
@@ -123,6 +138,17 @@ class HDF5Volume(Volume):
     def state(self) -> tuple[str, str]:
         """The file's, and the dataset."""
         return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
+
+
+def _described(step: FilterStep) -> tuple[int, int, int, int]:
+    """A filter as the native core takes it: its number, bytes of an element, codec and block."""
+    values = step.values
+    if step.code == _SHUFFLE:
+        return step.code, values[0], 0, 0
+    if step.code != _BITSHUFFLE:
+        return step.code, 1, 0, 0
+    values = (*values, *(0, 0, 1, 0, 0)[len(values) :])
+    return step.code, values[2], values[4], values[3]
 
 
 class _ChunkReader(UnitReader):

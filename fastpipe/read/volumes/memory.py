@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.native import native
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.volume import UnitReader, Volume
 
@@ -43,6 +44,16 @@ class MemoryVolume(Volume, UnitReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_array": received(state["_array"])}
+
+    def native_source(self) -> Any | None:
+        """Its memory; None of elements that the core does not know."""
+        if self.dtype.char in "gG":
+            return None
+        array = np.asarray(self._array)
+        source = native.volume_in_memory(array.view(self.dtype))
+        if array.dtype.isnative:
+            return source
+        return source.swap(array.itemsize // 2 if array.dtype.kind == "c" else array.itemsize)
 
     def open(self) -> UnitReader:
         """Nothing is to be opened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,13 @@ class NativeVolume(Volume):
     def fill(self) -> bytes:
         """The volume's, swapped."""
         return np.frombuffer(self.inner.fill, self.inner.dtype).astype(self.dtype).tobytes()
+
+    def native_source(self) -> Any | None:
+        """The volume's, swapped."""
+        source = self.inner.native_source()
+        if source is None or self.dtype.kind != "c":
+            return source and source.swap(self.dtype.itemsize)
+        return source.swap(self.dtype.itemsize // 2)
 
     def open(self) -> UnitReader:
         """Open the volume."""

@@ -90,6 +90,15 @@ class ScaledVolume(Volume):
         made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
         return made
 
+    def native_source(self) -> Any | None:
+        """The volume's, scaled."""
+        source, stored = self.inner.native_source(), self.inner.dtype
+        if source is None or self.dtype != np.float64 or stored.kind == "c":
+            return None
+        if not stored.isnative:
+            source = source.swap(stored.itemsize)
+        return source.scale(stored.str[1:], self.slope, self.inter)
+
     def open(self) -> UnitReader:
         """Open the volume."""
         return _ScaledReader(self)

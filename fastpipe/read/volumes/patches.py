@@ -1,25 +1,26 @@
-"""Boxes of a volume, copied into a batch from units that are decoded once, as long as they are remembered."""
+"""Boxes of a volume, copied into a batch from units that are decoded once, as long as they are remembered.
+
+The native core does this for whole batches.  Here it is done for what that declines, a box at a time.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._nvtx import ranged
 from fastpipe.errors import OptionError
-from fastpipe.protocols import RememberedUnits, Stopwatch
-from fastpipe.read.volumes.kernels import DIMS, copy_box
-from fastpipe.read.volumes.volume import DamagedUnitError, Volume
+from fastpipe.protocols import Stopwatch
+from fastpipe.read.volumes.volume import DIMS, DamagedUnitError, Volume
 
 __all__ = ["Counts", "PatchReader", "padded_indices"]
 
 Int64Array = npt.NDArray[np.int64]
-UInt64Array = npt.NDArray[np.uint64]
 
 _ALIGNMENT = 16
 _MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stopped
@@ -29,10 +30,10 @@ class Counts:
     """How much was decoded, and how much of it was used.  For threads at once.
 
     Args:
-        shared: counts for all processes; None for this one alone.
+        shared: a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
     """
 
-    def __init__(self, shared: RememberedUnits | None = None) -> None:
+    def __init__(self, shared: Any = None) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._decoded = self._used = 0
 
@@ -48,18 +49,8 @@ class Counts:
     @property
     def nbytes(self) -> tuple[int, int]:
         """Bytes that were decoded and used so far."""
-        return (self._decoded, self._used) if self._shared is None else self._shared.counted
-
-
-class _Box(NamedTuple):
-    """A box in the form that the kernel takes."""
-
-    first: Int64Array
-    counts: Int64Array
-    start: Int64Array
-    stop: Int64Array
-    to: int
-    steps: Int64Array
+        shared = self._shared
+        return (self._decoded, self._used) if shared is None else (shared.decoded, shared.copied)
 
 
 class PatchReader:
@@ -69,7 +60,7 @@ class PatchReader:
         volume: the volume.
         clock: hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``).
         counts: hears how much.
-        units: where decoded units are remembered; None for nowhere.
+        units: a ``native.UnitMemory`` where decoded units are remembered; None for nowhere.
         first_key: the number there of the volume's first unit.
 
     Raises:
@@ -78,19 +69,13 @@ class PatchReader:
     """
 
     def __init__(
-        self,
-        volume: Volume,
-        clock: Stopwatch,
-        counts: Counts,
-        units: RememberedUnits | None = None,
-        first_key: int = 0,
+        self, volume: Volume, clock: Stopwatch, counts: Counts, units: Any = None, first_key: int = 0
     ) -> None:
         self._volume, self._clock, self._counts = volume, clock, counts
         self._units, self._first_key = units, first_key
         self._reader = volume.open()
         self._finer: PatchReader | None = None
-        self._unit = np.array([1] * (DIMS - len(volume.shape)) + list(volume.grid.unit), np.int64)
-        if len(self._unit) > DIMS:
+        if len(volume.shape) > DIMS:
             raise OptionError(
                 f"{volume.name} has {len(volume.shape)} dimensions, of which {DIMS} can be read"
             )
@@ -100,7 +85,7 @@ class PatchReader:
 
         Args:
             start: integers (D,): where it begins; the box is within the volume.
-            out: (…) of D dimensions and the volume's dtype, its last dimension contiguous: is filled.
+            out: (…) of D dimensions and the volume's dtype: is filled.
 
         Raises:
             DamagedUnitError: the volume does not hold what it should.
@@ -132,109 +117,98 @@ class PatchReader:
             out[...] = array[tuple(slice(*ends) for ends in zip(start, stop, strict=True))]
             self._clock.add("copy", perf_counter_ns() - begun)
             return
-        touched = self._volume.grid.touched(start, stop)
-        lead = [0] * (DIMS - len(stop))
-        box = _Box(
-            np.array([*lead, *touched.first], np.int64),
-            np.array([*[1] * len(lead), *touched.counts], np.int64),
-            np.array([*lead, *start], np.int64),
-            np.array([*[1] * len(lead), *stop], np.int64),
-            out.__array_interface__["data"][0],
-            np.array([*lead, *out.strides], np.int64),
-        )
+        numbers = self._volume.grid.touched(start, stop).numbers
+
+        def copy(number: int, memory: npt.NDArray[np.uint8]) -> None:
+            self._copy(number, memory, start, out)
+
         if self._units is None:
-            self._read_alone(touched.numbers, np.arange(len(touched.numbers)), box)
+            self._read_alone(numbers, copy)
         else:
             self._reader.check()  # as it is where nothing is remembered
-            self._read_remembered(self._units, touched.numbers, box)
-            self._units.used(touched.numbers + self._first_key)
+            self._read_remembered(numbers, copy)
+            self._units.used(numbers + self._first_key)
 
-    def _read_remembered(self, units: RememberedUnits, numbers: Int64Array, box: _Box) -> None:
-        keys = numbers + self._first_key
-        left, waits = np.arange(len(numbers)), 0
-        while len(left):
-            left = left[~self._copied(units, keys, left, box)]
-            if not len(left):
-                return
-            claims = units.claim(keys[left].tolist())
-            mine = [place for place, claim in enumerate(claims) if claim is not None]
-            if mine:
-                self._decode(numbers, left[mine], [claims[place] for place in mine], box)
-                left = np.delete(left, mine)
+    def _read_remembered(self, numbers: Int64Array, copy: Callable[[int, Any], None]) -> None:
+        units, left, waits = self._units, numbers.tolist(), 0
+        while left:
+            claims, still = {}, []
+            for number in left:
+                key = self._first_key + number
+                if (found := units.find(key)) is not None:
+                    copy(number, found.memory)
+                    if found.release():
+                        continue
+                elif (claim := units.claim(key)) is not None:
+                    claims[number] = claim
+                    continue
+                still.append(number)
+            if claims:
+                self._decode(claims, copy)
+            if len(still) < len(left):
+                left, waits = still, 0
                 continue
             # Somebody else is decoding all that is left, has just done so, or there is no room.
-            is_there = units.find(keys[left]).slots >= 0
-            if is_there.any():
+            key = self._first_key + left[0]
+            if units.are_there(np.array([key]))[0]:
                 continue
-            if units.is_coming(int(keys[left[0]])) and waits < _MOST_WAITS:
+            if units.is_coming(key) and waits < _MOST_WAITS:
                 waits += 1
-                units.wait(int(keys[left[0]]))
+                units.wait(key)
                 continue
             waits = 0
-            self._read_alone(numbers, left[:1], box)
+            self._read_alone(np.array(left[:1]), copy)
             left = left[1:]
 
-    def _copied(
-        self, units: RememberedUnits, keys: Int64Array, places: Int64Array, box: _Box
-    ) -> npt.NDArray[np.bool_]:
-        """Copy of the units at these places those that are remembered; for each whether it was."""
-        found = units.find(keys[places])
-        addresses = np.zeros(len(keys), np.uint64)
-        addresses[places] = units.addresses(found)
-        if not addresses.any():
-            return np.zeros(len(places), np.bool_)
-        self._copy(addresses, box)
-        return units.are_still(found)
-
     @ranged("decode")
-    def _decode(self, numbers: Int64Array, places: Int64Array, claims: list[Any], box: _Box) -> None:
+    def _decode(self, claims: dict[int, Any], copy: Callable[[int, Any], None]) -> None:
         """Decode units into slots that were claimed for them, chunk by chunk, and copy from there."""
-        chunks = self._volume.stored_in(numbers[places])
-        nbytes = self._volume.unit_nbytes
-        order = np.argsort(chunks, kind="stable")
-        ends = np.flatnonzero(np.diff(chunks[order])) + 1
         try:
-            for some in np.split(order, ends):
-                slots = [claims[place] for place in some.tolist()]
-                begun = perf_counter_ns()
-                self._reader.read(numbers[places[some]], [slot.memory[:nbytes] for slot in slots])
-                self._clock.add("decode", perf_counter_ns() - begun)
-                self._counts.add(nbytes * len(slots), 0)
-                addresses = np.zeros(len(numbers), np.uint64)
-                addresses[places[some]] = [slot.address for slot in slots]
-                self._copy(addresses, box)
-                for slot in slots:
-                    slot.publish()
+            for some in self._by_chunks(np.array(list(claims))):
+                parts = [claims[number].memory for number in some.tolist()]
+                self._read_units(some, parts, copy)
+                for number in some.tolist():
+                    claims.pop(number).publish()
         finally:
-            for slot in claims:
-                slot.__exit__()
+            for claim in claims.values():
+                claim.abandon()
 
     @ranged("decode")
-    def _read_alone(self, numbers: Int64Array, places: Int64Array, box: _Box) -> None:
-        """Decode the units at these places into memory of this call, chunk by chunk."""
-        chunks = self._volume.stored_in(numbers[places])
-        nbytes = self._volume.unit_nbytes
-        step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        for chunk in np.unique(chunks).tolist():
-            some = places[chunks == chunk]
+    def _read_alone(self, numbers: Int64Array, copy: Callable[[int, Any], None]) -> None:
+        """Decode units into memory of this call, chunk by chunk."""
+        step = -(-self._volume.unit_nbytes // _ALIGNMENT) * _ALIGNMENT
+        for some in self._by_chunks(numbers):
             memory = np.empty(step * len(some) + _ALIGNMENT, np.uint8)
-            skipped = -memory.__array_interface__["data"][0] % _ALIGNMENT
-            parts = [memory[skipped + step * place :][:nbytes] for place in range(len(some))]
-            begun = perf_counter_ns()
-            self._reader.read(numbers[some], parts)
-            self._clock.add("decode", perf_counter_ns() - begun)
-            self._counts.add(nbytes * len(some), 0)
-            addresses = np.zeros(len(numbers), np.uint64)
-            addresses[some] = [part.__array_interface__["data"][0] for part in parts]
-            self._copy(addresses, box)
+            memory = memory[-memory.__array_interface__["data"][0] % _ALIGNMENT :]
+            self._read_units(some, [memory[step * place :] for place in range(len(some))], copy)
 
-    @ranged("copy")
-    def _copy(self, addresses: UInt64Array, box: _Box) -> None:
-        begun = perf_counter_ns()
-        copy_box(
-            addresses, box.first, box.counts, self._unit, box.start, box.stop,
-            self._volume.dtype.itemsize, box.to, box.steps,
-        )  # fmt: skip
+    def _by_chunks(self, numbers: Int64Array) -> list[Int64Array]:
+        """Units, those of one chunk together."""
+        chunks = self._volume.stored_in(numbers)
+        return [numbers[chunks == chunk] for chunk in np.unique(chunks)]
+
+    def _read_units(
+        self, numbers: Int64Array, parts: Sequence[npt.NDArray[np.uint8]], copy: Callable[[int, Any], None]
+    ) -> None:
+        nbytes, begun = self._volume.unit_nbytes, perf_counter_ns()
+        self._reader.read(numbers, [part[:nbytes] for part in parts])
+        self._clock.add("decode", perf_counter_ns() - begun)
+        self._counts.add(nbytes * len(numbers), 0)
+        for number, part in zip(numbers.tolist(), parts, strict=True):
+            copy(number, part)
+
+    def _copy(
+        self, number: int, memory: npt.NDArray[np.uint8], start: Sequence[int], out: npt.NDArray[Any]
+    ) -> None:
+        """Copy what a box has of a unit."""
+        begun, volume = perf_counter_ns(), self._volume
+        unit = memory[: volume.unit_nbytes].view(volume.dtype).reshape(volume.grid.unit)
+        source, target = [], []
+        for side, at, size in zip(volume.grid.box(number), start, out.shape, strict=True):
+            low, high = max(side.start, at), min(side.stop, at + size)
+            source.append(slice(low - side.start, high - side.start))
+            target.append(slice(low - at, high - at))
+        out[tuple(target)] = unit[tuple(source)]
         self._clock.add("copy", perf_counter_ns() - begun)
 
 

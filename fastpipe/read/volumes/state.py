@@ -19,7 +19,7 @@ class FileState(NamedTuple):
     """
 
     name: str
-    state: tuple[int, ...]
+    state: tuple[int, int, int, int]
 
     @classmethod
     def of(cls, name: str, status: os.stat_result | None = None) -> FileState:
@@ -45,7 +45,7 @@ class FileState(NamedTuple):
         )
 
 
-def _numbers(status: os.stat_result) -> tuple[int, ...]:
+def _numbers(status: os.stat_result) -> tuple[int, int, int, int]:
     # Not the time of change: a file that is renamed, or loses a name, has the same content.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -13,10 +13,12 @@ import numpy.typing as npt
 from fastpipe.errors import VolumeError
 from fastpipe.read.volumes.grid import UnitGrid
 
-__all__ = ["DamagedUnitError", "UnitReader", "Volume"]
+__all__ = ["DIMS", "DamagedUnitError", "UnitReader", "Volume"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
+
+DIMS = 5  # that an array may have
 
 
 class DamagedUnitError(VolumeError):
@@ -90,6 +92,11 @@ class Volume(ABC):
     def finer(self) -> Volume | None:
         """The same in smaller units, where a unit is some that are stored apart: then one that is damaged
         does not spoil the others.  None where a unit is what it is."""
+        return None
+
+    def native_source(self) -> Any | None:
+        """Where its bytes are, for the native core: a ``native.VolumeSource``; None where only ``open`` reads
+        it."""
         return None
 
     @abstractmethod

@@ -10,11 +10,13 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
 from fastpipe.read.chunks.errors import ChunkError
@@ -118,6 +120,16 @@ class ZarrVolume(Volume, UnitReader):
     def fill(self) -> bytes:
         """As its metadata say."""
         return self._array.fill
+
+    def native_source(self) -> Any | None:
+        """Its folder; None where its chunks are objects."""
+        array = self._array
+        if self.objects is not None:
+            return None
+        return native.volume_in_files(
+            os.fsencode(os.path.join(self.name, "")), os.fsencode(self._metadata_file()), array.prefix,
+            array.separator, array.shape, array.chunk, array.dtype.itemsize, array.codec, array.fill,
+        )  # fmt: skip
 
     def open(self) -> UnitReader:
         """Nothing stays open: a chunk is a file."""

@@ -223,7 +223,7 @@ class RowsDataset(Dataset[Any]):
             note(f"{reading.where()} and others")
         pending = PendingRead(
             runtime.pool if threaded else None, reading.read, reading.samples, reading.policy,
-            reading.substitute,
+            reading.substitute, reading.native,
         )  # fmt: skip
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from fastpipe.cache.units import UnitMemory, UnitSlots
+from fastpipe.cache.unit_file import UnitFile
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import Volume
 
@@ -53,7 +53,7 @@ def _whole(volume: Volume, seed: int = 0) -> Any:
     return out
 
 
-def _reader_of(volume: Volume, units: UnitSlots | None = None, first_key: int = 0) -> PatchReader:
+def _reader_of(volume: Volume, units: Any = None, first_key: int = 0) -> PatchReader:
     return PatchReader(volume, _NoClock(), Counts(), units, first_key)
 
 
@@ -94,12 +94,11 @@ def boxes_equal() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def memory_for() -> Callable[..., UnitMemory]:
+def memory_for() -> Callable[..., UnitFile]:
     """Memory for a volume's units, to be closed: ``memory_for(volume, slots, first_key)``."""
 
-    def made(volume: Volume, slots: int, first_key: int = 0) -> UnitMemory:
-        nbytes = max(16, -(-volume.unit_nbytes // 16) * 16)
-        return UnitMemory(first_key + max(1, volume.grid.count), slots, nbytes)
+    def made(volume: Volume, slots: int, first_key: int = 0) -> UnitFile:
+        return UnitFile(first_key + max(1, volume.grid.count), slots, volume.unit_nbytes)
 
     return made
 

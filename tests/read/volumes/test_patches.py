@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache.units import UnitMemory
+from fastpipe.cache.unit_file import UnitFile
 from fastpipe.errors import OptionError
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.memory import MemoryVolume
@@ -122,7 +122,7 @@ def test_what_is_remembered_is_decoded_once(reader_of: Any, memory_for: Any) -> 
 
 def test_two_volumes_share_one_memory(reader_of: Any) -> None:
     one, other = (Numbers(np.full((4, 4), value), (2, 2)) for value in (1, 2))
-    memory = UnitMemory(8, 8, one.unit_nbytes)
+    memory = UnitFile(8, 8, one.unit_nbytes)
     readers = [reader_of(volume, memory.opened(), 4 * place) for place, volume in enumerate((one, other))]
     for value in (1, 2, 1, 2):
         out = np.zeros((3, 3), np.int64)
@@ -242,7 +242,7 @@ def stressed(slots: int, forked: Forked, reader_of: Any, processes: int, boxes: 
     array = np.random.default_rng(0).integers(0, 1 << 40, (20, 21, 22))
     volume = Numbers(array, (7, 8, 9), 2)
     volume.damaged = {3}
-    memory = UnitMemory(volume.grid.count, slots, -(-volume.unit_nbytes // 16) * 16)
+    memory = UnitFile(volume.grid.count, slots, -(-volume.unit_nbytes // 16) * 16)
 
     def work(seed: int) -> None:
         wrong = read_at_random(volume, array, reader_of(volume, memory.opened()), seed, boxes)
