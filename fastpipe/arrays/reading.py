@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.keys import sample_seed, uniforms
-from fastpipe.engine.reads import NativeRead, ReadPolicy, Task
+from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.errors import OptionError
 from fastpipe.types import Key
 
@@ -23,16 +23,17 @@ class Reading(NamedTuple):
     """How a batch is read: as for `PendingRead`.
 
     Attributes:
-        read, samples, policy, substitute, native: as there.
+        start, read_alone, samples, policy, substitute, heard: as there.
         where: says where its first sample is.
     """
 
-    read: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Sequence[Task]]
+    start: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Started]
+    read_alone: Callable[[int, int], None]
     samples: npt.NDArray[np.int64]
     policy: ReadPolicy
     substitute: Callable[[int, int], int | None] | None
+    heard: Callable[[Any], None]
     where: Callable[[], str]
-    native: NativeRead | None = None
 
 
 class BatchReader(Protocol):

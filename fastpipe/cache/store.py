@@ -144,6 +144,20 @@ class EntryStore:
             self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0
         )
 
+    def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:
+        """What the native core is told of this store to find decoded chunks: a ``native.KeptChunks``.
+
+        Args:
+            tag: the digest of ``cache.identity.identify``.
+            count: chunks that there are.
+            nbytes: of each.
+            marks: as of ``images``.
+        """
+        return native.kept_chunks(
+            self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0,
+            count, nbytes,
+        )  # fmt: skip
+
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
         """Rows of an entry.
 

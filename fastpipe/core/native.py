@@ -9,8 +9,8 @@ try:
 except ImportError as error:  # pragma: no cover - a source tree that was never installed
     raise MissingDependencyError(
         f"fastpipe's native core cannot be loaded ({error}). It is compiled when fastpipe is installed: run "
-        "'pip install .' in its folder, with a C++17 compiler and libjpeg-turbo's headers "
-        "(apt-get install g++ libjpeg-dev)"
+        "'pip install .' in its folder, with a C++17 compiler, libjpeg-turbo, libdeflate, zstd and LZ4 "
+        "(apt-get install g++ libjpeg-dev libdeflate-dev libzstd-dev liblz4-dev)"
     ) from error
 
 __all__ = ["native"]

@@ -8,7 +8,7 @@ from fastpipe._extras import require
 from fastpipe.errors import HDF5Error
 from fastpipe.files.copying import attributes_of, objects_of, referred, replaced
 from fastpipe.files.rows import read_all, read_rows, same_values
-from fastpipe.read.hdf5.library import filters_of, missing
+from fastpipe.hdf5.library import filters_of, missing
 
 __all__ = ["check_rows", "check_structure"]
 

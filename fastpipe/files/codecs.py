@@ -20,7 +20,7 @@ from fastpipe.files.filters import (
     may_lose,
 )
 from fastpipe.files.rows import is_plain
-from fastpipe.read.hdf5.library import filters_of, load_plugins, missing
+from fastpipe.hdf5.library import filters_of, load_plugins, missing
 
 __all__ = ["CODECS", "Codec", "parse_codec", "set_filters"]
 

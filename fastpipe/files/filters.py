@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastpipe.read.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import FilterStep
 
 __all__ = ["in_words", "may_lose"]
 

@@ -12,11 +12,11 @@ from fastpipe._extras import require
 from fastpipe.files.epochs import uniform_decodes
 from fastpipe.files.filters import in_words
 from fastpipe.files.rows import dtype_of
-from fastpipe.read.hdf5.file import opened
-from fastpipe.read.hdf5.filters import FilterStep
-from fastpipe.read.hdf5.geometry import Geometry, grid_of
-from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.library import filters_of, load_filters
+from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.filters import FilterStep
+from fastpipe.hdf5.geometry import Geometry, grid_of
+from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.library import filters_of, load_filters
 
 __all__ = ["DatasetFacts", "Epoch", "inspect_file", "storage_of"]
 
@@ -175,8 +175,7 @@ def _epoch(
         return None
     if chunk is None or not is_filtered:
         nbytes = geometry.count * geometry.sample_nbytes
-        reads = sum(len(geometry.runs(part).in_chunk) for part in range(min(geometry.parts, 1)))
-        return Epoch(1.0, nbytes, nbytes, reads * geometry.parts)
+        return Epoch(1.0, nbytes, nbytes, geometry.runs * geometry.parts)
     decodes = uniform_decodes(shape[:sample_dims], chunk[:sample_dims], batch_size)
     once = geometry.groups * geometry.parts * geometry.chunk_nbytes
     return Epoch(decodes, round(decodes * once), once, geometry.parts)

@@ -13,7 +13,7 @@ from fastpipe.files.advice import SMALL_NBYTES
 from fastpipe.files.codecs import Codec
 from fastpipe.files.inspecting import storage_of
 from fastpipe.files.rows import has_references, is_plain
-from fastpipe.read.hdf5.library import filters_of
+from fastpipe.hdf5.library import filters_of
 
 __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
 

@@ -26,8 +26,8 @@ from fastpipe.files.pace import Pace
 from fastpipe.files.partial import Partial, clear, exists_already, identity, left_behind
 from fastpipe.files.planning import MEMORY_NBYTES, Options, Target, make_plan
 from fastpipe.files.rows import RowSource, read_rows, write_rows
-from fastpipe.read.hdf5.file import opened
-from fastpipe.read.hdf5.library import filters_of, load_filters, missing
+from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.library import filters_of, load_filters, missing
 
 __all__ = ["repack"]
 

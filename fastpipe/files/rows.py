@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.jobs import NativeJob
+from fastpipe.core.native import native
+from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error
-from fastpipe.read.hdf5.errors import DamagedError
-from fastpipe.read.hdf5.file import OpenFile, SampleFile
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.reader import RowReader
 
 __all__ = [
     "RowSource",
@@ -154,27 +157,26 @@ class RowSource:
     """
 
     def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:
-        self._dataset = dataset
-        self._file: SampleFile | None = None
-        self._open: OpenFile | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._dataset, self._threads = dataset, 1
+        self._reader: RowReader | None = None
+        self._job: NativeJob | None = None  # of the rows that are being read
         # What is in the gaps of a compound is nobody's, but the same in each reading by the library.
         dtype = dtype_of(dataset)
         if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
             return
-        file = SampleFile(path, [str(dataset.name)])
-        if file.layouts[0].kind != "h5py":
-            chunk = int(np.prod(file.layouts[0].chunk)) * dtype.itemsize if dataset.chunks else 1
-            self._file, self._open = file, file.open()
-            self._pool = ThreadPoolExecutor(max(1, min(threads, memory // max(chunk, 1))), "fastpipe-rows")
+        files = SampleFiles([path], [str(dataset.name)])
+        layout = files.layouts[0]
+        if layout.kind != "h5py":
+            chunk = int(np.prod(layout.chunk)) * dtype.itemsize if dataset.chunks else 1
+            self._threads = max(1, min(threads, memory // max(chunk, 1)))
+            self._reader = RowReader(files, threads=self._threads)
 
     def __enter__(self) -> RowSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._open = None
+        if self._job is not None:
+            self._job.cancel()
 
     def steps(self, first: int, step: int) -> Iterator[tuple[int, Array]]:
         """From a row on: where some rows begin, and these rows; the next ones are being read meanwhile."""
@@ -187,18 +189,38 @@ class RowSource:
             ahead = self._begin(end, min(end + step, count)) if end < count else None
             yield start, rows
 
-    def _begin(self, first: int, last: int) -> tuple[Array, list[Future[None]]] | None:
-        if self._file is None or self._open is None or self._pool is None:
+    def _begin(self, first: int, last: int) -> _Ahead | None:
+        if self._reader is None:
             return None
-        out = np.empty((last - first, *self._file.sample_shape(0)), self._file.layouts[0].dtype)
-        tasks = self._open.tasks(np.arange(first, last), np.arange(last - first), [out])
-        return out, [self._pool.submit(task.run) for task in tasks]
+        shape = (last - first, *self._dataset.shape[1:])
+        out = np.empty(shape, self._dataset.dtype)
+        started = self._reader.start(np.arange(first, last), np.arange(last - first), [out])
+        channel = native.Channel(self._threads)
+        self._job = NativeJob(started.batch, channel, self._threads, lambda: None)
+        return _Ahead(first, out, started.statuses, self._job)
 
-    def _end(self, begun: tuple[Array, list[Future[None]]]) -> Array:
-        out, futures = begun
+    def _end(self, ahead: _Ahead) -> Array:
+        assert self._reader is not None
+        ahead.job.wait()
         try:
-            for future in futures:
-                future.result()
+            for row in np.flatnonzero(ahead.statuses[:, 0] != MADE).tolist():
+                self._reader.read_alone(ahead.first + row, row, [ahead.out])
         except DamagedError as error:
             raise HDF5Error(f"{error}; the file is damaged: restore it from a copy") from None
-        return out.view(np.dtype((np.void, out.dtype.itemsize)))
+        return ahead.out.view(np.dtype((np.void, ahead.out.dtype.itemsize)))
+
+
+class _Ahead(NamedTuple):
+    """Rows that are being read.
+
+    Attributes:
+        first: the number of the first.
+        out: where they go.
+        statuses: uint8 (N, 8), what became of each.
+        job: reads them.
+    """
+
+    first: int
+    out: Array
+    statuses: npt.NDArray[np.uint8]
+    job: NativeJob

@@ -96,6 +96,9 @@ def pack_records(digests: bytes, offset: int, step: int, nbytes: int, shape: tup
 def sum_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """The sum by which bytes are compared with those that were kept."""
 
+def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, chunks: int, nbytes: int) -> KeptChunks:
+    """Where decoded chunks of a dataset are kept; nbytes: of each."""
+
 class KeptImages:
     """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
 
@@ -105,6 +108,75 @@ class KeptImages:
         """
         Whether the images of objects in these states, uint64 (N, 5), are there.
         """
+
+class DataFile:
+    """A file of which parts are read: see fastpipe/native/files.h."""
+
+def data_file(path: bytes, state: tuple[int, int, int, int]) -> DataFile:
+    """
+    A file by its encoded path, in a state: device, inode, bytes, nanoseconds of its modification.
+    """
+
+class KeptChunks:
+    """
+    Where decoded chunks of a dataset are kept: see fastpipe/native/kept.h.
+    """
+
+    def find(self, chunk: int) -> int:
+        """
+        Where a chunk begins in the store's data file; -1 where it is not kept.
+        """
+
+class ChunkedDataset:
+    """A dataset of an HDF5 file: see fastpipe/native/chunks.h."""
+
+    def __init__(self, file: DataFile, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int, filters: Sequence[tuple[int, int, int, int]], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], fill: bytes, inside: bytes | None = None, memory: UnitMemory | None = None, first_key: int = 0, kept: KeptChunks | None = None) -> None: ...
+
+    def decode(self, numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """
+        Read and decode chunks into uint8 (N, bytes of a chunk); how many, before the first that is declined.
+        """
+
+class RowBatch(Batch):
+    """A batch of rows that is read."""
+
+    @property
+    def times(self) -> tuple[int, int, int]:
+        """Nanoseconds of reading, decoding and copying, summed over its tasks."""
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """
+        Bytes of chunks that were decoded, and of those the share whose rows were taken.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its tasks were done."""
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether there are chunks that are to be kept."""
+
+    def take_chunks(self) -> list[tuple[int, int, NDArray[numpy.uint8]]]:
+        """
+        Chunks that are to be kept, once: the number of their source, their own, and uint8 (N,).
+        """
+
+def row_batch(sources: list[object], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], threads: int, turn: float = 0.0, most_keep_nbytes: int = 0) -> RowBatch:
+    """
+    A batch of rows: of each source a dataset, samples, their rows or None, and memory, uint8 (N,).
+    """
+
+def use_blosc2(calls: Sequence[int]) -> None:
+    """
+    Hand over the addresses of c-blosc2's functions: see fastpipe/native/codecs.h.
+    """
+
+def undo_filter(step: tuple[int, int, int, int], stored: bytes, nbytes: int) -> NDArray[numpy.uint8] | int:
+    """
+    The bytes of a chunk without one of its filters, uint8 (nbytes,); or the number of what is wrong with them.
+    """
 
 class Step:
     """One step of a transform: see fastpipe/native/geometry.h."""
@@ -375,6 +447,10 @@ class PatchBatch(Batch):
     """A batch of patches that is read."""
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all of it was done; False of one that was cancelled."""
+
+    @property
     def times(self) -> tuple[int, int]:
         """
         Nanoseconds of decoding, with reading, and of copying, summed over patches.
@@ -384,7 +460,7 @@ class PatchBatch(Batch):
     def nbytes(self) -> tuple[int, int]:
         """Bytes of units that were decoded, and of patches that were copied."""
 
-def patch_batch(kinds: list[PatchKind], outs: list[object], volumes: list[object], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> PatchBatch:
+def patch_batch(kinds: list[object], outs: list[object], volumes: list[object], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> PatchBatch:
     """
     A batch of patches: see PatchBatch in patches.h.  volumes: patch by patch, None where Python reads.
     """

@@ -1,4 +1,4 @@
-// Blosc's buffers, each block by itself.
+// Decodes Blosc's buffers, each block independently.
 #include <algorithm>
 #include <cstring>
 
@@ -21,15 +21,15 @@ std::int64_t number_at(const std::uint8_t* at) {
   return std::int64_t{at[0]} | std::int64_t{at[1]} << 8 | std::int64_t{at[2]} << 16 | std::int64_t{at[3]} << 24;
 }
 
-// FastLZ's second level, as Blosc has changed it: matches farther than 13 bits reach have 16 bits more, and begin where
-// those end.
+// Blosc's variant of FastLZ, level 2: distances that do not fit into 13 bits follow in 16 more bits, counted from the
+// largest short one.
 bool decompress_blosclz(Bytes stored, std::uint8_t* out, std::size_t size) {
   constexpr std::size_t far = 8191;
   const std::uint8_t* from = stored.data;
   const std::uint8_t* const from_end = from + stored.size;
   std::uint8_t* to = out;
   std::uint8_t* const to_end = out + size;
-  bool is_first = true;  // which is a run of literals in any case
+  bool is_first = true;  // the first control byte always begins a run of literals
   while (from < from_end) {
     const std::size_t control = is_first ? *from++ & 31u : *from++;
     is_first = false;
@@ -89,7 +89,7 @@ struct Block {
   bool is_short;      // than the others: the last one
 };
 
-// The block's splits, one behind the other in `out`, still shuffled.
+// Decode the splits of a block into `out`, one after the other; they stay shuffled.
 Problem decode_splits(const BloscHeader& header, Block block, Bytes stored, std::uint8_t* out, CodecStates& states) {
   const bool is_split = (header.flags & kNotSplit) == 0 && header.element <= kMostSplits &&
                         block.size / header.element >= kSmallestSplit && !block.is_short;
@@ -101,7 +101,7 @@ Problem decode_splits(const BloscHeader& header, Block block, Bytes stored, std:
     stored = {stored.data + kStart, stored.size - kStart};
     if (nbytes > static_cast<std::int64_t>(stored.size)) return Problem::early;
     const Bytes part = {stored.data, static_cast<std::size_t>(nbytes)};
-    if (nbytes == size) {  // it gained nothing
+    if (nbytes == size) {  // not compressed
       copy_bytes(part.data, part.size, out);
     } else {
       const Problem problem = decode_split(header.codec, part, out, static_cast<std::size_t>(size), states);
@@ -113,7 +113,7 @@ Problem decode_splits(const BloscHeader& header, Block block, Bytes stored, std:
   return Problem::none;
 }
 
-// c-blosc leaves a block as it is if its elements are no multiple of 8.
+// c-blosc does not shuffle the bits of blocks whose number of elements is not a multiple of 8.
 void unshuffle_block_bits(const std::uint8_t* from, std::int64_t size, std::int32_t element, std::uint8_t* out) {
   const std::int64_t count = size / element, whole = count % 8 == 0 ? count * element : 0;
   if (whole > 0) kernels().unshuffle_bits(from, count / 8, element, out);
@@ -179,7 +179,7 @@ Problem locate_blosc_blocks(const BloscHeader& header, const std::uint8_t* table
     }
     return Problem::none;
   }
-  // The compressor's threads put blocks into any order.
+  // A compressor with several threads stores blocks in any order.
   auto* const sorted = arena.array<std::uint32_t>(static_cast<std::size_t>(header.blocks));
   if (sorted == nullptr) return Problem::no_memory;
   for (std::int64_t block = 0; block < header.blocks; ++block) {
@@ -222,7 +222,7 @@ Problem decode_blosc_blocks(const BloscHeader& header, const std::uint8_t* buffe
     const Range found = bounds[number - blocks.begin];
     const Bytes stored = {buffer + found.begin, static_cast<std::size_t>(found.end - found.begin)};
     std::uint8_t* const to = out + (begin - first);
-    // What is shorter than an element was not shuffled.
+    // A block shorter than an element is not shuffled.
     const bool is_direct = shuffled == nullptr || (has_shuffled_bits && size < header.element);
     const Problem problem =
         decode_splits(header, {size, size < header.block}, stored, is_direct ? to : shuffled, states);

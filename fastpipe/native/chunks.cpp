@@ -192,6 +192,7 @@ Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t 
                     Scratch& scratch, RowTotals* totals) noexcept {
   const std::int64_t nbytes = dataset.grid.chunk_nbytes, size = dataset.sizes[chunk];
   if (size < 0 || size > 2 * nbytes + kMore) return Status::declined(Reason::too_large);
+  totals->decoded.fetch_add(nbytes, std::memory_order_relaxed);
   Watch watch;
   if (dataset.filters.empty()) {
     const std::int64_t there = std::min(size, nbytes);
@@ -208,7 +209,6 @@ Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t 
   const Problem problem = undo_filters(dataset.filters, dataset.masks[chunk], {stored, static_cast<std::size_t>(size)},
                                        out, nbytes, wanted, scratch.arena, scratch.codecs, &step);
   watch.add_to(totals->decode);
-  totals->decoded.fetch_add(nbytes, std::memory_order_relaxed);
   if (problem == Problem::none) return Status::made();
   if (problem == Problem::no_memory) return Status::declined(Reason::no_memory);
   return Status::declined(Reason::damaged, step << 8 | static_cast<std::int32_t>(problem));

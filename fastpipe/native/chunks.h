@@ -131,6 +131,7 @@ class RowBatch : public Work {
   // Whether all of its items were done.
   bool is_complete() const noexcept { return done_.load() == size(); }
   // Chunks to be kept, once the work is done.
+  bool has_chunks() const noexcept { return !keep_.empty(); }
   std::vector<KeepChunk> take_chunks() noexcept { return std::move(keep_); }
 
  private:

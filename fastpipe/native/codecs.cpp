@@ -12,6 +12,12 @@
 #include "copies.h"
 #include "kernels.h"
 
+// zstd calls these hooks if any library of the process defines them.  Hidden definitions keep it from foreign ones.
+extern "C" {
+unsigned long long ZSTD_trace_decompress_begin(const void*) { return 0; }  // 0: no trace
+void ZSTD_trace_decompress_end(unsigned long long, const void*) {}
+}
+
 namespace fastpipe {
 
 struct CodecStates::States {
@@ -47,7 +53,7 @@ CodecStates::States* CodecStates::get() noexcept {
 
 namespace {
 
-// The libraries may be given a null pointer for no bytes, with which some of them calculate.
+// Memory of no bytes may be a null pointer, on which some libraries do arithmetic.
 std::uint8_t nothing[1];
 const std::uint8_t* some(const std::uint8_t* memory) { return memory == nullptr ? nothing : memory; }
 std::uint8_t* some(std::uint8_t* memory) { return memory == nullptr ? nothing : memory; }
@@ -62,7 +68,7 @@ libdeflate_decompressor* inflater_of(CodecStates& states) {
 Problem inflate_zlib(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept {
   libdeflate_decompressor* const inflater = inflater_of(states);
   if (inflater == nullptr) return Problem::no_memory;
-  // Without a place for the number of bytes, fewer are an error, too.
+  // Given no place for the number of bytes, libdeflate reports fewer bytes as an error, too.
   const libdeflate_result found =
       libdeflate_zlib_decompress(inflater, some(stored.data), stored.size, some(out), size, nullptr);
   return found == LIBDEFLATE_SUCCESS ? Problem::none : Problem::damaged;
@@ -89,7 +95,7 @@ Problem decompress_zstd(Bytes stored, std::uint8_t* out, std::size_t size, Codec
   CodecStates::States* const all = states.get();
   ZSTD_DCtx* const context = all == nullptr ? nullptr : all->zstd();
   if (context == nullptr) return Problem::no_memory;
-  // Errors are numbers beyond all sizes.
+  // Error codes are larger than any size.
   const std::size_t made = ZSTD_decompressDCtx(context, some(out), size, some(stored.data), stored.size);
   return made == size ? Problem::none : Problem::damaged;
 }
@@ -102,8 +108,8 @@ Problem decompress_lz4(Bytes block, std::uint8_t* out, std::size_t size) noexcep
   return made >= 0 && static_cast<std::size_t>(made) == size ? Problem::none : Problem::damaged;
 }
 
-// Marc Lehmann's format: a byte of control is the length of a run of literals, less 1, if it is below 32; otherwise its
-// upper three bits are the length of a match, less 2, which a further byte adds to if they are all set.
+// LibLZF's format: a control byte below 32 is the length of a run of literals, minus 1.  In any other, the upper three
+// bits are the length of a match, minus 2; if all three are set, the next byte is added to them.
 Problem decompress_lzf(Bytes stored, std::uint8_t* out, std::size_t size) noexcept {
   const std::uint8_t* from = some(stored.data);
   const std::uint8_t* const from_end = from + stored.size;
@@ -141,7 +147,7 @@ Problem decompress_lzf(Bytes stored, std::uint8_t* out, std::size_t size) noexce
 
 namespace {
 
-// A sum modulo 65535, of which 65535 itself is left as it is: HDF5's additions never make 0 of it.
+// Reduce a sum modulo 65535, but to 65535 instead of 0 if it is not 0, as HDF5's additions do.
 std::uint64_t folded(std::uint64_t sum) {
   while (sum > 0xffff) sum = (sum & 0xffff) + (sum >> 16);
   return sum;
@@ -152,7 +158,7 @@ std::uint64_t word_at(const std::uint8_t* at) { return static_cast<std::uint64_t
 }  // namespace
 
 std::uint32_t fletcher32(Bytes data) noexcept {
-  constexpr std::size_t most = std::size_t{1} << 20;  // words, whose sums of sums stay below 2**57
+  constexpr std::size_t most = std::size_t{1} << 20;  // words; the sum of their sums stays below 2**57
   std::uint64_t low = 0, high = 0;
   const std::uint8_t* at = data.data;
   std::size_t words = data.size / 2;
@@ -187,7 +193,7 @@ void unshuffle(const std::uint8_t* from, std::int64_t size, std::int32_t element
   std::int64_t at = begin;
   if (at < whole) {
     const std::int64_t limit = std::min(end, whole);
-    // Parts of elements at both ends by themselves.
+    // The kernel takes whole elements; both ends may be parts of one.
     for (; at < limit && at % element != 0; ++at) out[at] = byte_at(at);
     const std::int64_t count = (limit - at) / element;
     if (count > 0) kernels().unshuffle(from + at / element, plane, element, count, out + at);

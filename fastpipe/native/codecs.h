@@ -1,7 +1,7 @@
-// What stored chunks went through, undone: the filters of HDF5, the codecs of Zarr and N5.
+// Decoders for stored chunks: the filters of HDF5, the codecs of Zarr and N5.
 //
-// Bytes that come in are hostile.  A function fills exactly the memory that it is given, or says what is wrong; it
-// never reads or writes outside, and never allocates by what the bytes say of themselves.
+// The stored bytes are hostile.  A function fills exactly the memory that it is given, or returns a Problem; it never
+// reads or writes outside, and never allocates a size that the bytes declare.
 #pragma once
 
 #include <cstdint>
@@ -84,7 +84,7 @@ struct BloscHeader {
 [[nodiscard]] Problem read_blosc_header(Bytes first, std::int64_t nbytes, std::int64_t stored,
                                         BloscHeader* header) noexcept;
 
-// Say where blocks' bytes are in a buffer: each ends where another one begins.
+// Locate the bytes of blocks in a buffer: each ends where another one begins.
 //
 // table: of starts, behind the header.
 // bounds: (blocks)
@@ -131,7 +131,7 @@ struct FilterStep {
 // mask: bit i says that filter i was left out for this chunk.
 // out: (size); the memory of the chunk's content.
 // wanted: the part of the content that is needed; the other bytes of `out` may be left as they are, or be written.
-// step: where something is wrong, which of the steps it is; -1 if all are undone, but to another number of bytes.
+// step: the number of the step that failed; -1 if none did, but the content has another size than expected.
 [[nodiscard]] Problem undo_filters(const std::vector<FilterStep>& steps, std::uint32_t mask, Bytes stored,
                                    std::uint8_t* out, std::int64_t size, Range wanted, Arena& arena,
                                    CodecStates& states, std::int32_t* step) noexcept;
@@ -145,7 +145,7 @@ struct Blosc2Functions {
   int (*decompress_chunk)(void*, std::int64_t, void*, std::int32_t);
   int (*schunk_free)(void*);
 };
-// Use them from now on; only the first call does something.  Call it before anything is decoded that needs them.
+// Use these functions from now on.  Only the first call has an effect.
 void use_blosc2(const Blosc2Functions& functions) noexcept;
 
 }  // namespace fastpipe

@@ -1,12 +1,16 @@
-// Copies that decompressors make: 16 bytes at a time, more than asked for where there is room behind.
+// Copies for decompressors: 8 or 16 bytes at a time, beyond the end of a run where the memory has room.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words repeat their first bytes as on little-endian processors"
+#endif
+
 namespace fastpipe {
 
-// memcpy, which must not be given null even for no bytes.
+// memcpy that accepts null pointers for no bytes.
 inline void copy_bytes(const std::uint8_t* from, std::size_t size, std::uint8_t* to) noexcept {
   if (size != 0) std::memcpy(to, from, size);
 }
@@ -17,7 +21,7 @@ inline void copy16(const std::uint8_t* from, std::uint8_t* to) noexcept {
   std::memcpy(to, block, sizeof block);
 }
 
-// Copy 1 to 32 bytes; both memories have that many up to their ends.
+// Copy 1 to 32 bytes, which both memories hold before their ends.
 inline void copy_run(const std::uint8_t* from, const std::uint8_t* from_end, std::size_t size, std::uint8_t* to,
                      const std::uint8_t* to_end) noexcept {
   if (from_end - from >= 32 && to_end - to >= 32) {
@@ -28,6 +32,24 @@ inline void copy_run(const std::uint8_t* from, const std::uint8_t* from_end, std
   }
 }
 
+// How to repeat 1 to 8 bytes in a word: multiply them by `repeats`.  The first `step` bytes of the product are a whole
+// number of repetitions.
+struct Repetition {
+  std::uint64_t mask = 0, repeats = 0;
+  std::size_t step = 0;
+};
+struct Repetitions {
+  Repetition of[9];  // bytes
+  constexpr Repetitions() : of() {
+    for (std::size_t bytes = 1; bytes <= 8; ++bytes) {
+      of[bytes].mask = ~std::uint64_t{0} >> (64 - 8 * bytes);
+      for (std::size_t at = 0; at < 8; at += bytes) of[bytes].repeats |= std::uint64_t{1} << 8 * at;
+      of[bytes].step = 8 / bytes * bytes;
+    }
+  }
+};
+constexpr Repetitions kRepetitions;
+
 // Repeat `size` bytes that begin `back` before `to`, where `back` bytes were written and there is room for `size`.
 inline void copy_match(std::uint8_t* to, std::size_t back, std::size_t size, const std::uint8_t* to_end) noexcept {
   const std::uint8_t* from = to - back;
@@ -36,20 +58,22 @@ inline void copy_match(std::uint8_t* to, std::size_t back, std::size_t size, con
     while (to < end) *to++ = *from++;
     return;
   }
-  if (back == 1) {
-    std::memset(to, *from, size);
-    return;
-  }
-  if (back < 16) {
-    for (int i = 0; i < 16; ++i) to[i] = from[i];
-    // The same bytes repeat at each multiple of `back`; at one of 16 or more, copies do not overlap.
-    to += 16;
-    from = to - (15 + back) / back * back;
-  }
-  while (to < end) {
-    copy16(from, to);
-    from += 16;
-    to += 16;
+  // Most matches end here: no branch has depended on their distance, which processors cannot predict.
+  const Repetition& repetition = kRepetitions.of[back < 8 ? back : 8];
+  std::uint64_t word;
+  std::memcpy(&word, from, sizeof word);  // the mask clears bytes that are not written yet
+  word = (word & repetition.mask) * repetition.repeats;
+  std::memcpy(to, &word, sizeof word);
+  if (size <= repetition.step) return;
+  if (back >= 16) {
+    for (; to < end; from += 16, to += 16) copy16(from, to);
+  } else if (back >= 8) {
+    for (from += 8, to += 8; to < end; from += 8, to += 8) {
+      std::memcpy(&word, from, sizeof word);
+      std::memcpy(to, &word, sizeof word);
+    }
+  } else {
+    for (to += repetition.step; to < end; to += repetition.step) std::memcpy(to, &word, sizeof word);
   }
 }
 

@@ -45,6 +45,8 @@ class KeptChunks {
  public:
   // chunks: how many there are.  nbytes: of each.
   KeptChunks(KeptStore store, std::int64_t chunks, std::int64_t nbytes);
+  KeptChunks(const KeptChunks&) = delete;
+  KeptChunks& operator=(const KeptChunks&) = delete;
 
   const KeptStore& store() const noexcept { return store_; }
   // Where a chunk begins in the data file; -1 where it is not kept.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <optional>
 
 namespace fastpipe {
@@ -289,20 +290,36 @@ bool PatchKind::is_valid() const noexcept {
 
 std::int64_t PatchKind::nbytes() const noexcept { return product(size) * itemsize; }
 
-void PatchBatch::run(std::int64_t item, Scratch& scratch) {
-  scratch.arena.reset();
-  statuses[item] = make(item, scratch);
+bool PatchBatch::prepare() noexcept {
+  made_.reset(new (std::nothrow) Patch[static_cast<std::size_t>(patches)]);
+  if (made_ == nullptr) return false;
+  for (const Item& item : items) made_[static_cast<std::size_t>(item.patch)].left.fetch_add(1);
+  for (std::int64_t patch = 0; patch < patches; ++patch) {
+    if (made_[static_cast<std::size_t>(patch)].left.load() == 0) statuses[rows[patch]] = Status::made();
+  }
+  return true;
 }
 
-void PatchBatch::lost(std::int64_t item) noexcept { statuses[item] = Status::declined(Reason::internal); }
+void PatchBatch::finish(std::int64_t item, const Status& status) noexcept {
+  const std::int64_t number = items[static_cast<std::size_t>(item)].patch;
+  Patch& patch = made_[static_cast<std::size_t>(number)];
+  if (!status.is_made()) patch.status.store(status);
+  if (patch.left.fetch_sub(1) == 1) statuses[rows[number]] = patch.status.load();
+  done_.fetch_add(1);
+}
 
-Status PatchBatch::make(std::int64_t item, Scratch& scratch) {
-  const Volume* volume = volumes[static_cast<std::size_t>(item)].get();
-  if (volume == nullptr) return Status::declined(Reason::asked);
-  const auto count = static_cast<std::int64_t>(kinds.size());
-  const std::int64_t patch = item / count;
-  const PatchKind& kind = kinds[static_cast<std::size_t>(item % count)].kind;
-  std::uint8_t* out = kinds[static_cast<std::size_t>(item % count)].memory + rows[patch] * kind.nbytes();
+void PatchBatch::run(std::int64_t item, Scratch& scratch) {
+  scratch.arena.reset();
+  finish(item, make(items[static_cast<std::size_t>(item)], scratch));
+}
+
+void PatchBatch::lost(std::int64_t item) noexcept { finish(item, Status::declined(Reason::internal)); }
+
+Status PatchBatch::make(const Item& item, Scratch& scratch) {
+  const Volume* volume = item.volume.get();
+  const std::int64_t patch = item.patch;
+  const PatchKind& kind = kinds[item.kind].kind;
+  std::uint8_t* out = kinds[item.kind].memory + rows[patch] * kind.nbytes();
   BoxOut box;
   bool is_inside = true;
   for (int dim = 0; dim < kDims; ++dim) {

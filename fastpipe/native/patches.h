@@ -53,30 +53,49 @@ struct PatchTotals {
   std::atomic<std::int64_t> decode{0}, copy{0}, decoded{0}, copied{0};
 };
 
-// A batch.  Its items are the patches of each kind, patch by patch.  All pointers are the caller's, and are valid until
-// the work is done.
+// A batch.  All pointers are the caller's, and are valid until the work is done.
 class PatchBatch : public Work {
  public:
   struct Kind {
     PatchKind kind;
     std::uint8_t* memory = nullptr;  // of the batch
   };
+  struct Item {
+    std::int64_t patch = 0;
+    std::size_t kind = 0;
+    std::shared_ptr<const Volume> volume;
+  };
   std::vector<Kind> kinds;
-  std::vector<std::shared_ptr<const Volume>> volumes;  // of each item; null: it is left to Python
+  std::vector<Item> items;  // what is read, patch by patch
   std::int64_t patches = 0;
   const std::int64_t* starts = nullptr;  // (patches, dims): where each begins, perhaps beyond its volume's ends
   const std::int64_t* rows = nullptr;    // (patches): which row of the batch each is
-  Status* statuses = nullptr;            // (patches, kinds), written
+  Status* statuses = nullptr;            // of each row, written: made where all of a patch's items are
   PatchTotals totals;
 
-  std::int64_t size() const noexcept override { return static_cast<std::int64_t>(volumes.size()); }
+  // Allocate what the batch keeps of its own; false where there is no memory.
+  [[nodiscard]] bool prepare() noexcept;
+
+  std::int64_t size() const noexcept override { return static_cast<std::int64_t>(items.size()); }
   void run(std::int64_t item, Scratch& scratch) override;
   void lost(std::int64_t item) noexcept override;
 
+  // Whether all of its items were done.
+  bool is_complete() const noexcept { return done_.load() == size(); }
+
  private:
-  Status make(std::int64_t item, Scratch& scratch);
+  // What has become of a patch so far.
+  struct Patch {
+    std::atomic<std::int32_t> left{0};  // items
+    std::atomic<Status> status{Status::made()};
+  };
+  void finish(std::int64_t item, const Status& status) noexcept;
+  Status make(const Item& item, Scratch& scratch);
   bool read_box(const Volume& volume, int descriptor, const BoxOut& box, Scratch& scratch);
   bool read_remembered(const Volume& volume, int descriptor, const BoxOut& box, Scratch& scratch);
+
+  std::unique_ptr<Patch[]> made_;
+  std::atomic<std::int64_t> done_{0};
 };
 
 }  // namespace fastpipe

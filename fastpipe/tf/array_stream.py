@@ -12,10 +12,10 @@ from fastpipe._machine import default_threads
 from fastpipe.arrays.arrangements import Arrangement, order_of
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import BatchReader
+from fastpipe.core.reads import PendingRead
 from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.reads import PendingRead
 from fastpipe.tf.array_form import ArrayForm
 from fastpipe.tf.streaming import AHEAD, IN_FLIGHT, Batching, Begun, Made, Stream
 from fastpipe.types import Key
@@ -106,8 +106,9 @@ class ArrayStream(Stream):
         key = Key(self.batching.seed, epoch, draws)
         reading = self.of._reading(samples, samples, key, True, runtime, arrays)
         pending = PendingRead(
-            runtime.pool, reading.read, reading.samples, reading.policy, reading.substitute, reading.native
-        )
+            runtime.threads, reading.start, reading.read_alone, reading.samples, reading.policy,
+            reading.substitute, reading.heard,
+        )  # fmt: skip
         return _Reading(pending, Made(arrays, samples, draws, epoch))
 
     def _running(self) -> Any:

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from fastpipe.arrays.arrangements import Groups, default_window
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.hdf5.samples import HDF5Samples
-from fastpipe.arrays.hdf5.stock import H5pyRows
 from fastpipe.errors import OptionError
+from fastpipe.hdf5.samples import HDF5Samples
+from fastpipe.hdf5.stock import H5pyRows
 from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.tf.array_form import ArrayForm, Value
 from fastpipe.tf.array_stream import ArrayStream, this_process

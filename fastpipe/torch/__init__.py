@@ -11,15 +11,13 @@ from fastpipe._extras import require
 # First, so that a missing package is said with the pip command that brings it.
 require("torch", extra="torch")
 load_triton_apart()
-require("torchvision", extra="torch")
-
-from fastpipe.torch.image_folder import FastImageFolder  # noqa: E402
-from fastpipe.torch.loader import FastLoader  # noqa: E402
 
 if TYPE_CHECKING:
     from fastpipe.torch.accelerating import accelerate
     from fastpipe.torch.epoch_timer import EpochTimer
     from fastpipe.torch.hdf5.dataset import FastHDF5Dataset
+    from fastpipe.torch.image_folder import FastImageFolder
+    from fastpipe.torch.loader import FastLoader
     from fastpipe.torch.patches.dataset import FastPatchDataset
     from fastpipe.torch.patches.stitching import stitch
     from fastpipe.torch.segments import group_batches, segment_reduce
@@ -35,6 +33,8 @@ __all__ = [
 _LAZY = {
     "EpochTimer": "fastpipe.torch.epoch_timer",
     "FastHDF5Dataset": "fastpipe.torch.hdf5.dataset",
+    "FastImageFolder": "fastpipe.torch.image_folder",
+    "FastLoader": "fastpipe.torch.loader",
     "FastPatchDataset": "fastpipe.torch.patches.dataset",
     "accelerate": "fastpipe.torch.accelerating",
     "group_batches": "fastpipe.torch.segments",
@@ -43,9 +43,13 @@ _LAZY = {
     "stitch": "fastpipe.torch.patches.stitching",
 }
 
+_WITHOUT_IMAGES = {"FastHDF5Dataset", "FastPatchDataset", "group_batches", "segment_reduce", "stitch"}
+
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        if name not in _WITHOUT_IMAGES:
+            require("torchvision", extra="torch")
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value
         return value

@@ -21,8 +21,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe._machine import default_threads
 from fastpipe.errors import MissingDependencyError
-from fastpipe.torch.source import Source
-from fastpipe.torch.split import SplitError
+from fastpipe.torch.source import Source, SplitError
 from fastpipe.torch.views import ends_of
 
 __all__ = ["Advice", "Waits", "advice_for", "opens_images"]

@@ -16,11 +16,11 @@ from fastpipe.core.keys import sample_seed
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.images.plan import Layout, Plan
+from fastpipe.torch.generators import run_keyed, run_seeded
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
 from fastpipe.torch.noting import note
 from fastpipe.torch.split import Split
-from fastpipe.torch.stock import run_keyed, run_seeded
 from fastpipe.types import Key
 
 if TYPE_CHECKING:

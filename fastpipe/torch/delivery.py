@@ -11,8 +11,8 @@ import torch
 
 from fastpipe._nvtx import ranged
 from fastpipe.core.keys import sample_seed
+from fastpipe.torch.generators import KeyedGenerator, preserved_generators, seed_generators
 from fastpipe.torch.samples import Unfinished
-from fastpipe.torch.stock import KeyedGenerator, preserved_generators, seed_generators
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain

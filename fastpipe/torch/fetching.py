@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Subset, get_worker_inf
 
 from fastpipe.core.keys import sample_seed
 from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, draws_at_once
+from fastpipe.torch.generators import preserved_generators, seed_generators
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.noting import note
@@ -26,7 +27,6 @@ from fastpipe.torch.order import EpochOrder
 from fastpipe.torch.progress import AskedSampler, Progress, ResumePoint
 from fastpipe.torch.source import Source, StartedBatch
 from fastpipe.torch.state import sampler_state
-from fastpipe.torch.stock import preserved_generators, seed_generators
 from fastpipe.torch.views import integers, located
 from fastpipe.torch.worker_queues import waiting
 from fastpipe.types import Key

@@ -12,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from fastpipe._intraop import do_without_helpers
-from fastpipe._machine import default_threads
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
 from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.opened import said_of
-from fastpipe.engine.pool import ThreadPool
 from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
@@ -31,18 +28,16 @@ from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
 from fastpipe.torch.noting import native_lines, note
 from fastpipe.torch.substitutes import Items
+from fastpipe.torch.threads import new_pool
 
 if TYPE_CHECKING:
-    from fastpipe.arrays.process import Process
     from fastpipe.cache.images import ImageCache
     from fastpipe.device.making import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
 
-__all__ = ["Options", "Runtime", "new_pool", "process_of"]
+__all__ = ["Options", "Runtime"]
 
 _log = logging.getLogger("fastpipe.torch")
-
-_MANY = 8  # threads of which one less is hardly slower
 
 
 class Options(NamedTuple):
@@ -201,32 +196,6 @@ class Runtime:
     def fits(self, options: Options) -> bool:
         """Whether this is the runtime of these options in this process."""
         return self.pid == os.getpid() and self.options == options
-
-
-def new_pool(threads: int | str, name: str) -> ThreadPool | None:
-    """The threads of a dataset in this process; None in a worker process that would have one.
-
-    Args:
-        threads: how many, or ``"auto"``: the cores that this process may use; of 8 and more one less.
-        name: what they are called.
-    """
-    worker = get_worker_info()
-    if threads == "auto":
-        threads = default_threads(worker.num_workers if worker else 1)
-        if threads >= _MANY and (worker is None or worker.num_workers == 1):
-            threads -= 1  # a core for the training's own thread
-    if worker and threads == 1:  # beside the idle process it would only add a hand-over
-        return None
-    return ThreadPool(int(threads), name, do_without_helpers)
-
-
-def process_of(threads: int | str, name: str) -> Process:
-    """This process, with the threads of a dataset in it; see `new_pool`."""
-    from fastpipe.arrays.process import Process
-
-    worker = get_worker_info()
-    pool = new_pool(threads, name)
-    return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
 
 
 class _Noted:

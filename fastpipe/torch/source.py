@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,18 @@ from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Job
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.ahead import Lookout
-from fastpipe.torch.split import Split, SplitError
 from fastpipe.types import Key
 
-__all__ = ["MOST_SPARE", "MixedBatch", "Source", "StartedBatch"]
+if TYPE_CHECKING:
+    from fastpipe.torch.split import Split
+
+__all__ = ["MOST_SPARE", "MixedBatch", "Source", "SplitError", "StartedBatch"]
 
 MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
+
+
+class SplitError(ValueError):
+    """A transform that is not to be split; says why."""
 
 
 class StartedBatch(Protocol):

@@ -21,8 +21,8 @@ from fastpipe.torch.ahead import Ahead, Lookout
 from fastpipe.torch.batches import LAYOUTS, Batch, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.source import MixedBatch, Source
-from fastpipe.torch.split import Split, SplitError, split_of
+from fastpipe.torch.source import MixedBatch, Source, SplitError
+from fastpipe.torch.split import Split, split_of
 from fastpipe.torch.twin import ImageFolderTwin, why_no_twin
 from fastpipe.torch.views import ends_of, integers, is_rows, located
 

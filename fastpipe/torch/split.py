@@ -14,17 +14,15 @@ from fastpipe.errors import AugmentError
 from fastpipe.images.containers import flatten
 from fastpipe.images.plan import Layout, Plan, compile_plan, shortened
 from fastpipe.images.ramp import of_kind
+from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.likeness import Like
-from fastpipe.torch.stock import is_thread_safe, run_keyed
+from fastpipe.torch.source import SplitError
+from fastpipe.torch.stock import is_thread_safe
 
 if TYPE_CHECKING:
     from fastpipe.augment.chains import Chain
 
-__all__ = ["Split", "SplitError", "split_of"]
-
-
-class SplitError(ValueError):
-    """A transform that is not to be split; says why."""
+__all__ = ["Split", "split_of"]
 
 
 @dataclass(frozen=True)

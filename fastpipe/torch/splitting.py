@@ -17,9 +17,9 @@ from fastpipe._sizes import in_duration
 from fastpipe.engine.pool import ThreadPool
 from fastpipe.errors import OptionError
 from fastpipe.images.plan import shortened
-from fastpipe.torch.source import Source
-from fastpipe.torch.split import Split, SplitError
-from fastpipe.torch.stock import run_keyed
+from fastpipe.torch.generators import run_keyed
+from fastpipe.torch.source import Source, SplitError
+from fastpipe.torch.split import Split
 from fastpipe.types import Key
 
 __all__ = ["Costs", "Placing", "Splitting"]

@@ -38,7 +38,8 @@ from fastpipe.bench.runner import ContenderError, Sample
 from fastpipe.cli import main
 from fastpipe.testing import mel_rows
 from fastpipe.torch.likeness import Like
-from fastpipe.torch.split import SplitError, split_of
+from fastpipe.torch.source import SplitError
+from fastpipe.torch.split import split_of
 
 _PLACES = [Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
 _SINGLE = [Place(one, dtype) for one in SINGLE for dtype in one.dtypes]

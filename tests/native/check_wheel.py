@@ -20,12 +20,17 @@ ROWS, COLUMNS, SAMPLES = 60, 75, 64
 
 
 def check_module() -> None:
-    """Check that the module is the installed one and refers to no libjpeg of the system."""
+    """Check that the module is the installed one and refers to no decoder of the system."""
     module = Path(native.__file__)
     assert module.is_relative_to(sysconfig.get_path("platlib")), f"{module} is not in this environment"
     # Pillow, which brings a libjpeg of its own, is not imported yet.
     loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    foreign = [path for path in loaded if "libjpeg" in path and not Path(path).is_relative_to(sys.prefix)]
+    decoders = ("libjpeg", "libdeflate", "libzstd", "liblz4")
+    foreign = [
+        path
+        for path in loaded
+        if Path(path).name.startswith(decoders) and not Path(path).is_relative_to(sys.prefix)
+    ]
     assert not foreign, f"{module} needs {foreign}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         assert not sys._is_gil_enabled(), "loading the native core has enabled Python's lock"
@@ -34,7 +39,14 @@ def check_module() -> None:
 def check_licences() -> None:
     """Check that the licences of what the wheel contains are in it."""
     names = {path.name for path in importlib.metadata.files("fastpipe") or () if "licenses" in path.parts}
-    assert names >= {"LICENSE", "libjpeg-turbo.txt", "nanobind.txt"}, f"licences in the wheel: {names}"
+    assert names >= {
+        "LICENSE",
+        "libdeflate.txt",
+        "libjpeg-turbo.txt",
+        "lz4.txt",
+        "nanobind.txt",
+        "zstd.txt",
+    }, f"licences in the wheel: {names}"
 
 
 def check_decoding() -> None:

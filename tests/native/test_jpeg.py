@@ -251,7 +251,7 @@ except MissingDependencyError as error:
     (said,) = run(script)
     assert "native core cannot be loaded" in said
     assert "pip install" in said
-    assert "apt-get install g++ libjpeg-dev" in said
+    assert "apt-get install g++ libjpeg-dev libdeflate-dev libzstd-dev liblz4-dev" in said
     assert issubclass(MissingDependencyError, ImportError)
 
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.stock import run_keyed
+from fastpipe.torch.generators import run_keyed
 
 pytestmark = pytest.mark.usefixtures("no_augment_threads")
 

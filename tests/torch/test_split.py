@@ -18,7 +18,8 @@ from fastpipe import FastImageFolder, FastLoader, Shard, accelerate, augment
 from fastpipe.errors import OptionError
 from fastpipe.testing import photo_tree
 from fastpipe.torch import splitting
-from fastpipe.torch.split import SplitError, split_of
+from fastpipe.torch.source import SplitError
+from fastpipe.torch.split import split_of
 from fastpipe.torch.splitting import Costs, Placing
 from fastpipe.types import Key
 

@@ -17,13 +17,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from fastpipe.core.keys import sample_seed
-from fastpipe.torch.stock import (
-    THREAD_SAFE,
-    is_thread_safe,
-    preserved_generators,
-    run_keyed,
-    run_seeded,
-)
+from fastpipe.torch.generators import preserved_generators, run_keyed, run_seeded
+from fastpipe.torch.stock import is_thread_safe, thread_safe_types
 
 SEEDS = [sample_seed(11, 0, draw) for draw in range(50)]
 THREADS = 4
@@ -171,7 +166,7 @@ def _threads_switch_often() -> Iterator[None]:
 
 
 def test_every_type_of_the_list_is_proven_here() -> None:
-    assert {type(case.values[0]) for case in CASES} == THREAD_SAFE
+    assert {type(case.values[0]) for case in CASES} == thread_safe_types()
 
 
 @pytest.mark.few(52)

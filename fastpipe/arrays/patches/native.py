@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,16 @@ import numpy.typing as npt
 
 from fastpipe.arrays.patches.padding import Padding
 from fastpipe.arrays.patches.sources import Role
-from fastpipe.core.jobs import NativeJob
 from fastpipe.core.native import native
-from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Job
-from fastpipe.engine.reads import Task
-from fastpipe.errors import ClosedError
+from fastpipe.core.reads import MADE
 from fastpipe.index.patches import Places
-from fastpipe.read.volumes.patches import Counts
 
-__all__ = ["NativeBatch", "NativePatches"]
+__all__ = ["NativePatches"]
 
-_PENDING, _MADE = 0, 1  # outcomes of fastpipe/native/status.h
 _PADDING = ("error", "constant", "edge", "reflect", "symmetric", "wrap")  # of fastpipe/native/patches.h
 _KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
 _MOST_DESCRIBED = 4096  # volumes
+_MOST_DECLINED = 8  # patches of one volume: then Python's threads read it from the start
 
 
 class NativePatches:
@@ -36,8 +31,6 @@ class NativePatches:
             there of its first.
         size: of the patches.
         padding, nan: the dataset's options.
-        threads: of the core, that are busy with them.
-        clock, counts: hear of a batch that was read.
     """
 
     def __init__(
@@ -47,9 +40,6 @@ class NativePatches:
         size: Sequence[int],
         padding: Padding,
         nan: str | float,
-        threads: int,
-        clock: StageClock,
-        counts: Counts,
     ) -> None:
         self._roles, self._units = roles, units
         self._firsts = np.cumsum([0, *(len(role.volumes) for role in roles)]).tolist()
@@ -57,34 +47,45 @@ class NativePatches:
             _kind(role, size, padding, "keep" if number else nan) for number, role in enumerate(roles)
         ]
         self._volumes: dict[tuple[int, int], Any] = {}
-        self.channel, self.threads = native.Channel(threads), threads
-        self.clock, self.counts = clock, counts
+        self._declined: dict[int, int] = {}  # patches, by the numbers of volumes
 
     def batch(
         self,
         places: Places,
+        rows: npt.NDArray[np.int64],
         arrays: Sequence[npt.NDArray[Any]],
-        task: Callable[[int, int], Task],
-    ) -> NativeBatch | None:
-        """Describe a batch; None where Python reads all of it.
+        statuses: npt.NDArray[np.uint8],
+    ) -> tuple[Any, list[tuple[int, int]]]:
+        """Describe a batch.
 
         Args:
             places: of its patches.
-            arrays: for each role the memory, (N, *lead, *patch).
-            task: reads, for a row and a role, what the core declines.
+            rows: int64 (N,): their rows.
+            arrays: for each role the batch's memory, (M, *lead, *patch).
+            statuses: uint8 (M, 8): what becomes of each row.
+
+        Returns:
+            A ``native.PatchBatch``, or None where the core reads nothing of it; and what is left to Python,
+            as numbers of patches and roles.
         """
-        if not len(places.volumes) or None in self._kinds:
-            return None
-        roles = range(len(self._roles))
-        volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in roles]
-        if all(volume is None for volume in volumes):
-            return None
-        statuses = np.zeros((len(volumes), 8), np.uint8)
-        batch = native.patch_batch(
-            self._kinds, [array.reshape(len(array), -1).view(np.uint8) for array in arrays], volumes,
-            np.ascontiguousarray(places.starts, np.int64), np.arange(len(places.volumes)), statuses,
-        )  # fmt: skip
-        return NativeBatch(self, batch, statuses, task)
+        count = len(self._roles)
+        volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
+        left = [divmod(item, count) for item, volume in enumerate(volumes) if volume is None]
+        if len(left) == len(volumes):
+            return None, left
+        outs: list[Any] = [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
+        starts = np.ascontiguousarray(places.starts, np.int64)
+        return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
+
+    def heard(self, places: Places, rows: npt.NDArray[np.int64], statuses: npt.NDArray[np.uint8]) -> None:
+        """Look at what became of a batch: of a volume that the core declines, no more is left to it."""
+        declined = statuses[rows, 0] != MADE
+        if not declined.any():
+            return
+        for number in places.volumes[declined].tolist():
+            self._declined[number] = self._declined.get(number, 0) + 1
+            if self._declined[number] == _MOST_DECLINED:
+                self._volumes.update({(role, number): None for role in range(len(self._roles))})
 
     def _volume(self, role: int, number: int) -> Any:
         """A volume as the core reads it; None where it does not."""
@@ -97,7 +98,7 @@ class NativePatches:
         volume, made = self._roles[role].volumes[number], None
         units, first = self._units[self._firsts[role] + number]
         try:
-            source = volume.native_source()
+            source = None if self._kinds[role] is None else volume.native_source()
             if source is not None:
                 made = native.Volume(
                     volume.shape, volume.grid.unit, volume.dtype.itemsize, source, units, first
@@ -125,35 +126,3 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
         )  # fmt: skip
     except ValueError:
         return None
-
-
-class NativeBatch:
-    """A batch that the core reads, as far as it can; as of ``NativeRead``."""
-
-    def __init__(
-        self,
-        patches: NativePatches,
-        batch: Any,
-        statuses: npt.NDArray[np.uint8],
-        task: Callable[[int, int], Task],
-    ) -> None:
-        self._patches, self._batch, self._statuses, self._task = patches, batch, statuses, task
-
-    def begin(self, last: Callable[[], None]) -> Job:
-        """Begin it in the core's threads."""
-        return NativeJob(self._batch, self._patches.channel, self._patches.threads, last)
-
-    def run_here(self) -> None:
-        """Read it in this thread."""
-        native.run_here(self._batch)
-
-    def left(self) -> list[Task]:
-        """What was declined."""
-        patches, outcomes = self._patches, self._statuses[:, 0]
-        for stage, nanoseconds in zip(("decode", "copy"), self._batch.times, strict=True):
-            patches.clock.add(stage, nanoseconds)
-        patches.counts.add(*self._batch.nbytes)
-        if (outcomes == _PENDING).any():
-            raise ClosedError("the interpreter ends before the batch is made")
-        roles = len(patches._roles)
-        return [self._task(*divmod(item, roles)) for item in np.flatnonzero(outcomes != _MADE).tolist()]

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.arrays.patches.chunks import PatchChunks
-from fastpipe.arrays.patches.native import NativeBatch, NativePatches
+from fastpipe.arrays.patches.native import NativePatches
 from fastpipe.arrays.patches.padding import Padding, read_patch
 from fastpipe.arrays.patches.remembering import Remembered
 from fastpipe.arrays.patches.sources import Role
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.remote_chunks import Needed
+from fastpipe.core.reads import ReadThreads, Started, Task
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
@@ -29,7 +30,7 @@ from fastpipe.options import BadSamples
 from fastpipe.read.volumes.patches import Counts, PatchReader
 from fastpipe.read.volumes.volume import DamagedUnitError
 
-__all__ = ["Options", "PatchTask", "Runtime", "is_bad"]
+__all__ = ["Options", "Runtime", "is_bad"]
 
 _MOST_OPEN = 256  # volumes
 
@@ -46,18 +47,6 @@ class Options(NamedTuple):
     threads: int | str
     padding: Padding
     nan: str | float
-
-
-class PatchTask(NamedTuple):
-    """One patch of one array.
-
-    Attributes:
-        rows: int64 (1,): its row of the batch.
-        run: reads it.
-    """
-
-    rows: npt.NDArray[np.int64]
-    run: Callable[[], None]
 
 
 class Runtime:
@@ -82,7 +71,7 @@ class Runtime:
         chunks: PatchChunks | None = None,
     ) -> None:
         self.pid, self.options = os.getpid(), options
-        self.pool = process.pool
+        self.pool, self.threads = process.pool, ReadThreads.of(process.pool)
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
@@ -90,13 +79,7 @@ class Runtime:
         self._units, self._chunks = remembered.slots(process.workers), chunks
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
         self._expected: dict[Any, set[int]] = {units: set() for units, _ in self._units if units is not None}
-        # Of arrays that are somewhere else Python waits for chunks to come.
-        self._native: NativePatches | None = None
-        if chunks is None:
-            threads = self.pool.threads if self.pool else 1
-            self._native = NativePatches(
-                roles, self._units, size, options.padding, options.nan, threads, self.clock, self.counts
-            )
+        self._native = NativePatches(roles, self._units, size, options.padding, options.nan)
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
@@ -126,46 +109,48 @@ class Runtime:
             expected.add(what)
             units.expect(what, np.ascontiguousarray(of(units.slot_nbytes), np.int32))
 
-    def need(self, places: Places) -> Needed | None:
-        """Say that patches at these places will be read, by tasks that get what this returns."""
-        return None if self._chunks is None else self._chunks.need(places, self._units)
-
-    def natively(self, places: Places, arrays: Sequence[npt.NDArray[Any]]) -> NativeBatch | None:
-        """Describe a batch of patches for the native core; None where Python reads all of it.
+    def start(
+        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]]
+    ) -> Started:
+        """Describe what there is to do to read patches.
 
         Args:
             places: where they are.
-            arrays: for each role the batch's memory, (N, *lead, *patch).
+            rows: int64 (N,): the batch's rows where they belong.
+            arrays: for each role the batch's memory, (M, *lead, *patch).
         """
-        if self._native is None:
-            return None
+        statuses = np.zeros((len(arrays[0]), 8), np.uint8)
+        if not len(rows):
+            return Started(None, statuses, ())
+        batch, left = self._native.batch(places, rows, arrays, statuses)
+        return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
-        def task(row: int, role: int) -> PatchTask:
-            volume, start = int(places.volumes[row]), places.starts[row].tolist()
-            return PatchTask(
-                np.array([row]), lambda: self._read(role, volume, start, arrays[role][row], None)
-            )
+    def heard(self, places: Places, rows: npt.NDArray[np.int64], started: Started) -> None:
+        """Hear that the core has done its part of a batch."""
+        for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
+            self.clock.add(stage, nanoseconds)
+        self.counts.add(*started.batch.nbytes)
+        self._native.heard(places, rows, started.statuses)
 
-        return self._native.batch(places, arrays, task)
+    def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Read one patch, and raise what is wrong with it."""
+        every = [(0, role) for role in range(len(self._roles))]
+        for task in self._tasks(places, np.array([row]), arrays, every):
+            task.run()
 
-    def tasks(
-        self, row: int, volume: int, start: Sequence[int], outs: Sequence[Any], needed: Needed | None = None
-    ) -> list[PatchTask]:
-        """What is to be done for a patch.
+    def _tasks(
+        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]],
+        left: Sequence[tuple[int, int]],
+    ) -> list[Task]:  # fmt: skip
+        """What Python does for some patches, by their numbers and roles."""
+        needed = None if self._chunks is None else self._chunks.need(places, self._units)
 
-        Args:
-            row: of the batch.
-            volume: its number.
-            start: where it begins there.
-            outs: for each role its memory, (*lead, *patch).
-            needed: of ``need``.
-        """
-        rows = np.array([row])
+        def task(patch: int, role: int) -> Task:
+            volume, start = int(places.volumes[patch]), places.starts[patch].tolist()
+            out = arrays[role][rows[patch]]
+            return Task(rows[patch : patch + 1], lambda: self._read(role, volume, start, out, needed))
 
-        def task(role: int) -> PatchTask:
-            return PatchTask(rows, lambda: self._read(role, volume, start, outs[role], needed))
-
-        return [task(role) for role in range(len(self._roles))]
+        return [task(*one) for one in left]
 
     def _read(
         self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any], needed: Needed | None

@@ -20,15 +20,15 @@ from fastpipe.arrays.patches.padding import Padding
 from fastpipe.arrays.patches.places import places_of
 from fastpipe.arrays.patches.plan import PatchPlan
 from fastpipe.arrays.patches.remembering import Remembered, budget_of, planned_room
-from fastpipe.arrays.patches.runtime import Options, PatchTask, Runtime, is_bad
+from fastpipe.arrays.patches.runtime import Options, Runtime, is_bad
 from fastpipe.arrays.patches.sources import opened_roles
 from fastpipe.arrays.patches.stock import SlicedPatches
 from fastpipe.arrays.patches.touring import Touring
 from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.engine.bad import Item
-from fastpipe.engine.reads import ReadPolicy
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.index.patches import PatchPlaces, PatchSpace, Places
 from fastpipe.options import BadSamples, Cache, Stage
@@ -219,10 +219,9 @@ class PatchSamples(TouredSamples):
         batch = _Batch(self, samples, places, key, runtime, arrays)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
-            batch.tasks, np.arange(len(samples)),
+            batch.start, batch.read_alone, np.arange(len(samples)),
             ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item),
-            None if key is None else batch.substitute, lambda: batch.item(0).path,
-            runtime.natively(places, arrays),
+            None if key is None else batch.substitute, batch.heard, lambda: batch.item(0).path,
         )  # fmt: skip
 
     def _places_of(
@@ -310,16 +309,28 @@ class _Batch:
         self._dataset, self._samples, self._places, self._key = dataset, samples, places, key
         self._runtime, self._arrays = runtime, arrays
         self._rows = list(range(len(samples)))  # for which each place is
+        self._started: tuple[Places, npt.NDArray[np.int64], Started] | None = None
 
-    def tasks(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[PatchTask]:
+    def start(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Started:
         """What is to be done to have patches at rows of the batch."""
+        at = self._at(places)
+        started = self._runtime.start(at, rows, self._arrays)
+        self._started = at, rows, started
+        return started
+
+    def heard(self, _: Any) -> None:
+        """Hear that the core has done its part."""
+        started, self._started = self._started, None
+        if started is not None:
+            self._runtime.heard(*started)
+
+    def read_alone(self, place: int, row: int) -> None:
+        """Read one patch."""
+        self._runtime.read_alone(self._at(np.array([place])), row, self._arrays)
+
+    def _at(self, places: npt.NDArray[np.int64]) -> Places:
         volumes, starts = self._places
-        needed = self._runtime.need(Places(volumes[places], starts[places]))
-        found = []
-        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-            outs = [array[row] for array in self._arrays]
-            found += self._runtime.tasks(row, int(volumes[place]), starts[place].tolist(), outs, needed)
-        return found
+        return Places(volumes[places], starts[places])
 
     def item(self, place: int) -> Item:
         """What is said of a patch."""

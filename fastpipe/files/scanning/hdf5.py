@@ -17,11 +17,10 @@ from fastpipe.files.rows import dtype_of
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import Ticker, in_threads
 from fastpipe.files.scanning.verdicts import Verdict
-from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
-from fastpipe.read.hdf5.file import opened
-from fastpipe.read.hdf5.geometry import grid_of
-from fastpipe.read.hdf5.layout import Layout, in_blocks, read_layout
-from fastpipe.read.hdf5.recent import RecentChunks
+from fastpipe.hdf5.chunks import ChunkReader, FileState
+from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.geometry import grid_of
+from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 
 __all__ = ["scan_hdf5"]
 
@@ -90,20 +89,19 @@ def _by_threads(
     threads: int,
     ticker: Ticker,
 ) -> None:
-    nbytes = math.prod(layout.chunk) * layout.dtype.itemsize
-    reader = ChunkReader(layout, nbytes, descriptor, RecentChunks(0), NoClock())
+    reader = ChunkReader(layout, FileState.of(os.fstat(descriptor)))
     doubted: list[int] = []
 
     def judge_one(place: int) -> None:
         number = numbers[place]
         try:
-            reader.decoded(np.array([number]))
+            reader.decode(np.array([number]), np.empty((1, reader.nbytes), np.uint8))
         except Exception as error:
             if is_of_machine(error):
                 raise
             doubted.append(number)
         else:
-            found.add(Verdict(found.root), nbytes)
+            found.add(Verdict(found.root), reader.nbytes)
         ticker.tell()
 
     in_threads(judge_one, len(numbers), threads)

@@ -13,7 +13,7 @@ from fastpipe._extras import require
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import VolumeError
 from fastpipe.files.volumes.arguments import is_hdf5
-from fastpipe.read.hdf5.file import opened
+from fastpipe.hdf5.files import opened
 from fastpipe.read.volumes.grouped import GroupedVolume
 from fastpipe.read.volumes.native import NativeVolume
 from fastpipe.read.volumes.opening import open_volume

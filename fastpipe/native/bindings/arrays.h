@@ -73,6 +73,7 @@ void let_go_of(std::int64_t job);
 
 void register_engine(nb::module_& m);
 void register_cache(nb::module_& m);
+void register_chunks(nb::module_& m);
 void register_images(nb::module_& m);
 void register_patches(nb::module_& m);
 void register_tours(nb::module_& m);

@@ -80,6 +80,30 @@ nb::bytes pack_records(const nb::bytes& digests, std::uint64_t offset, std::uint
   return nb::bytes(reinterpret_cast<const char*>(records.data()), records.size() * sizeof(EntryRecord));
 }
 
+KeptStore store_of(std::shared_ptr<EntryTable> table, int descriptor, const std::optional<In<std::uint8_t, 1>>& memory,
+                   std::int64_t size, const nb::bytes& tag, bool verifies, std::int64_t marks) {
+  check(tag.size() <= 64 && size >= 0 && marks >= 0, "a tag of at most 64 bytes, and sizes");
+  check(!memory.has_value() || static_cast<std::int64_t>(memory->size()) >= size, "memory of all entries");
+  KeptStore store;
+  store.table = std::move(table);
+  store.descriptor = descriptor;
+  store.memory = memory.has_value() ? memory->data() : nullptr;
+  store.size = size;
+  store.tag.assign(tag.c_str(), tag.size());
+  store.verifies = verifies;
+  store.marks = marks;
+  return store;
+}
+
+std::shared_ptr<KeptChunks> make_kept_chunks(std::shared_ptr<EntryTable> table, int descriptor,
+                                             std::optional<In<std::uint8_t, 1>> memory, std::int64_t size,
+                                             const nb::bytes& tag, bool verifies, std::int64_t marks,
+                                             std::int64_t chunks, std::int64_t nbytes) {
+  check(chunks >= 0 && nbytes >= 0, "chunks and their bytes");
+  return std::make_shared<KeptChunks>(store_of(std::move(table), descriptor, memory, size, tag, verifies, marks),
+                                      chunks, nbytes);
+}
+
 }  // namespace
 
 void register_cache(nb::module_& m) {
@@ -126,24 +150,16 @@ void register_cache(nb::module_& m) {
         return sum_of(all);
       },
       nb::arg("bytes").noconvert(), "The sum by which bytes are compared with those that were kept.");
+  m.def("kept_chunks", &make_kept_chunks, nb::keep_alive<0, 3>(), nb::arg("table"), nb::arg("descriptor"),
+        nb::arg("memory").noconvert().none(), nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"),
+        nb::arg("chunks"), nb::arg("nbytes"), "Where decoded chunks of a dataset are kept; nbytes: of each.");
   nb::class_<KeptImages>(m, "KeptImages", "Where a batch looks for decoded images: see fastpipe/native/kept.h.")
       .def(
           "__init__",
           [](KeptImages* self, std::shared_ptr<EntryTable> table, int descriptor,
              std::optional<In<std::uint8_t, 1>> memory, std::int64_t size, const nb::bytes& tag, bool verifies,
              std::int64_t marks) {
-            if (tag.size() > 64 || size < 0 || marks < 0) throw nb::value_error("a tag of at most 64 bytes, and sizes");
-            if (memory.has_value() && static_cast<std::int64_t>(memory->size()) < size) {
-              throw nb::value_error("memory of all entries");
-            }
-            new (self) KeptImages;
-            self->table = std::move(table);
-            self->descriptor = descriptor;
-            self->memory = memory.has_value() ? memory->data() : nullptr;
-            self->size = size;
-            self->tag.assign(tag.c_str(), tag.size());
-            self->verifies = verifies;
-            self->marks = marks;
+            new (self) KeptImages{store_of(std::move(table), descriptor, memory, size, tag, verifies, marks)};
           },
           nb::keep_alive<1, 4>(), nb::arg("table"), nb::arg("descriptor"), nb::arg("memory").noconvert().none(),
           nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"))

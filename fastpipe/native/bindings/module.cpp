@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // for users; tests of the core run under a leak checker
   fastpipe::bindings::register_engine(m);
   fastpipe::bindings::register_cache(m);
+  fastpipe::bindings::register_chunks(m);
   fastpipe::bindings::register_images(m);
   fastpipe::bindings::register_patches(m);
   fastpipe::bindings::register_tours(m);

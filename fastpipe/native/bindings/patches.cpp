@@ -168,43 +168,51 @@ PatchKind make_kind(const Sides& size, int dims, std::int64_t itemsize, int padd
   return kind;
 }
 
-std::unique_ptr<BoundPatches> make_batch(const nb::typed<nb::list, PatchKind>& kinds,
+std::unique_ptr<BoundPatches> make_batch(const nb::typed<nb::list, nb::object>& kinds,
                                          const nb::typed<nb::list, nb::object>& outs,
                                          const nb::typed<nb::list, nb::object>& volumes, In<std::int64_t, 2> starts,
                                          In<std::int64_t, 1> rows, Out<std::uint8_t, 2> statuses) {
   const std::size_t patches = starts.shape(0);
   check(kinds.size() == outs.size() && kinds.size() > 0 && volumes.size() == patches * kinds.size(),
         "memory for each kind, and a volume, or None, for each patch of each");
-  check(rows.size() == patches && statuses.shape(0) == volumes.size() && statuses.shape(1) == sizeof(Status),
-        "a row for each patch, and a status for each of each kind");
+  check(rows.size() == patches && statuses.shape(1) == sizeof(Status), "a row for each patch, and statuses");
   auto bound = std::make_unique<BoundPatches>();
   bound->work = std::make_shared<PatchBatch>();
   bound->any = bound->work;
   PatchBatch& work = *bound->work;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i].is_none()) {
+      work.kinds.emplace_back();
+      continue;
+    }
     const auto& kind = nb::cast<PatchKind&>(kinds[i]);
     const auto out = nb::cast<Out<std::uint8_t, 2>>(outs[i], false);
     check(static_cast<std::int64_t>(out.shape(1)) == kind.nbytes() && starts.shape(1) == std::size_t(kind.dims),
           "memory of whole patches");
     for (std::size_t row = 0; row < patches; ++row) {
-      check(rows(row) >= 0 && rows(row) < static_cast<std::int64_t>(out.shape(0)), "a row outside of the batch");
+      check(rows(row) >= 0 && rows(row) < static_cast<std::int64_t>(out.shape(0)) &&
+                rows(row) < static_cast<std::int64_t>(statuses.shape(0)),
+            "a row outside of the batch");
     }
     work.kinds.push_back({kind, out.data()});
   }
-  work.volumes.reserve(volumes.size());
-  std::size_t item = 0;
+  work.items.reserve(volumes.size());
+  std::size_t number = 0;
   for (nb::handle one : volumes) {
-    std::shared_ptr<const Volume> volume;
-    if (!one.is_none()) volume = nb::cast<BoundVolume&>(one).volume;
-    check(volume == nullptr || volume->itemsize == work.kinds[item % kinds.size()].kind.itemsize,
-          "a volume of the kind's elements");
-    work.volumes.push_back(std::move(volume));
-    ++item;
+    const std::size_t kind = number % kinds.size();
+    if (!one.is_none()) {
+      check(work.kinds[kind].memory != nullptr, "the kind of what is read");
+      std::shared_ptr<const Volume> volume = nb::cast<BoundVolume&>(one).volume;
+      check(volume->itemsize == work.kinds[kind].kind.itemsize, "a volume of the kind's elements");
+      work.items.push_back({static_cast<std::int64_t>(number / kinds.size()), kind, std::move(volume)});
+    }
+    ++number;
   }
   work.patches = static_cast<std::int64_t>(patches);
   work.starts = starts.data();
   work.rows = rows.data();
   work.statuses = reinterpret_cast<Status*>(statuses.data());
+  if (!work.prepare()) throw std::bad_alloc();
   bound->keep = nb::make_tuple(outs, volumes, starts, rows, statuses);
   return bound;
 }
@@ -271,6 +279,9 @@ void register_patches(nb::module_& m) {
           nb::arg("size"), nb::arg("dims"), nb::arg("itemsize"), nb::arg("padding"), nb::arg("constant"),
           nb::arg("nan"), nb::arg("word"), nb::arg("number"));
   nb::class_<BoundPatches, BoundWork>(m, "PatchBatch", "A batch of patches that is read.")
+      .def_prop_ro(
+          "is_complete", [](const BoundPatches& self) { return self.work->is_complete(); },
+          "Whether all of it was done; False of one that was cancelled.")
       .def_prop_ro(
           "times",
           [](const BoundPatches& self) {

@@ -17,9 +17,12 @@ function(fastpipe_library name library header words source)
     message(FATAL_ERROR "${words} is missing here, or its header ${header}. ${HOW_TO_GET_WHAT_IS_NEEDED}")
   endif()
 
-  # A static library serves only where it was compiled so that it can be part of a shared one.
+  # A static library serves only where it was compiled so that it can be part of a shared one, which must be complete.
   set(CMAKE_REQUIRED_INCLUDES ${${NAME}_INCLUDE_DIR})
   set(CMAKE_REQUIRED_FLAGS "-shared -fPIC")
+  if(NOT FASTPIPE_SANITIZE AND NOT FASTPIPE_FUZZ)  # whose functions are the program's
+    string(APPEND CMAKE_REQUIRED_FLAGS " -Wl,-z,defs")
+  endif()
   if(${NAME}_STATIC)
     set(CMAKE_REQUIRED_LIBRARIES ${${NAME}_STATIC} "-Wl,--exclude-libs,ALL")
     check_cxx_source_compiles("${source}" FASTPIPE_STATIC_${NAME})

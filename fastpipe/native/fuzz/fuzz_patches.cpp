@@ -67,11 +67,12 @@ Made make(const std::shared_ptr<const Volume>& volume, const Index& size, const 
   Made made;
   const std::int64_t row = 0;
   batch.kinds.push_back({kind, memory.data() + kAround});
-  batch.volumes.push_back(volume);
+  batch.items.push_back({0, 0, volume});
   batch.patches = 1;
   batch.starts = starts;
   batch.rows = &row;
   batch.statuses = &made.status;
+  require(batch.prepare(), "memory");
   run_here(batch);
   for (std::int64_t i = 0; i < kAround; ++i) {
     require(memory[static_cast<std::size_t>(i)] == kCanary, "the memory in front of a patch");

@@ -405,7 +405,8 @@ void check_filters(const std::vector<FilterStep>& steps, std::size_t size) {
 
 TEST("filters: each alone, and after a shuffle") {
   for (std::size_t size : {0u, 1u, 16u, 240u, 1201u, 2640u}) {
-    for (ChunkFilter filter : {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd, ChunkFilter::lz4, ChunkFilter::blosc}) {
+    for (ChunkFilter filter :
+         {ChunkFilter::deflate, ChunkFilter::lzf, ChunkFilter::zstd, ChunkFilter::lz4, ChunkFilter::blosc}) {
       check_filters({step_of(filter)}, size);
       for (std::int32_t element : {1, 2, 4, 6, 8})
         check_filters({step_of(ChunkFilter::shuffle, element), step_of(filter)}, size);
@@ -420,7 +421,8 @@ TEST("filters: bitshuffle") {
   for (std::int32_t element : {1, 2, 3, 4, 8, 12, 16, 17}) {
     for (std::int32_t codec : {0, 2, 3}) {
       for (std::size_t count : {0u, 3u, 8u, 64u, 67u, 200u, 261u}) {
-        check_filters({step_of(ChunkFilter::bitshuffle, element, codec, 64)}, count * static_cast<std::size_t>(element));
+        check_filters({step_of(ChunkFilter::bitshuffle, element, codec, 64)},
+                      count * static_cast<std::size_t>(element));
       }
     }
   }
@@ -476,4 +478,72 @@ TEST("filters: that cannot be undone") {
   CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 2, 0, 12)) == Problem::blocks);
   CHECK(problem_of(step_of(ChunkFilter::bitshuffle, 2, 0, std::int64_t{1} << 62)) == Problem::blocks);
   CHECK(undone({}, 0, content, 63, {0, 63}).problem == Problem::size);
+}
+
+namespace {
+
+// What stands in for c-blosc2: frames of a magic number, a kind, and content.
+struct FakeBlosc2 {
+  int frames = 0, arrays = 0;  // that are not freed
+  const std::uint8_t* content = nullptr;
+  std::int64_t size = 0;
+  bool is_array = false;
+};
+FakeBlosc2 fake;
+
+void* fake_frame(std::uint8_t* frame, std::int64_t size, bool copies) {
+  CHECK(!copies);
+  if (frame[10] == 'x') return nullptr;
+  ++fake.frames;
+  fake.is_array = frame[10] == 'a';
+  fake.content = frame + 11;
+  fake.size = size - 11;
+  return &fake;
+}
+int fake_array(void* frame, void** array) {
+  if (!fake.is_array) return -1;
+  ++fake.arrays;
+  *array = frame;
+  return 0;
+}
+int fake_content(void*, void* out, std::int64_t size) {
+  if (fake.size > size) return -1;
+  std::memcpy(out, fake.content, static_cast<std::size_t>(fake.size));
+  return 0;
+}
+int fake_array_end(void*) {
+  --fake.arrays;
+  --fake.frames;
+  return 0;
+}
+int fake_chunk(void*, std::int64_t, void* out, std::int32_t size) {
+  if (fake.size > size) return -1;
+  std::memcpy(out, fake.content, static_cast<std::size_t>(fake.size));
+  return static_cast<int>(fake.size);
+}
+int fake_frame_end(void*) {
+  --fake.frames;
+  return 0;
+}
+
+}  // namespace
+
+TEST("filters: Blosc2 by functions that are handed over") {
+  use_blosc2({fake_frame, fake_array, fake_content, fake_array_end, fake_chunk, fake_frame_end});
+  const std::vector<FilterStep> steps = {step_of(ChunkFilter::blosc2)};
+  const Content content = some_content(50);
+  for (std::uint8_t kind : {'a', 'p', 'x'}) {
+    Content stored = {1, 2, 'b', '2', 'f', 'r', 'a', 'm', 'e', 0, kind};
+    append(&stored, content);
+    const Undone made = undone(steps, 0, stored, 50, {0, 50});
+    CHECK(made.problem == (kind == 'x' ? Problem::damaged : Problem::none));
+    if (kind != 'x') CHECK(made.content == content);
+    if (kind != 'x') CHECK(undone(steps, 0, stored, 49, {0, 49}).problem == Problem::size);
+    if (kind != 'x') CHECK(undone(steps, 0, stored, 51, {0, 51}).problem == Problem::size);
+    CHECK(undone(steps, 0, stored, 0, {0, 0}).problem != Problem::none);
+    stored[5] = 'R';
+    CHECK(undone(steps, 0, stored, 50, {0, 50}).problem == Problem::header);
+    CHECK(undone(steps, 0, slice(stored, 0, 9), 50, {0, 50}).problem == Problem::header);
+  }
+  CHECK(fake.frames == 0 && fake.arrays == 0);
 }

@@ -111,12 +111,14 @@ struct One {
     CHECK(kind.is_valid());
     out.assign(static_cast<std::size_t>(kind.nbytes()), 0xEE);
     batch.kinds.push_back({kind, out.data()});
-    batch.volumes.push_back(std::move(volume));
+    batch.items.push_back({0, 0, std::move(volume)});
     batch.patches = 1;
     batch.starts = starts.data();
     batch.rows = rows.data();
     batch.statuses = &status;
+    CHECK(batch.prepare());
     run_here(batch);
+    CHECK(batch.is_complete());
   }
   bool is_made() const { return status.is_made(); }
 };

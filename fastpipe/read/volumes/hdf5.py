@@ -17,14 +17,13 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.hdf5 import chunks
+from fastpipe.hdf5.errors import ChunkError
+from fastpipe.hdf5.files import check_is_in_file, opened
+from fastpipe.hdf5.filters import described
+from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.library import load_plugins, require_filters
 from fastpipe.protocols import ChunkTables
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5.chunks import ChunkReader, NoClock
-from fastpipe.read.hdf5.file import check_is_in_file, opened
-from fastpipe.read.hdf5.filters import FilterStep
-from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.library import load_plugins, require_filters
-from fastpipe.read.hdf5.recent import RecentChunks
 from fastpipe.read.volumes.files import RawVolume, raw_unit
 from fastpipe.read.volumes.grid import UnitGrid
 from fastpipe.read.volumes.state import FileState
@@ -34,8 +33,6 @@ __all__ = ["HDF5Volume", "hdf5_volume"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
-
-_SHUFFLE, _BITSHUFFLE = 2, 32008  # numbers of filters
 
 
 def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
@@ -123,7 +120,7 @@ class HDF5Volume(Volume):
             return None
         return native.volume_in_segments(
             os.fsencode(self.path), self.opened.state, self.shape, self.grid.unit, self.dtype.itemsize,
-            layout.offsets, layout.sizes, layout.masks, [_described(step) for step in layout.filters],
+            layout.offsets, layout.sizes, layout.masks, [described(step) for step in layout.filters],
             layout.fill,
         )  # fmt: skip
 
@@ -140,17 +137,6 @@ class HDF5Volume(Volume):
         return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
 
 
-def _described(step: FilterStep) -> tuple[int, int, int, int]:
-    """A filter as the native core takes it: its number, bytes of an element, codec and block."""
-    values = step.values
-    if step.code == _SHUFFLE:
-        return step.code, values[0], 0, 0
-    if step.code != _BITSHUFFLE:
-        return step.code, 1, 0, 0
-    values = (*values, *(0, 0, 1, 0, 0)[len(values) :])
-    return step.code, values[2], values[4], values[3]
-
-
 class _ChunkReader(UnitReader):
     """Reads chunks without the HDF5 library's lock."""
 
@@ -159,9 +145,7 @@ class _ChunkReader(UnitReader):
         self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
-        self._chunks = ChunkReader(
-            volume.layout, volume.unit_nbytes, self._descriptor, RecentChunks(0), NoClock()
-        )
+        self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
 
     def check(self) -> None:
         """Look at the file."""
@@ -184,7 +168,8 @@ class _ChunkReader(UnitReader):
         if not len(places):
             return
         try:
-            self._chunks.decode_into([outs[place] for place in places.tolist()], numbers[places])
+            for place in places.tolist():
+                self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
         except ChunkError as error:
             volume.opened.check(self._descriptor)
             raise DamagedUnitError(str(error)) from None

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.hdf5.samples import HDF5Samples
 from fastpipe.errors import OptionError
+from fastpipe.hdf5.samples import HDF5Samples
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.torch.hdf5.stock import H5pyDataset
 from fastpipe.torch.rows.batch import UserCode
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
-from fastpipe.torch.runtime import process_of
+from fastpipe.torch.threads import process_of
 
 __all__ = ["FastHDF5Dataset"]
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.hdf5.stock import H5pyRows
-from fastpipe.read.hdf5.files import SampleFiles
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.stock import H5pyRows
 from fastpipe.torch.rows.batch import UserCode
 
 __all__ = ["H5pyDataset"]

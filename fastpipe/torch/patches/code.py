@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fastpipe.arrays.form import Form
-from fastpipe.torch.stock import is_thread_safe, run_keyed
+from fastpipe.torch.generators import run_keyed
+from fastpipe.torch.stock import is_thread_safe
 
 __all__ = ["JointCode"]
 

@@ -21,7 +21,7 @@ from fastpipe.torch.patches.lookout import PatchLookout
 from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
-from fastpipe.torch.runtime import process_of
+from fastpipe.torch.threads import process_of
 
 __all__ = ["FastPatchDataset"]
 

@@ -11,14 +11,15 @@ import torch
 
 from fastpipe.arrays.form import Form
 from fastpipe.core.keys import sample_seed
+from fastpipe.core.reads import PendingRead
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.engine.reads import PendingRead
 from fastpipe.errors import BadSampleError
+from fastpipe.torch.generators import preserved_generators, run_keyed, seed_generators
 from fastpipe.torch.noting import note
 from fastpipe.torch.rows.samples import Part, SampleRows
-from fastpipe.torch.stock import is_thread_safe, preserved_generators, run_keyed, seed_generators
+from fastpipe.torch.stock import is_thread_safe
 from fastpipe.types import Key
 
 __all__ = ["Code", "RowsBatch", "UserCode"]

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.arrays.form import Form
 from fastpipe.arrays.reading import Reading
+from fastpipe.core.reads import PendingRead, ReadThreads
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import ThreadPool
-from fastpipe.engine.reads import PendingRead
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.options import BadSamples, Shard, Shuffle
 from fastpipe.torch.ahead import Lookout
@@ -41,12 +41,13 @@ class RowsRuntime(Protocol):
     """What such a dataset needs in one process, and must not take to another.
 
     Attributes:
-        pool: threads; None for the calling one.
+        pool, threads: those that read, and transform; None for the calling one.
         clock: time by stage.
         slots: for each value of a sample, memory of its rows.
     """
 
     pool: ThreadPool | None
+    threads: ReadThreads | None
     clock: StageClock
     slots: list[SlotPool]
 
@@ -222,8 +223,8 @@ class RowsDataset(Dataset[Any]):
         if get_worker_info() is not None and len(samples):
             note(f"{reading.where()} and others")
         pending = PendingRead(
-            runtime.pool if threaded else None, reading.read, reading.samples, reading.policy,
-            reading.substitute, reading.native,
+            runtime.threads if threaded else None, reading.start, reading.read_alone, reading.samples,
+            reading.policy, reading.substitute, reading.heard,
         )  # fmt: skip
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 

@@ -134,7 +134,7 @@ def cache_folder(own_cache_folder: Path) -> Path:
 
 
 def _decoded(dataset: FastHDF5Dataset) -> int:
-    return dataset._running().recent.decoded_nbytes
+    return dataset._running().watch.decoded_nbytes
 
 
 @pytest.fixture(scope="session")

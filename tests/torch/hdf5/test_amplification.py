@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe._sizes import in_bytes
-from fastpipe.arrays.hdf5 import runtime
+from fastpipe.hdf5 import memory
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def little_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the files were large: only two chunks of fifty are remembered."""
-    monkeypatch.setattr(runtime, "_RECENT_NBYTES", 2 * CHUNK * WIDTH * 8)
+    monkeypatch.setattr(memory, "_LEAST_NBYTES", 2 * CHUNK * WIDTH * 8)
 
 
 def warned(loader: Any, epochs: int = 2) -> list[str]:

@@ -189,7 +189,6 @@ def test_a_change_of_the_file_is_an_error_under_every_policy(path: Path, how: st
         with h5py.File(path, "a") as file:
             file["x"][39] = 1
     else:
-        dataset._running().open._opened(0)  # h5py has not opened it
         os.replace(write(path.with_name("new.h5")), path)
     expected = FileNotFoundError if how == "deleted" else HDF5Error
     for call in (
@@ -207,7 +206,7 @@ def test_a_change_of_the_file_is_an_error_under_every_policy(path: Path, how: st
 
 def test_a_file_that_must_not_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything: so it is ``open`` that refuses here."""
-    from fastpipe.read.hdf5 import file as module
+    from fastpipe.hdf5 import files as module
 
     def refuse(name: str, mode: str) -> Any:
         raise PermissionError(13, "Permission denied", name)

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
-from fastpipe.arrays.hdf5 import sharing
-from fastpipe.read.hdf5.chunks import ChunkReader
+from fastpipe.hdf5 import memory
+from fastpipe.hdf5.runtime import Runtime
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
@@ -95,14 +95,14 @@ def test_the_same_batches_through_views(path: Path) -> None:
 @pytest.fixture
 def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many chunks were decoded, in this process and those forked from it."""
-    log, into = tmp_path / "decoded", ChunkReader.decode_into
+    log, heard = tmp_path / "decoded", Runtime.heard
 
-    def counted(self: Any, made: Any, numbers: Any) -> None:
+    def counted(self: Runtime, batch: Any) -> None:
         with open(log, "a") as file:
-            file.write("." * len(numbers))
-        into(self, made, numbers)
+            file.write("." * (batch.counted[0] // (CHUNK * 2200 * 4)))
+        heard(self, batch)
 
-    monkeypatch.setattr(ChunkReader, "decode_into", counted)
+    monkeypatch.setattr(Runtime, "heard", counted)
     return lambda: log.stat().st_size
 
 
@@ -111,7 +111,7 @@ def test_each_chunk_is_decoded_by_one_of_them(
     path: Path, decoded: Callable[[], int], is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:  # which shows that the count tells
-        monkeypatch.setattr(sharing, "SharedWindow", _fail)
+        monkeypatch.setattr(memory, "UnitFile", _fail)
     dataset = dataset_of(path, "x")
     order = Shuffle(20, "group")  # ten batches: four workers are seldom farther apart
     for _ in FastLoader(dataset, 16, shuffle=order, num_workers=4, workers="processes"):
@@ -124,7 +124,7 @@ def test_each_chunk_is_decoded_by_one_of_them(
         assert decoded() >= 2.5 * chunks
 
 
-def _fail(slots: int, nbytes: int) -> Any:
+def _fail(keys: int, slots: int, nbytes: int) -> Any:
     raise OSError("this system has none")
 
 
@@ -132,7 +132,7 @@ def test_without_such_memory_each_decodes_for_itself(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
-    monkeypatch.setattr(sharing, "SharedWindow", _fail)
+    monkeypatch.setattr(memory, "UnitFile", _fail)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
         loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2, workers="processes")
         assert equal(batches(loader), wanted)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shard, Shuffle, accelerate
-from fastpipe.arrays.hdf5 import runtime
 from fastpipe.errors import OptionError
+from fastpipe.hdf5 import memory
 from fastpipe.index.order import grouped_order
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -168,7 +168,7 @@ def test_values_that_cannot_be() -> None:
 def test_each_sample_once_and_each_chunk_decoded_once(
     path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch, seed: int | None, workers: int
 ) -> None:
-    monkeypatch.setattr(runtime, "_RECENT_NBYTES", 0)  # no more room than the window needs
+    monkeypatch.setattr(memory, "_LEAST_NBYTES", 0)  # no more room than the window needs
     dataset = dataset_of(path)
     loader = FastLoader(dataset, 10, shuffle=GROUPS, seed=seed, num_workers=workers, workers="processes")
     orders = []
@@ -176,7 +176,9 @@ def test_each_sample_once_and_each_chunk_decoded_once(
         orders.append(order_of(loader))
         assert sorted(orders[-1]) == list(range(ROWS))
         if not workers:
-            assert decoded(dataset) == epoch * 13 * CHUNK * 40 * 8
+            # What an epoch ends with may still be there when the next begins.
+            assert epoch == 1 or decoded(dataset) <= epoch * 13 * CHUNK * 40 * 8
+            assert epoch > 1 or decoded(dataset) == 13 * CHUNK * 40 * 8
     assert len(set(map(tuple, orders))) == 3
     if seed is not None:
         expected = grouped_order(np.arange(ROWS) // CHUNK, 3, seed=seed, epoch=0)
@@ -205,7 +207,7 @@ def test_chunks_that_reach_beyond_the_data_are_decoded_once(
     tmp_path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples a little larger than a chunk: what is decoded of a window is much more than its samples."""
-    monkeypatch.setattr(runtime, "_RECENT_NBYTES", 0)
+    monkeypatch.setattr(memory, "_LEAST_NBYTES", 0)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset(
             "x", (160, 17, 17), "f4", data=np.ones((160, 17, 17)), chunks=(4, 16, 16), compression="lzf"

@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe import Cache, FastPatchDataset
+from fastpipe.core.native import native
+from fastpipe.core.reads import MADE
 from fastpipe.sampling import Grid, Positions
 
 KINDS = [
@@ -30,10 +32,13 @@ def read_natively(dataset: FastPatchDataset, indices: Any) -> tuple[Any, int]:
     runtime = dataset._running()
     places = dataset._places.places(0, 0, np.asarray(indices))
     arrays = [np.full((len(indices), *shape), 77, dtype) for dtype, shape in dataset.kinds]
-    batch = runtime.natively(places, arrays)
-    assert batch is not None
-    batch.run_here()
-    return arrays, len(batch.left())
+    started = runtime.start(places, np.arange(len(indices)), arrays)
+    native.run_here(started.batch)
+    assert started.batch.is_complete
+    declined = started.statuses[:, 0] != MADE
+    for task in started.tasks:
+        declined[task.rows] = True
+    return arrays, int(declined.sum())
 
 
 @st.composite

@@ -1,1 +1,0 @@
-"""Samples that are rows of HDF5 datasets."""

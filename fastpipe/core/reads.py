@@ -1,0 +1,275 @@
+"""Batches whose samples are read side by side into memory that is there already."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.jobs import NativeJob
+from fastpipe.core.native import native
+from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
+from fastpipe.engine.pool import Job, ThreadPool
+from fastpipe.errors import BadSampleError, ClosedError
+
+__all__ = ["MADE", "PendingRead", "ReadPolicy", "ReadThreads", "Started", "Task"]
+
+Int64Array = npt.NDArray[np.int64]
+
+MADE = 1  # an outcome of fastpipe/native/status.h
+
+
+class Task(NamedTuple):
+    """Some of the work for a batch that Python does.
+
+    Attributes:
+        rows: int64 (N,): the batch's rows into which it reads.
+        run: does it.
+    """
+
+    rows: Int64Array
+    run: Callable[[], None]
+
+
+class Started(NamedTuple):
+    """What there is to do to read some samples.
+
+    Attributes:
+        batch: what the native core does; None for nothing.
+        statuses: uint8 (rows of the batch, 8): what it writes about each row.
+        tasks: what Python does.
+        keep: keeps what the core has decoded and hands over, or None.
+    """
+
+    batch: Any
+    statuses: npt.NDArray[np.uint8]
+    tasks: Sequence[Task]
+    keep: Callable[[], None] | None = None
+
+
+class ReadThreads(NamedTuple):
+    """The threads of a dataset in this process.
+
+    Attributes:
+        pool: those of Python.
+        channel: a ``native.Channel``: bounds how many of the core's are busy.
+    """
+
+    pool: ThreadPool
+    channel: Any
+
+    @classmethod
+    def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
+        """As many of the core's as there are of Python's; None for none."""
+        return None if pool is None else cls(pool, native.Channel(pool.threads))
+
+
+class ReadPolicy(NamedTuple):
+    """What is done about samples that cannot be read.
+
+    Attributes:
+        policy: ``"raise"``, ``"replace"`` or ``"skip"``.
+        log: where they are recorded.
+        is_bad: whether an error is about a sample, and not about the machine or the whole file.
+        item: a sample's number to what is said of it.
+    """
+
+    policy: str
+    log: BadSampleLog
+    is_bad: Callable[[BaseException], bool]
+    item: Callable[[int], Item]
+
+
+class PendingRead:
+    """A batch that is being read.
+
+    Args:
+        threads: to work in; None works in the calling thread at once.
+        start: samples, and the rows where they belong, to what there is to do to read them there.
+        read_alone: reads one sample to a row, and raises what is wrong with it.
+        samples: int64 (N,): the batch's.
+        policy: what is done about those that cannot be read.
+        substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
+            None when there is none left to try.
+        heard: called with the core's batch when that has done its part.
+    """
+
+    def __init__(
+        self,
+        threads: ReadThreads | None,
+        start: Callable[[Int64Array, Int64Array], Started],
+        read_alone: Callable[[int, int], None],
+        samples: Int64Array,
+        policy: ReadPolicy,
+        substitute: Callable[[int, int], int | None] | None = None,
+        heard: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        self.samples = samples
+        self._read_one, self._policy, self._substitute = read_alone, policy, substitute
+        self._heard = heard
+        self._started: Started | None = start(samples, np.arange(len(samples)))
+        self._failed: dict[int, BaseException] = {}
+        self._left_out: dict[int, BadSampleError] = {}
+        self._is_given_up = False
+        # The last one's beginning is waited for: then threads have nothing to do.
+        self.jobs: list[Job] = []
+        if threads is None:
+            self._read_here(self._started)
+        else:
+            self._begin(self._started, threads)
+
+    def _read_here(self, started: Started) -> None:
+        if started.batch is not None:
+            native.run_here(started.batch)
+            self._heard(started.batch)
+            if started.keep is not None:
+                started.keep()
+        if started.tasks:
+            self.jobs = [Job(self._run, len(started.tasks))]
+            self.jobs[0].run_here()
+
+    def _begin(self, started: Started, threads: ReadThreads) -> None:
+        batch, _, tasks, keep = started
+        pool, rest = threads.pool, None
+        if tasks:
+            self.jobs.append(pool.submit(self._run, len(tasks)))
+        if batch is None:
+            return
+        if keep is not None:
+            rest = Job(lambda _: keep(), 1)
+            self.jobs.append(rest)
+
+        def last() -> None:
+            try:
+                self._heard(batch)
+                if rest is not None:
+                    rest.expect(int(batch.has_chunks))
+                    if not rest.done():
+                        pool.go_on_with(rest)
+            except BaseException as error:
+                if rest is not None:
+                    rest.cancel(error)
+                raise
+
+        self.jobs.append(NativeJob(batch, threads.channel, pool.threads, last))
+
+    def wait(self) -> Sequence[int]:
+        """Wait until the batch is read.
+
+        Returns:
+            The numbers of the samples that are there: all, but for the policy ``"skip"``.
+
+        Raises:
+            BadSampleError: as the policy says, for the first bad sample of the batch.
+            Others: what is wrong with the machine, or with the whole file.
+        """
+        for job in self.jobs:
+            job.wait()
+        started, self._started = self._started, None
+        if started is None:
+            return self._rows()
+        if started.batch is not None and not started.batch.is_complete:
+            raise ClosedError("the interpreter ends before the batch is read")
+        failed, self._failed = self._failed, {}
+        is_made = started.statuses[: len(self.samples), 0] == MADE
+        if started.batch is None:
+            is_made[:] = True
+        if failed or not is_made.all():
+            self._settle(started.tasks, failed, np.flatnonzero(~is_made))
+        return self._rows()
+
+    def _rows(self) -> Sequence[int]:
+        if not self._left_out:
+            return range(len(self.samples))
+        return [row for row in range(len(self.samples)) if row not in self._left_out]
+
+    @property
+    def left_out(self) -> Mapping[int, BadSampleError]:
+        """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
+        return self._left_out
+
+    def item(self, row: int) -> Item:
+        """What is said of the sample asked for at a row."""
+        return self._policy.item(int(self.samples[row]))
+
+    def cancel(self) -> None:
+        """Give the batch up: what has not been begun never is."""
+        self._is_given_up = True
+        for job in self.jobs:
+            job.cancel()
+        self._failed.clear()  # a traceback refers to this batch and its memory
+
+    def _run(self, number: int) -> None:
+        try:
+            assert self._started is not None
+            self._started.tasks[number].run()
+        except BaseException as error:  # ``wait`` sees to it
+            if not self._is_given_up:
+                self._failed[number] = error
+
+    def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
+        """Read samples that could not be read with others one by one, to know which of them are bad.
+
+        Args:
+            tasks: of the batch.
+            failed: by number, those that failed.
+            declined: int64: the rows that the core did not make.
+        """
+        others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
+        if others:
+            failed.clear()  # a traceback refers to this batch and its memory
+            try:
+                raise others[0]
+            finally:
+                others.clear()
+        rows = np.unique(np.concatenate([declined, *(tasks[number].rows for number in failed)]))
+        failed.clear()
+        for row in rows.tolist():
+            self._read_alone(row)
+
+    def _read_alone(self, row: int) -> None:
+        """Read one sample, or what the policy puts in its place."""
+        sample: int | None = int(self.samples[row])
+        for attempt in itertools.count(1):
+            if sample is None:
+                raise self._no_replacement(row, attempt - 2)
+            try:
+                self._read_one(sample, row)
+                return
+            except Exception as cause:
+                if not self._policy.is_bad(cause):
+                    raise
+                self._refuse(sample, row, cause)
+            if self._policy.policy == "skip":
+                return
+            assert self._substitute is not None
+            sample = self._substitute(row, attempt)
+
+    def _refuse(self, sample: int, row: int, cause: Exception) -> None:
+        """Do what the policy says of a bad sample.
+
+        Not a part of ``_read_alone``, to whose frame the traceback of the cause refers: an error that has
+        this cause must not be among its variables, or the batch is kept until garbage is collected.
+        """
+        item = self._policy.item(sample)
+        error = bad_sample_error(item, cause)
+        try:
+            if self._policy.policy == "raise":
+                raise error from cause
+            self._policy.log.record(item, error)
+            if self._policy.policy == "skip":
+                self._left_out[row] = BadSampleError(str(error), path=item.path, index=item.index)
+        finally:
+            del error, cause
+
+    def _no_replacement(self, row: int, tried: int) -> BadSampleError:
+        item = self.item(row)
+        return BadSampleError(
+            f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its "
+            "place. The warnings logged for each say why; restore the file from a copy.",
+            path=item.path,
+            index=item.index,
+        )

@@ -1,0 +1,158 @@
+"""Chunks of an HDF5 dataset, read and decoded without the HDF5 library's lock."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.core.native import native
+from fastpipe.hdf5.errors import ChunkError
+from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
+from fastpipe.hdf5.geometry import grid_of
+from fastpipe.hdf5.layout import Layout, in_blocks
+from fastpipe.hdf5.library import has_blosc2
+
+__all__ = ["ChunkReader", "FileState"]
+
+UInt8Array = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+class FileState(NamedTuple):
+    """What tells one content of a file from others.
+
+    Not the time of change: a file that is renamed, or loses a name, has the same content.
+
+    Attributes:
+        device, inode, size: of the file.
+        modified: when, in nanoseconds.
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """The state in which a file was found."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class ChunkReader:
+    """Chunks of one dataset that is not of the kind ``"h5py"``.  For threads at once.
+
+    Args:
+        layout: of the dataset.
+        state: of its file.
+        sample_dims: how many of its dimensions count samples.
+        file: the ``native.DataFile`` of others, which then have one descriptor together.
+        memory: a ``native.UnitMemory`` of chunks that other batches will want soon, or None.
+        first_key: of the dataset's first chunk there.
+        kept: a ``native.KeptChunks`` of chunks that are kept, or None.
+
+    Attributes:
+        layout: as given.
+        dataset: the ``native.ChunkedDataset``.
+        nbytes: of a chunk, decoded.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        state: FileState,
+        sample_dims: int = 1,
+        *,
+        file: Any = None,
+        memory: Any = None,
+        first_key: int = 0,
+        kept: Any = None,
+    ) -> None:
+        self.layout, self._state = layout, state
+        if any(step.code == BLOSC2 for step in layout.filters):
+            has_blosc2()  # hands its functions to the core, in each process
+        # Without elements there is nothing to divide by; a chunk of one stands for none.
+        chunk = [max(side, 1) for side in layout.chunk]
+        self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
+        self.dataset = native.ChunkedDataset(
+            file or data_file(layout.file, state), layout.shape, chunk, layout.dtype.itemsize, sample_dims,
+            [described(step) for step in layout.filters], layout.offsets, layout.sizes, layout.masks,
+            layout.fill, layout.inside if layout.kind == "compact" else None, memory, first_key, kept,
+        )  # fmt: skip
+
+    def in_blocks(self) -> ChunkReader:
+        """The same of contiguous data, in blocks of about a megabyte."""
+        return ChunkReader(in_blocks(self.layout), self._state)
+
+    def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
+        """Decode chunks that were written.
+
+        Args:
+            numbers: int64 (N,), in C order of the chunks' grid.
+            out: uint8 (N, nbytes), C-contiguous.
+
+        Raises:
+            ChunkError: the file does not hold what it should; the message says where.
+            OSError: it cannot be read.
+        """
+        if self.layout.kind == "compact":
+            out[:] = np.frombuffer(self.layout.inside, np.uint8)
+            return
+        done = 0
+        while True:
+            done += self.dataset.decode(numbers[done:], out[done:])
+            if done == len(numbers):
+                return
+            out[done] = self.decode_alone(int(numbers[done]))
+            done += 1
+
+    def decode_alone(self, number: int) -> UInt8Array:
+        """One chunk, decoded step by step, which says what is wrong with it: uint8 (nbytes,).
+
+        Raises:
+            ChunkError, OSError: as of ``decode``.
+        """
+        layout = self.layout
+        if layout.kind == "compact":
+            return np.frombuffer(layout.inside, np.uint8)
+        try:
+            stored = self._stored(int(layout.offsets[number]), int(layout.sizes[number]))
+            if layout.filters:
+                return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.nbytes)
+        except ChunkError as error:
+            raise ChunkError(f"{self.where(number)}: {error}") from None
+        # Behind the dataset's end there is nothing in the file.
+        return np.frombuffer(stored[: self.nbytes].ljust(self.nbytes, b"\0"), np.uint8)
+
+    def _stored(self, offset: int, size: int) -> bytes:
+        with open(self.layout.file, "rb", buffering=0) as file:
+            if offset + size > os.fstat(file.fileno()).st_size:  # before memory is taken for it
+                raise ChunkError("the file ends within it")
+            stored = bytearray(size)
+            left, at = memoryview(stored), offset
+            while left:
+                count = os.preadv(file.fileno(), [left], at)
+                if not count:
+                    raise ChunkError("the file ends within it")
+                left, at = left[count:], at + count
+            return bytes(stored)
+
+    def where(self, number: int) -> str:
+        """Which chunk this is, in words."""
+        layout = self.layout
+        if layout.kind != "chunked":
+            return f"{layout.shown or layout.file}, dataset {layout.name}"
+        corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
+        box = ", ".join(
+            f"{at * side}:{min((at + 1) * side, size)}"
+            for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
+        )
+        return f"{layout.shown or layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
+
+
+def data_file(path: str, state: FileState) -> Any:
+    """The ``native.DataFile`` of a path."""
+    return native.data_file(os.fsencode(path), state)

@@ -1,0 +1,267 @@
+"""Where the bytes of an HDF5 dataset lie, as the HDF5 library says: asked once, then read without it.
+
+The library has one lock for everything, so what goes through it never runs in parallel.  A
+dataset whose bytes need more than this package does has a reason instead of a place, and is
+read through h5py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.hdf5.filters import BLOSC2, FilterStep, why_not
+from fastpipe.hdf5.geometry import grid_of
+from fastpipe.hdf5.library import filters_edges, filters_of, has_blosc2, leaves_out_user_block
+from fastpipe.protocols import ChunkTables
+
+__all__ = ["Layout", "in_blocks", "read_layout"]
+
+Int64Array = npt.NDArray[np.int64]
+_Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
+
+_BLOCK_NBYTES = 1 << 20
+_KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
+_NO_FILTERS = 0xFFFFFFFF  # a mask
+_COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
+
+
+class Layout(NamedTuple):
+    """A dataset of an HDF5 file.
+
+    Attributes:
+        file, name: the file's path, and the dataset's path in it.
+        shape, dtype: of the dataset, as h5py has them.
+        fill: what is read where nothing was written: a scalar of the dtype, as bytes.
+        kind: ``"chunked"``; ``"contiguous"``; ``"compact"``, inside the file's own records;
+            ``"h5py"``, where only the library can read it.
+        why: the reason of ``"h5py"``, in words; else empty.
+        chunk: shape of a chunk; of all data, where there are no chunks.
+        filters: what a chunk went through, in the order of writing.
+        offsets: int64 (chunks,): where each begins in the file, in C order of the chunks' grid; -1
+            for one that was never written.
+        sizes: int64 (chunks,): bytes of each in the file.
+        masks: uint32 (chunks,): bit i says that filter i was left out; all bits are set for chunks that reach
+            beyond the shape, if the dataset does not filter them.
+        inside: all data of the kind ``"compact"``; else empty.
+        library_chunk: bytes of a decoded chunk of the kind ``"h5py"``; 0 where it has none.
+        shown: what messages call the file, where it is not its path: the URL that it was copied from.
+    """
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: bytes
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]
+    why: str
+    chunk: tuple[int, ...]
+    filters: tuple[FilterStep, ...]
+    offsets: Int64Array
+    sizes: Int64Array
+    masks: npt.NDArray[np.uint32]
+    inside: bytes = b""
+    library_chunk: int = 0
+    shown: str = ""
+
+
+def read_layout(
+    dataset: Any, tables: ChunkTables | None = None, status: os.stat_result | None = None
+) -> Layout:
+    """Ask h5py about a dataset.
+
+    Args:
+        dataset: an open ``h5py.Dataset`` of at least one dimension.
+        tables: where its chunk table is kept, or None.
+        status: of the file, from before it was opened.
+    """
+    properties = dataset.id.get_create_plist()
+    file, name = os.fspath(dataset.file.filename), str(dataset.name)
+    shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
+    filters = filters_of(properties)
+    why = _why_only_h5py(dataset, properties, filters)
+    if not why:
+        kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
+        kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
+        kind = kinds[properties.get_layout()]
+        chunk = tuple(map(int, dataset.chunks)) if kind == "chunked" else shape
+        if kind != "chunked":
+            places: _Places | None = _whole(dataset, kind)
+        elif tables is None or status is None:
+            places = _chunks(dataset, properties, chunk)
+        else:
+            places = _kept_chunks(dataset, properties, chunk, tables, status)
+        why = _why_not_such_places(properties, filters, kind, shape, places)
+    if why or places is None:
+        none = np.empty(0, np.int64)
+        chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
+        return Layout(
+            file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
+            library_chunk=chunk_nbytes,
+        )  # fmt: skip
+    # Into zeros, as an element of several fields may have gaps.
+    value = np.zeros((), dtype)
+    if _is_filled(properties):
+        value[...] = dataset.fillvalue
+    fill = value.tobytes()
+    inside = dataset[...].tobytes() if kind == "compact" else b""
+    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, *places, inside)
+
+
+def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
+    """Return why a dataset is read through the library, in words; empty if its kind is known here."""
+    h5t = require("h5py.h5t", extra="hdf5")
+    dtype, layout = dataset.dtype, properties.get_layout()
+    if layout == _VIRTUAL:
+        return "it is a virtual dataset"
+    if layout not in (_COMPACT, _CONTIGUOUS, _CHUNKED):
+        return f"its layout {layout} is known to the library only"
+    if layout == _CONTIGUOUS and properties.get_external_count():
+        return "its bytes lie in external files"
+    if layout != _CHUNKED and filters:
+        return "it has filters and no chunks"
+    if dataset.file.driver not in ("sec2", "windows"):
+        return f"the file is opened with the driver {dataset.file.driver!r}"
+    if dtype.hasobject:
+        return f"its elements have no fixed size ({dtype})"
+    if dtype.subdtype is not None:
+        return f"its elements are arrays ({dtype})"
+    if h5t.py_create(dtype, logical=True) != dataset.id.get_type():
+        return "its elements are stored in another form than NumPy's"
+    return ""
+
+
+def _why_not_such_places(
+    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | None
+) -> str:
+    """Return why a dataset is read through the library, judged by its chunks; empty if it is not."""
+    if places is None:
+        return "the library does not say for certain which chunk is where"
+    offsets, _, masks = places
+    is_there = offsets >= 0
+    has_holes = kind != "compact" and 0 not in shape and not is_there.all()
+    if has_holes and not _is_filled(properties):
+        return "parts of it were never written, and no fill value is read there"
+    # An optional filter may have been left out of every chunk.
+    left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
+    steps = [step for number, step in enumerate(filters) if not left_out >> number & 1]
+    return why_not(steps, has_blosc2=any(step.code == BLOSC2 for step in steps) and has_blosc2())
+
+
+def _is_filled(properties: Any) -> bool:
+    """Return whether the fill value is read where nothing was written."""
+    h5d = require("h5py.h5d", extra="hdf5")
+    is_defined = properties.fill_value_defined() in (h5d.FILL_VALUE_DEFAULT, h5d.FILL_VALUE_USER_DEFINED)
+    return is_defined and properties.get_fill_time() in (h5d.FILL_TIME_IFSET, h5d.FILL_TIME_ALLOC)
+
+
+def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | None:
+    """Return where chunks are; None where the library does not say it for certain."""
+    grid = grid_of(dataset.shape, chunk)
+    count = math.prod(grid)
+    found: list[tuple[Any, ...]] = []
+    if count:
+        # Tuples as they are, for there may be a million of them; what is made of them is made at once.
+        dataset.id.chunk_iter(found.append)
+    offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    masks = np.zeros(count, np.uint32)
+    if found:
+        corners, found_masks, found_offsets, found_sizes = zip(*found, strict=True)
+        numbers = _numbers(dataset, np.array(corners, np.int64), chunk)
+        if numbers is None:
+            return None
+        offsets[numbers], sizes[numbers], masks[numbers] = found_offsets, found_sizes, found_masks
+        block = dataset.file.userblock_size
+        if block and leaves_out_user_block():
+            offsets[numbers] += block
+        edges = np.flatnonzero(_edges(dataset.shape, chunk) & (offsets >= 0))
+        # A chunk of another size went through filters, and then all did.
+        are_whole = (sizes[edges] == math.prod(chunk) * dataset.dtype.itemsize).all()
+        if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
+            masks[edges] = _NO_FILTERS
+    return offsets, sizes, masks
+
+
+def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
+    """Return the numbers of chunks in C order of their grid; None where the library's corners may be wrong.
+
+    Args:
+        dataset: their dataset.
+        corners: int64 (N, dimensions), where each begins in the dataset, as the library says.
+        chunk: the shape of each.
+    """
+    grid = np.array(grid_of(dataset.shape, chunk))
+    places, rests = np.divmod(corners, chunk)
+    if rests.any() or (places < 0).any() or (places >= grid).any():
+        return None
+    # An extensible array has the growing dimension first.  The library, up to 2.0 at least, lists its chunks
+    # as if it had not: then all of them seem to be the first ones along the dimensions before that.
+    growing = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
+    if len(growing) == 1:
+        before = slice(growing[0])
+        is_split = any(side > 1 for side in grid_of(dataset.maxshape[before], chunk[before]))
+        if is_split and not places[:, before].any():
+            return None
+    numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
+    return numbers if len(np.unique(numbers)) == len(numbers) else None
+
+
+def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return which chunks reach beyond the shape: bool (chunks,), in C order of their grid."""
+    found = np.zeros(grid_of(shape, chunk), np.bool_)
+    for axis, (size, side) in enumerate(zip(shape, chunk, strict=True)):
+        if size % side:
+            np.moveaxis(found, axis, 0)[-1] = True
+    return found.reshape(-1)
+
+
+def _kept_chunks(
+    dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
+) -> _Places | None:
+    """As ``_chunks``, from where they were kept if they were."""
+    count = math.prod(grid_of(dataset.shape, chunk))
+    about = f"hdf5 chunks 2, {dataset.name}, {dataset.shape}, {chunk}"
+    kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
+    kept = tables.load(status, about)
+    if kept is not None and [(array.dtype, array.shape) for array in kept] == kinds:
+        offsets, sizes, masks = kept
+        return offsets, sizes, masks
+    start = perf_counter()
+    found = _chunks(dataset, properties, chunk)
+    if found is not None and perf_counter() - start > _KEEP_FROM_S:
+        tables.save(status, about, found)
+    return found
+
+
+def _whole(dataset: Any, kind: str) -> _Places:
+    # Without storage the offset that the library gives means nothing.
+    is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
+    offset = dataset.id.get_offset() if is_there else None
+    nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
+    return (
+        np.array([-1 if offset is None else offset], np.int64),
+        np.array([nbytes], np.int64),
+        np.zeros(1, np.uint32),
+    )
+
+
+def in_blocks(layout: Layout) -> Layout:
+    """Contiguous data as if they were chunks of about a megabyte, one after the other; others as they are."""
+    if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
+        return layout
+    count, inner = layout.shape[0], layout.shape[1:]
+    row = layout.dtype.itemsize * math.prod(inner)
+    rows = max(1, min(count, _BLOCK_NBYTES // row))
+    firsts = np.arange(0, count, rows, dtype=np.int64)
+    sizes = np.minimum(rows, count - firsts) * row
+    return layout._replace(
+        kind="chunked", chunk=(rows, *inner), offsets=layout.offsets[0] + firsts * row, sizes=sizes,
+        masks=np.zeros(len(firsts), np.uint32),
+    )  # fmt: skip

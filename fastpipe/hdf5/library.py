@@ -1,0 +1,157 @@
+"""The HDF5 library: the filters that it has, and what it does that h5py has no function to ask for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastpipe._extras import require
+from fastpipe.core.native import native
+from fastpipe.errors import MissingDependencyError
+from fastpipe.hdf5.filters import FilterStep
+
+__all__ = [
+    "filters_edges",
+    "filters_of",
+    "has_blosc2",
+    "leaves_out_user_block",
+    "load_filters",
+    "load_plugins",
+    "missing",
+    "require_filters",
+]
+
+_USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
+
+
+def filters_of(properties: Any) -> tuple[FilterStep, ...]:
+    """The filters in a dataset's creation properties, in the order of writing."""
+    found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
+    return tuple(
+        FilterStep(int(code), tuple(map(int, values)), name.decode("utf-8", "replace"))
+        for code, _, values, name in found
+    )
+
+
+def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
+    """Those that the HDF5 library of this process does not have."""
+    h5z = require("h5py.h5z", extra="hdf5")
+    return [step for step in steps if not h5z.filter_avail(step.code)]
+
+
+def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
+    """Give the library what it needs for filters, as far as it is installed; returns those still missing."""
+    if missing(steps):
+        with contextlib.suppress(MissingDependencyError):
+            load_plugins()
+    return missing(steps)
+
+
+def load_plugins() -> None:
+    """Import the package hdf5plugin, which gives the library its filters.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        require("hdf5plugin", extra="hdf5")
+    except MissingDependencyError as error:
+        raise MissingDependencyError(
+            "the package 'hdf5plugin' brings this filter to the HDF5 library and is not installed. "
+            "Install it with:  pip install hdf5plugin"
+        ) from error
+
+
+def require_filters(dataset: Any, shown: str = "") -> None:
+    """Give the library what it needs for a dataset's filters.
+
+    Args:
+        dataset: an open ``h5py.Dataset``.
+        shown: what messages call its file, where it is not its path.
+
+    Raises:
+        MissingDependencyError: nobody knows one of them.
+    """
+    for step in load_filters(filters_of(dataset.id.get_create_plist())):
+        raise MissingDependencyError(
+            f"{shown or dataset.file.filename}: the dataset {dataset.name!r} has the filter "
+            f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
+            "not know: pip install hdf5plugin, or import the package that brings it"
+        )
+
+
+# The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
+_BLOSC2_CALLS = (
+    "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
+    "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
+)  # fmt: skip
+
+
+@cache
+def has_blosc2() -> bool:
+    """Whether frames of Blosc2's can be decompressed here.
+
+    By the library inside hdf5plugin, whose functions are handed to the core: no package of a system has one
+    that is new enough.
+    """
+    try:
+        folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
+    except (MissingDependencyError, AttributeError):
+        return False
+    for path in sorted(folder.glob("libh5blosc2.*")):
+        try:
+            library = ctypes.CDLL(str(path))
+            library.blosc2_init()
+            calls = [getattr(library, name) for name in _BLOSC2_CALLS]
+        except (AttributeError, OSError):
+            continue
+        native.use_blosc2([ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls])
+        return True
+    return False
+
+
+def filters_edges(dataset: Any, properties: Any) -> bool:
+    """Return whether the filters of a dataset are applied to chunks that reach beyond its shape.
+
+    ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
+    So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
+    that is applied, the chunk is longer.
+
+    Args:
+        dataset: an open ``h5py.Dataset`` with chunks.
+        properties: its creation properties; they are not changed.
+    """
+    h5d, h5s, h5z = (require(f"h5py.{name}", extra="hdf5") for name in ("h5d", "h5s", "h5z"))
+    own, ones = properties.copy(), (1,) * dataset.ndim
+    own.remove_filter(h5z.FILTER_ALL)
+    own.set_fletcher32()
+    own.set_alloc_time(h5d.ALLOC_TIME_INCR)
+    with _in_memory() as file:
+        space = h5s.create_simple(ones, (h5s.UNLIMITED,) * len(ones))
+        chunk = h5d.create(file.id, b"x", dataset.id.get_type().copy(), space, own)
+        chunk.write(h5s.ALL, h5s.ALL, np.zeros(ones, dataset.dtype))
+        return bool(chunk.get_storage_size() > np.prod(own.get_chunk()) * dataset.dtype.itemsize)
+
+
+@cache
+def leaves_out_user_block() -> bool:
+    """Return whether the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
+    with _in_memory(userblock_size=_USER_BLOCK) as file:
+        dataset = file.create_dataset("x", (1,), "u1", chunks=(1,))
+        dataset[0] = 1
+        return bool(dataset.id.get_chunk_info(0).byte_offset < _USER_BLOCK)
+
+
+def _in_memory(**options: Any) -> Any:
+    """Return a new ``h5py.File`` in memory, in the newest form."""
+    name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
+    return require("h5py", extra="hdf5").File(
+        name, "w", driver="core", backing_store=False, libver="latest", **options
+    )

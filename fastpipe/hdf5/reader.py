@@ -1,0 +1,232 @@
+"""Rows of HDF5 files in one process: described for the native core, or read here where it declines them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe.core.native import native
+from fastpipe.core.reads import Started, Task
+from fastpipe.hdf5.chunks import ChunkReader, data_file
+from fastpipe.hdf5.errors import ChunkError, DamagedError
+from fastpipe.hdf5.files import SampleFile, SampleFiles
+from fastpipe.hdf5.geometry import grid_of
+from fastpipe.hdf5.kept import KeptChunks
+from fastpipe.hdf5.layout import Layout, in_blocks
+from fastpipe.hdf5.library import require_filters
+
+__all__ = ["RowReader"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_MOST_OPEN = 64  # files that the library has open at once
+# The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
+_LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
+
+
+class _Dataset(NamedTuple):
+    """A dataset of a file, as it is read here."""
+
+    chunks: ChunkReader
+    kept: KeptChunks | None
+
+
+class RowReader:
+    """Reads samples of files.  For threads at once.
+
+    Args:
+        files: the files.
+        memory: gives, for a file's number, a dataset's and the bytes of a chunk, a ``native.UnitMemory`` or
+            None, and the number there of the first chunk.
+        keep: for a layout, where its decoded chunks are kept, or None.
+        threads: how many share the work.
+        turn: where this process begins among the chunks of a batch, from 0 to 1: processes that begin with
+            different ones seldom want the same at the same time.
+    """
+
+    def __init__(
+        self,
+        files: SampleFiles,
+        memory: Callable[[int, int, int], tuple[Any, int]] = lambda *_: (None, 0),
+        keep: Callable[[Layout], KeptChunks | None] = lambda _: None,
+        threads: int = 1,
+        turn: float = 0.0,
+    ) -> None:
+        self._files, self._memory, self._keep = files, memory, keep
+        self._threads, self._turn = threads, turn
+        self._lock = threading.Lock()
+        self._opened: dict[int, list[_Dataset | None]] = {}
+        self._library = _Library()
+
+    def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
+        """Describe the reading of some samples.
+
+        Args:
+            samples: int64 (N,), each at least 0 and below ``files.count``.
+            rows: int64 (N,): which row of the batch each is.
+            outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
+        """
+        statuses = np.zeros((len(outs[0]), 8), np.uint8)
+        sources, tasks, kept, most = list[Any](), list[Task](), list[KeptChunks | None](), 0
+        for number, places in self._files.located(samples):
+            if places is None:
+                local, which = samples, rows
+            else:
+                local, which = samples[places] - self._files.firsts[number], rows[places]
+            for place, dataset in enumerate(self._datasets(number)):
+                if dataset is None:
+                    run = partial(self._through_library, number, place, local, which, outs[place])
+                    tasks.append(Task(which, run))
+                    continue
+                flat = outs[place].reshape(-1).view(np.uint8)
+                sources.append((dataset.chunks.dataset, local, which, flat))
+                kept.append(dataset.kept)
+                if dataset.kept is not None:
+                    most = max(most, dataset.kept.look())
+        if not sources:
+            return Started(None, statuses, tasks)
+        batch = native.row_batch(sources, statuses, self._threads, self._turn, most)
+        return Started(batch, statuses, tasks, partial(_keep_chunks, batch, kept) if most else None)
+
+    def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
+        """Read one sample, chunk by chunk, which says what is wrong with it.
+
+        Raises:
+            DamagedError: the file does not hold what it should.
+            HDF5Error: the file has changed since it was laid out.
+            OSError: it cannot be read.
+        """
+        ((number, _),) = self._files.located(np.array([sample]))
+        file, local = self._files.files[number], sample - int(self._files.firsts[number])
+        for place, dataset in enumerate(self._datasets(number)):
+            if dataset is None:
+                one = np.array([local]), np.array([row])
+                self._through_library(number, place, *one, outs[place])
+                continue
+            file.check_unchanged()
+            try:
+                outs[place][row] = _sample(dataset.chunks, file.sample_dims, local)
+            except ChunkError as error:
+                file.check_unchanged()
+                raise DamagedError(str(error)) from None
+
+    def _datasets(self, number: int) -> list[_Dataset | None]:
+        """The datasets of a file; None for those that only the library can read."""
+        found = self._opened.get(number)
+        if found is None:
+            with self._lock:
+                found = self._opened.get(number)
+                if found is None:
+                    found = self._opened[number] = self._new_datasets(number)
+        return found
+
+    def _new_datasets(self, number: int) -> list[_Dataset | None]:
+        one = self._files.files[number]
+        file = data_file(one.path, one.state)
+        found: list[_Dataset | None] = []
+        for place, layout in enumerate(one.layouts):
+            if layout.kind == "h5py":
+                found.append(None)
+                continue
+            kept = self._keep(layout)
+            layout = layout if kept is None else in_blocks(layout)
+            chunk_nbytes = layout.dtype.itemsize * int(np.prod([max(side, 1) for side in layout.chunk]))
+            memory, first = self._memory(number, place, chunk_nbytes)
+            chunks = ChunkReader(
+                layout, one.state, one.sample_dims, file=file, memory=memory, first_key=first,
+                kept=None if kept is None else kept.native,
+            )  # fmt: skip
+            found.append(_Dataset(chunks, kept))
+        return found
+
+    def _through_library(
+        self, number: int, place: int, samples: Int64Array, rows: Int64Array, out: npt.NDArray[Any]
+    ) -> None:
+        file = self._files.files[number]
+        layout = file.layouts[place]
+        # In the file's order: what one of the library's chunks holds is then read at once.
+        order = np.argsort(samples, kind="stable")
+        lead = layout.shape[: file.sample_dims]
+        indices = zip(*np.unravel_index(samples[order], lead), strict=True)
+        dataset = self._library.dataset(number, file, layout.name)
+        try:
+            for row, index in zip(rows[order].tolist(), indices, strict=True):
+                out[row] = dataset[tuple(map(int, index))]
+        except (OSError, RuntimeError) as error:
+            raise DamagedError(f"{file.shown}, dataset {layout.name}: {error}") from error
+
+
+def _keep_chunks(batch: Any, kept: Sequence[KeptChunks | None]) -> None:
+    """Keep the chunks that a batch has decoded, as far as they are wanted."""
+    found: dict[int, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
+    for source, number, chunk in batch.take_chunks():
+        numbers, chunks = found.setdefault(source, ([], []))
+        numbers.append(number)
+        chunks.append(chunk)
+    for source, (numbers, chunks) in found.items():
+        where = kept[source]
+        assert where is not None
+        where.keep(numbers, chunks)
+
+
+def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
+    """A sample, put together from its chunks."""
+    given = chunks.layout
+    # Where there are no chunks only a block is read.
+    reader = chunks if given.kind != "contiguous" else chunks.in_blocks()
+    layout = reader.layout
+    shape, chunk = layout.shape, [max(side, 1) for side in layout.chunk]
+    lead = [int(at) for at in np.unravel_index(sample, shape[:sample_dims])]
+    out = np.empty(shape[sample_dims:], layout.dtype)
+    grid = grid_of(shape, chunk)
+    fill = np.frombuffer(layout.fill, layout.dtype)
+    for inner in np.ndindex(*grid[sample_dims:]):
+        place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones
+        number = int(np.ravel_multi_index(place, grid))
+        corner = [at * side for at, side in zip(inner, chunk[sample_dims:], strict=True)]
+        box = tuple(
+            slice(at, min(at + side, size))
+            for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
+        )
+        if layout.kind != "compact" and layout.offsets[number] < 0:
+            out[box] = fill[0]
+            continue
+        decoded = reader.decode_alone(number).view(layout.dtype).reshape(chunk)
+        row = decoded[tuple(at % side for at, side in zip(lead, chunk))]  # noqa: B905
+        out[box] = row[tuple(slice(side.stop - side.start) for side in box)]
+    return out
+
+
+class _Library:
+    """Files as the HDF5 library has them open, for what only it can read.  For threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, Any] = OrderedDict()
+
+    def dataset(self, number: int, file: SampleFile, name: str) -> Any:
+        """A dataset of a file."""
+        with self._lock:
+            opened = self._open.get(number)
+            if opened is None:
+                # Rows come in the file's order: of each dataset one chunk at a time, and the next.
+                largest = max(layout.library_chunk for layout in file.layouts)
+                room = max(_LIBRARY_NBYTES, 2 * largest)
+                opened = require("h5py", extra="hdf5").File(
+                    file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
+                )
+                file.check_unchanged()  # by now another may be at the path
+                self._open[number] = opened
+                if len(self._open) > _MOST_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(number)
+            dataset = opened[name]
+            require_filters(dataset, file.shown)
+        return dataset
