@@ -90,8 +90,12 @@ class UnitFile:
         """
         with _opening:
             pid, units = os.getpid(), None
-            if self._here is not None and self._here[0] == pid:
+            if self._here is not None:
                 units = self._here[1]()
+                if units is not None and self._here[0] != pid:
+                    # A parent's, with a descriptor of its own: to close that would end this process's locks.
+                    _inherited.append(units)
+                    units = None
             if units is None:
                 data = mapped(self.descriptor, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
                 if data is None:
@@ -136,6 +140,7 @@ class _Mapping:
 
 
 _files: weakref.WeakValueDictionary[int, UnitFile] = weakref.WeakValueDictionary()
+_inherited: list[Any] = []
 _opening = threading.Lock()
 
 

@@ -6,7 +6,6 @@ the middle of the unit.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastpipe.cache.units import UnitMemory, UnitSlots
+from fastpipe.cache.unit_file import UnitFile
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it on Linux, which has files in memory without names"
@@ -28,29 +27,28 @@ Forked = Callable[[Callable[[], object]], int]
 CONTENTS = [np.random.default_rng(key).integers(0, 256, NBYTES, np.uint8) for key in range(KEYS)]
 
 
-def put(slots: UnitSlots, key: int) -> bool:
-    (slot,) = slots.claim([key])
+def put(slots: Any, key: int) -> bool:
+    slot = slots.claim(key)
     if slot is None:
         return False
-    with slot:
-        slot.memory[: NBYTES // 2] = CONTENTS[key][: NBYTES // 2]
-        slot.memory[NBYTES // 2 :] = CONTENTS[key][NBYTES // 2 :]
-        slot.publish()
+    slot.memory[: NBYTES // 2] = CONTENTS[key][: NBYTES // 2]
+    slot.memory[NBYTES // 2 :] = CONTENTS[key][NBYTES // 2 :]
+    slot.publish()
     return True
 
 
-def take(slots: UnitSlots, key: int) -> bool:
-    found = slots.find(np.array([key]))
-    if found.slots[0] < 0:
+def take(slots: Any, key: int) -> bool:
+    found = slots.find(key)
+    if found is None:
         return False
-    made = ctypes.string_at(int(slots.addresses(found)[0]), NBYTES)
-    if not slots.are_still(found)[0]:
+    made = found.memory.tobytes()
+    if not found.release():
         return False
     assert made == CONTENTS[key].tobytes()
     return True
 
 
-def obtained(slots: UnitSlots, key: int) -> bool:
+def obtained(slots: Any, key: int) -> bool:
     """As a reader does it: whether it had to decode."""
     while not take(slots, key):
         if put(slots, key):
@@ -60,7 +58,7 @@ def obtained(slots: UnitSlots, key: int) -> bool:
     return False
 
 
-def check_all_can_be_had(memory: UnitMemory) -> None:
+def check_all_can_be_had(memory: UnitFile) -> None:
     slots = memory.opened()
     for key in range(KEYS):
         obtained(slots, key)
@@ -71,8 +69,8 @@ def check_all_can_be_had(memory: UnitMemory) -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[UnitMemory]:
-    memory = UnitMemory(KEYS, SLOTS, NBYTES)
+def memory() -> Iterator[UnitFile]:
+    memory = UnitFile(KEYS, SLOTS, NBYTES)
     yield memory
     memory.close()
 
@@ -80,7 +78,7 @@ def memory() -> Iterator[UnitMemory]:
 class Writer:
     """A child that has half written a unit, and goes on when it is told to."""
 
-    def __init__(self, memory: UnitMemory, key: int, forked: Forked) -> None:
+    def __init__(self, memory: UnitFile, key: int, forked: Forked) -> None:
         self._memory, self._key = memory, key
         self._told, self._tell = os.pipe()
         self._hear, self._said = os.pipe()
@@ -88,7 +86,7 @@ class Writer:
         assert os.read(self._hear, 1) == b"!"
 
     def _work(self) -> None:
-        (slot,) = self._memory.opened().claim([self._key])
+        slot = self._memory.opened().claim(self._key)
         assert slot is not None
         slot.memory[:] = 99
         slot.memory[: NBYTES // 2] = CONTENTS[self._key][: NBYTES // 2]
@@ -118,7 +116,7 @@ class Writer:
         return os.waitstatus_to_exitcode(status)
 
 
-def test_what_a_killed_process_had_begun_is_for_others(memory: UnitMemory, forked: Forked) -> None:
+def test_what_a_killed_process_had_begun_is_for_others(memory: UnitFile, forked: Forked) -> None:
     writer, slots = Writer(memory, 9, forked), memory.opened()
     assert put(slots, 1)
     writer.kill()
@@ -131,7 +129,7 @@ def test_what_a_killed_process_had_begun_is_for_others(memory: UnitMemory, forke
     check_all_can_be_had(memory)
 
 
-def test_its_slot_is_for_other_units(memory: UnitMemory, forked: Forked) -> None:
+def test_its_slot_is_for_other_units(memory: UnitFile, forked: Forked) -> None:
     Writer(memory, 9, forked).kill()
     slots = memory.opened()
     for key in range(SLOTS):
@@ -141,7 +139,7 @@ def test_its_slot_is_for_other_units(memory: UnitMemory, forked: Forked) -> None
     assert not slots.is_coming(9)
 
 
-def test_who_waits_for_it_goes_on(memory: UnitMemory, forked: Forked) -> None:
+def test_who_waits_for_it_goes_on(memory: UnitFile, forked: Forked) -> None:
     writer, slots = Writer(memory, 9, forked), memory.opened()
     refused, found = threading.Event(), list[bool]()
 
@@ -159,72 +157,19 @@ def test_who_waits_for_it_goes_on(memory: UnitMemory, forked: Forked) -> None:
     assert take(slots, 9)
 
 
-def test_a_reader_that_found_it_before_notices(memory: UnitMemory, forked: Forked) -> None:
+def test_a_reader_that_found_it_before_notices(memory: UnitFile, forked: Forked) -> None:
     slots = memory.opened()
     for key in range(SLOTS):
         assert put(slots, key)
-    found = slots.find(np.arange(SLOTS))
+    found = [slots.find(key) for key in range(SLOTS)]
     Writer(memory, 9, forked).kill()
-    assert slots.are_still(found).sum() == SLOTS - 1
+    assert sum(one.release() for one in found) == SLOTS - 1
     check_all_can_be_had(memory)
-
-
-class _Deadly:
-    """A row of the table; the process kills itself before a certain write to one of them, or behind it."""
-
-    def __init__(self, row: Any, count: list[int], is_behind: bool) -> None:
-        self._row, self._count, self._is_behind = row, count, is_behind
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._row[place]
-
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self._count[0] -= 1
-        if self._is_behind:
-            self._row[place] = value
-        if not self._count[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if not self._is_behind:
-            self._row[place] = value
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("is_behind", [False, True])
-@pytest.mark.parametrize("is_published", [False, True])
-@pytest.mark.parametrize("is_full", [False, True])
-def test_killed_at_any_write_to_the_table(
-    memory: UnitMemory, forked: Forked, is_full: bool, is_published: bool, is_behind: bool
-) -> None:
-    def work(last: int) -> None:
-        slots, count = memory.opened(), [last]
-        for name in ("_keys", "_versions", "_used", "_slots"):
-            setattr(slots, name, _Deadly(getattr(slots, name), count, is_behind))
-        (slot,) = slots.claim([9])
-        assert slot is not None
-        with slot:
-            slot.memory[:] = 99
-            if is_published:
-                slot.memory[:] = CONTENTS[9]
-                slot.publish()
-
-    slots, killed = memory.opened(), 0
-    for last in range(1, 20):
-        for key in range(SLOTS if is_full else 1):
-            obtained(slots, key)
-        code = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: work(last)), 0)[1])
-        for key in range(KEYS):
-            take(slots, key)  # which compares the bytes
-        check_all_can_be_had(memory)
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        killed += 1
-    assert killed >= 5
 
 
 def test_killed_again_and_again_while_others_read(forked: Forked) -> None:
     """More units than slots; each victim ends in the middle of a unit, at a different place each time."""
-    memory = UnitMemory(KEYS, SLOTS, NBYTES)
+    memory = UnitFile(KEYS, SLOTS, NBYTES)
 
     def read(seed: int) -> None:
         random, slots = np.random.default_rng(seed), memory.opened()
@@ -236,7 +181,7 @@ def test_killed_again_and_again_while_others_read(forked: Forked) -> None:
         left = int(random.integers(1, 40))
         while True:
             key = int(random.integers(KEYS))
-            (slot,) = (None,) if take(slots, key) else slots.claim([key])
+            slot = None if take(slots, key) else slots.claim(key)
             if slot is None:
                 continue
             left -= 1
@@ -254,7 +199,7 @@ def test_killed_again_and_again_while_others_read(forked: Forked) -> None:
     memory.close()
 
 
-def test_a_stopped_process_is_in_nobody_s_way_but_for_its_unit(memory: UnitMemory, forked: Forked) -> None:
+def test_a_stopped_process_is_in_nobody_s_way_but_for_its_unit(memory: UnitFile, forked: Forked) -> None:
     writer, slots = Writer(memory, 9, forked), memory.opened()
     writer.stop()
     others = [key for key in range(KEYS) if key != 9]
@@ -270,16 +215,16 @@ def test_a_stopped_process_is_in_nobody_s_way_but_for_its_unit(memory: UnitMemor
     check_all_can_be_had(memory)
 
 
-def test_a_stopped_reader_notices_what_was_done_meanwhile(memory: UnitMemory, forked: Forked) -> None:
+def test_a_stopped_reader_notices_what_was_done_meanwhile(memory: UnitFile, forked: Forked) -> None:
     slots = memory.opened()
     assert put(slots, 1)
     assert put(slots, 2)
 
     def work() -> None:
         own = memory.opened()
-        found = own.find(np.array([1, 2]))
+        found = [own.find(1), own.find(2)]
         os.kill(os.getpid(), signal.SIGSTOP)
-        if own.are_still(found).tolist() != [False, True]:
+        if [one.release() for one in found] != [False, True]:
             os._exit(3)
 
     pid = forked(work)
@@ -291,7 +236,7 @@ def test_a_stopped_reader_notices_what_was_done_meanwhile(memory: UnitMemory, fo
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_nobody_waits_for_ever_for_a_stopped_process(memory: UnitMemory, forked: Forked) -> None:
+def test_nobody_waits_for_ever_for_a_stopped_process(memory: UnitFile, forked: Forked) -> None:
     writer, slots = Writer(memory, 9, forked), memory.opened()
     writer.stop()
     thread = threading.Thread(target=slots.wait, args=(9,))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import multiprocessing
 import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.cache import units as units_module
+from fastpipe.cache import unit_file
 from fastpipe.cache.joined_units import joined_memory
-from fastpipe.cache.units import Found, UnitMemory, UnitSlots
+from fastpipe.cache.unit_file import UnitFile, private_units
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
@@ -33,15 +33,11 @@ InChild = Callable[[Callable[[], object]], None]
 # What a process that was not forked does with the memory that it is sent.
 ELSEWHERE = """
 import numpy as np
-from fastpipe.cache.units import UnitSlots
 slots = memory.opened()
-found = slots.find(np.array([1, 2]))
-assert (found.slots >= 0).tolist() == [True, False]
-begin = found.slots[0] * slots.slot_nbytes + memory.table_nbytes
-content = slots._data[begin : begin + slots.slot_nbytes].tobytes()
-assert slots.are_still(found).tolist() == [True, False]
-assert content == expected
-(slot,) = slots.claim([2])
+assert slots.are_there(np.array([1, 2])).tolist() == [True, False]
+found = slots.find(1)
+assert found.memory.tobytes() == expected and found.release()
+slot = slots.claim(2)
 slot.memory[:] = 7
 slot.publish()
 """
@@ -54,36 +50,37 @@ def content(key: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 CONTENTS = [content(key).tobytes() for key in range(KEYS)]
 
 
-def put(slots: UnitSlots, key: int) -> bool:
-    (slot,) = slots.claim([key])
+@contextmanager
+def given_back(slot: Any) -> Iterator[None]:
+    """A block after which a slot that was not published is given back."""
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # it was published
+            slot.abandon()
+
+
+def put(slots: Any, key: int) -> bool:
+    slot = slots.claim(key)
     if slot is None:
         return False
-    with slot:
-        slot.memory[:] = np.frombuffer(CONTENTS[key], np.uint8)
-        slot.publish()
+    slot.memory[:] = np.frombuffer(CONTENTS[key], np.uint8)
+    slot.publish()
     return True
 
 
-def look(slots: UnitSlots, *keys: int) -> Found:
-    return slots.find(np.array(keys, np.int64))
-
-
-def copied(slots: UnitSlots, found: Found) -> bytes:
-    return ctypes.string_at(int(slots.addresses(found)[0]), NBYTES)
-
-
-def take(slots: UnitSlots, key: int) -> bool:
-    found = look(slots, key)
-    if found.slots[0] < 0:
+def take(slots: Any, key: int) -> bool:
+    found = slots.find(key)
+    if found is None:
         return False
-    made = copied(slots, found)
-    if not slots.are_still(found)[0]:
+    made = found.memory.tobytes()
+    if not found.release():
         return False
     assert made == CONTENTS[key]
     return True
 
 
-def obtained(slots: UnitSlots, key: int) -> bool:
+def obtained(slots: Any, key: int) -> bool:
     """As a reader does it: whether it had to decode."""
     while not take(slots, key):
         if put(slots, key):
@@ -94,23 +91,21 @@ def obtained(slots: UnitSlots, key: int) -> bool:
 
 
 @pytest.fixture
-def memory() -> Iterator[UnitMemory]:
-    memory = UnitMemory(KEYS, 3, NBYTES)
+def memory() -> Iterator[UnitFile]:
+    memory = UnitFile(KEYS, 3, NBYTES)
     yield memory
     memory.close()
 
 
-def test_at_first_nothing_is_there(memory: UnitMemory) -> None:
+def test_at_first_nothing_is_there(memory: UnitFile) -> None:
     slots = memory.opened()
-    found = look(slots, 0, 1, KEYS - 1)
-    assert found.slots.tolist() == [-1] * 3
-    assert slots.addresses(found).tolist() == [0] * 3
-    assert slots.are_still(found).tolist() == [False] * 3
+    assert not slots.are_there(np.array([0, 1, KEYS - 1])).any()
+    assert [slots.find(key) for key in (0, 1, KEYS - 1, -1, KEYS)] == [None] * 5
     assert not slots.is_coming(0)
     slots.wait(0)  # for nothing
 
 
-def test_what_was_put_there_is_found(memory: UnitMemory) -> None:
+def test_what_was_put_there_is_found(memory: UnitFile) -> None:
     slots = memory.opened()
     for key in (0, 7, KEYS - 1):
         assert put(slots, key)
@@ -119,35 +114,7 @@ def test_what_was_put_there_is_found(memory: UnitMemory) -> None:
     assert not take(slots, 1)
 
 
-def test_many_are_looked_up_at_once(memory: UnitMemory) -> None:
-    slots = memory.opened()
-    assert put(slots, 4)
-    assert put(slots, 2)
-    found = look(slots, 1, 2, 3, 4, 2)
-    assert (found.slots >= 0).tolist() == [False, True, False, True, True]
-    addresses = slots.addresses(found)
-    assert (addresses == 0).tolist() == [True, False, True, False, False]
-    assert addresses[1] == addresses[4] != addresses[3]
-    assert slots.are_still(found).tolist() == [False, True, False, True, True]
-    assert len(look(slots).slots) == 0
-
-
-def test_slots_lie_one_after_the_other_behind_the_table(memory: UnitMemory) -> None:
-    slots = memory.opened()
-    claims = slots.claim([0, 1, 2])
-    assert all(claims)
-    addresses = [claim.address for claim in claims if claim is not None]
-    assert sorted(addresses) == [slots.address + NBYTES * place for place in range(3)]
-    assert all(address % 16 == 0 for address in addresses)
-    assert [claim.memory.__array_interface__["data"][0] for claim in claims if claim is not None] == addresses
-    assert memory.nbytes == memory.table_nbytes + 3 * NBYTES == os.fstat(memory.descriptor).st_size
-    for claim in claims:
-        assert claim is not None
-        with claim:
-            pass
-
-
-def test_what_was_not_used_for_the_longest_time_makes_room(memory: UnitMemory) -> None:
+def test_what_was_not_used_for_the_longest_time_makes_room(memory: UnitFile) -> None:
     slots = memory.opened()
     for key in range(3):
         assert put(slots, key)
@@ -156,71 +123,34 @@ def test_what_was_not_used_for_the_longest_time_makes_room(memory: UnitMemory) -
     assert [take(slots, key) for key in range(4)] == [True, False, True, True]
 
 
+def take_any(slots: Any, key: int) -> bool:
+    return slots.find(key) is not None
+
+
 def test_of_many_slots_those_in_use_stay() -> None:
     """The oldest is looked for among some of them only."""
-    memory = UnitMemory(4000, 600, 16)
+    memory = UnitFile(4000, 600, 16)
     slots = memory.opened()
     hot = np.arange(40)
     for key in range(3000):
-        (slot,) = slots.claim([key])
+        slot = slots.claim(key)
         assert slot is not None
         slot.memory[:] = key % 251
         slot.publish()
         if key >= len(hot) and key % 10 == 0:
-            assert (slots.find(hot).slots >= 0).all()
-    there = np.flatnonzero(slots.find(np.arange(4000)).slots >= 0)
+            assert all(take_any(slots, one) for one in hot.tolist())
+    there = np.flatnonzero(slots.are_there(np.arange(4000)))
     assert len(there) == 600, "every slot is in use"
     for key in there.tolist():
-        assert ctypes.string_at(int(slots.addresses(look(slots, key))[0]), 16) == bytes([key % 251] * 16)
+        assert slots.find(key).memory.tobytes() == bytes([key % 251] * 64)
     memory.close()
 
 
-def test_a_copy_made_while_a_slot_was_rewritten_is_noticed(memory: UnitMemory) -> None:
+def test_what_failed_is_not_there(memory: UnitFile) -> None:
     slots = memory.opened()
-    for key in range(3):
-        assert put(slots, key)
-    found = look(slots, 0, 1, 2)
-    assert slots.are_still(found).all()
-    claims = slots.claim([10, 11, 12])
-    assert all(claims)
-    assert not slots.are_still(found).any(), "somebody writes"
-    assert look(slots, 0, 1, 2, 10, 11, 12).slots.tolist() == [-1] * 6
-    for claim in claims:
-        assert claim is not None
-        claim.publish()
-    assert not slots.are_still(found).any(), "something else is there"
-
-
-def test_a_slot_that_was_rewritten_with_the_same_is_not_the_same() -> None:
-    memory = UnitMemory(KEYS, 1, NBYTES)
-    slots = memory.opened()
-    assert put(slots, 5)
-    found = look(slots, 5)
-    assert put(slots, 6)
-    assert put(slots, 5)
-    assert not slots.are_still(found)[0]
-    assert take(slots, 5)
-    assert not take(slots, 6)
-    memory.close()
-
-
-def test_one_that_was_given_up_has_another_version_too(memory: UnitMemory) -> None:
-    slots = memory.opened()
-    (first,) = slots.claim([1])
-    assert first is not None
-    with first:
-        pass
-    before = look(slots, 1)
-    assert put(slots, 1)
-    assert not slots.are_still(before)[0]
-    assert take(slots, 1)
-
-
-def test_what_failed_is_not_there(memory: UnitMemory) -> None:
-    slots = memory.opened()
-    (slot,) = slots.claim([4])
+    slot = slots.claim(4)
     assert slot is not None
-    with pytest.raises(RuntimeError, match="damaged"), slot:
+    with pytest.raises(RuntimeError, match="damaged"), given_back(slot):
         slot.memory[:] = 99
         raise RuntimeError("damaged")
     assert not take(slots, 4)
@@ -229,48 +159,36 @@ def test_what_failed_is_not_there(memory: UnitMemory) -> None:
     assert take(slots, 4)
 
 
-def test_what_was_published_stays_on_the_way_out(memory: UnitMemory) -> None:
+def test_a_unit_is_claimed_once(memory: UnitFile) -> None:
     slots = memory.opened()
-    (slot,) = slots.claim([4])
+    slot = slots.claim(4)
     assert slot is not None
-    slot.memory[:] = np.frombuffer(CONTENTS[4], np.uint8)
-    slot.publish()
-    slot.__exit__()
-    assert take(slots, 4)
-
-
-def test_a_unit_is_claimed_once(memory: UnitMemory) -> None:
-    slots = memory.opened()
-    (slot,) = slots.claim([4])
-    assert slot is not None
-    assert slots.claim([4]) == [None], "somebody is decoding it"
+    assert slots.claim(4) is None, "somebody is decoding it"
     assert slots.is_coming(4)
-    assert look(slots, 4).slots.tolist() == [-1]
+    assert slots.find(4) is None
     slot.publish()
-    assert slots.claim([4]) == [None], "somebody has just done so"
+    assert slots.claim(4) is None, "somebody has just done so"
     assert not slots.is_coming(4)
 
 
-def test_without_room_there_is_no_slot(memory: UnitMemory) -> None:
+def test_without_room_there_is_no_slot(memory: UnitFile) -> None:
     slots = memory.opened()
-    claims = slots.claim([0, 1, 2, 3, 4])
+    claims = [slots.claim(key) for key in range(5)]
     assert [claim is not None for claim in claims] == [True] * 3 + [False] * 2
-    assert slots.claim([5]) == [None]
+    assert slots.claim(5) is None
     for claim in claims[:3]:
-        assert claim is not None
-        with claim:
-            pass
+        claim.abandon()
     assert put(slots, 5)
 
 
-def test_who_waits_goes_on_when_it_is_there(memory: UnitMemory) -> None:
+def test_who_waits_goes_on_when_it_is_there(memory: UnitFile) -> None:
     slots = memory.opened()
-    (slot,) = slots.claim([4])
+    slot = slots.claim(4)
     assert slot is not None
     refused, found = threading.Event(), list[bool]()
 
     def want() -> None:
-        assert slots.claim([4]) == [None]
+        assert slots.claim(4) is None
         refused.set()
         found.append(obtained(slots, 4))
 
@@ -283,27 +201,27 @@ def test_who_waits_goes_on_when_it_is_there(memory: UnitMemory) -> None:
     assert found == [False], "it did not decode"
 
 
-def test_who_waits_for_what_fails_decodes_it(memory: UnitMemory) -> None:
+def test_who_waits_for_what_fails_decodes_it(memory: UnitFile) -> None:
     slots = memory.opened()
-    (slot,) = slots.claim([4])
+    slot = slots.claim(4)
     assert slot is not None
     refused, found = threading.Event(), list[bool]()
 
     def want() -> None:
-        assert slots.claim([4]) == [None]
+        assert slots.claim(4) is None
         refused.set()
         found.append(obtained(slots, 4))
 
     thread = threading.Thread(target=want)
     thread.start()
     refused.wait()
-    with slot:
+    with given_back(slot):
         slot.memory[:] = 99
     thread.join()
     assert found == [True]
 
 
-def test_of_threads_that_want_the_same_one_decodes(memory: UnitMemory) -> None:
+def test_of_threads_that_want_the_same_one_decodes(memory: UnitFile) -> None:
     slots = memory.opened()
     count = 8
     barrier, decoded = threading.Barrier(count), list[bool]()
@@ -322,7 +240,7 @@ def test_of_threads_that_want_the_same_one_decodes(memory: UnitMemory) -> None:
     assert sum(decoded) == KEYS
 
 
-def test_others_see_it(memory: UnitMemory, in_child: InChild) -> None:
+def test_others_see_it(memory: UnitFile, in_child: InChild) -> None:
     slots = memory.opened()
     assert put(slots, 5)
 
@@ -335,7 +253,7 @@ def test_others_see_it(memory: UnitMemory, in_child: InChild) -> None:
     assert take(slots, 6)
 
 
-def test_a_process_that_was_spawned_sees_it(memory: UnitMemory) -> None:
+def test_a_process_that_was_spawned_sees_it(memory: UnitFile) -> None:
     slots = memory.opened()
     assert put(slots, 1)
     names = {"memory": memory, "expected": CONTENTS[1]}
@@ -344,18 +262,18 @@ def test_a_process_that_was_spawned_sees_it(memory: UnitMemory) -> None:
     process.join()
     assert process.exitcode == 0
     process.close()
-    found = look(slots, 2)
-    assert copied(slots, found) == bytes([7] * NBYTES)
-    assert slots.are_still(found)[0]
+    found = slots.find(2)
+    assert found.memory.tobytes() == bytes([7] * NBYTES)
+    assert found.release()
 
 
-def test_who_wants_what_another_process_decodes_waits(memory: UnitMemory, forked: Forked) -> None:
+def test_who_wants_what_another_process_decodes_waits(memory: UnitFile, forked: Forked) -> None:
     slots = memory.opened()
     told, tell = os.pipe()
     hear, said = os.pipe()
 
     def work() -> None:
-        (slot,) = memory.opened().claim([9])
+        slot = memory.opened().claim(9)
         assert slot is not None
         os.write(said, b"!")
         os.read(told, 1)
@@ -364,9 +282,9 @@ def test_who_wants_what_another_process_decodes_waits(memory: UnitMemory, forked
 
     pid = forked(work)
     os.read(hear, 1)
-    assert look(slots, 9).slots.tolist() == [-1]
+    assert slots.find(9) is None
     assert slots.is_coming(9)
-    assert slots.claim([9]) == [None]
+    assert slots.claim(9) is None
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(obtained(slots, 9)))
     thread.start()
@@ -378,7 +296,7 @@ def test_who_wants_what_another_process_decodes_waits(memory: UnitMemory, forked
         os.close(descriptor)
 
 
-def test_who_waited_leaves_no_lock_behind(memory: UnitMemory, forked: Forked) -> None:
+def test_who_waited_leaves_no_lock_behind(memory: UnitFile, forked: Forked) -> None:
     """Waiting is having the slot's lock for a moment."""
     slots = memory.opened()
     told, tell = os.pipe()
@@ -386,14 +304,14 @@ def test_who_waited_leaves_no_lock_behind(memory: UnitMemory, forked: Forked) ->
 
     def work() -> None:
         own = memory.opened()
-        (slot,) = own.claim([9])
+        slot = own.claim(9)
         os.write(said, b"!")
         os.read(told, 1)
         assert slot is not None
         slot.publish()
         os.read(told, 1)  # the other one has waited
-        claims = own.claim([10, 11, 12])
-        assert all(claims), "each slot can be had"
+        claims = [own.claim(key) for key in (10, 11, 12)]
+        assert None not in claims, "each slot can be had"
 
     pid = forked(work)
     os.read(hear, 1)
@@ -407,14 +325,14 @@ def test_who_waited_leaves_no_lock_behind(memory: UnitMemory, forked: Forked) ->
         os.close(descriptor)
 
 
-def test_two_processes_that_wait_for_each_other_s_units_go_on(memory: UnitMemory, forked: Forked) -> None:
+def test_two_processes_that_wait_for_each_other_s_units_go_on(memory: UnitFile, forked: Forked) -> None:
     """To the system that looks as if neither ever would: locks are of processes, not of threads."""
     pipes = [os.pipe() for _ in range(2)]
 
     def work(mine: int) -> None:
         """Both have a unit, and a thread that wants the other's, before they publish theirs."""
         slots, found = memory.opened(), list[bool]()
-        (slot,) = slots.claim([mine])
+        slot = slots.claim(mine)
         assert slot is not None
         for step in range(2):
             os.write(pipes[mine][1], b"!")
@@ -435,7 +353,7 @@ def test_two_processes_that_wait_for_each_other_s_units_go_on(memory: UnitMemory
             os.close(descriptor)
 
 
-def test_a_copy_in_this_process_is_the_memory_itself(memory: UnitMemory) -> None:
+def test_a_copy_in_this_process_is_the_memory_itself(memory: UnitFile) -> None:
     """The system forgets a process's locks of a file as soon as it closes any descriptor of that file."""
     assert pickle.loads(pickle.dumps(memory)) is memory
     assert copy.deepcopy(memory) is memory
@@ -447,7 +365,7 @@ def test_a_copy_elsewhere_is_of_the_same_memory(forked: Forked) -> None:
     told, tell = os.pipe()
 
     def work() -> None:
-        made = UnitMemory(KEYS, 3, NBYTES)
+        made = UnitFile(KEYS, 3, NBYTES)
         slots = made.opened()
         assert put(slots, 6)
         os.write(said, pickle.dumps(made))
@@ -456,7 +374,7 @@ def test_a_copy_elsewhere_is_of_the_same_memory(forked: Forked) -> None:
 
     pid = forked(work)
     other = pickle.loads(os.read(hear, 1 << 16))
-    assert (other.keys, other.slots, other.slot_nbytes) == (KEYS, 3, NBYTES)
+    assert (other.slots, other.opened().slot_nbytes) == (3, NBYTES)
     assert take(other.opened(), 6)
     assert put(other.opened(), 2)
     os.write(tell, b"!")
@@ -473,7 +391,7 @@ def test_there_is_no_copy_of_what_is_gone(tmp_path: Path, forked: Forked, what: 
     told, tell = os.pipe()
 
     def work() -> None:
-        memory, other = UnitMemory(KEYS, 3, NBYTES), UnitMemory(1, 1, 16)
+        memory, other = UnitFile(KEYS, 3, NBYTES), UnitFile(1, 1, 16)
         pickled, number = pickle.dumps(memory), memory.descriptor
         if what == "closed":
             memory.close()
@@ -493,7 +411,7 @@ def test_there_is_no_copy_of_what_is_gone(tmp_path: Path, forked: Forked, what: 
 
 def test_there_is_no_copy_from_a_process_that_has_ended(forked: Forked) -> None:
     hear, said = os.pipe()
-    pid = forked(lambda: os.write(said, pickle.dumps(UnitMemory(KEYS, 3, NBYTES))))
+    pid = forked(lambda: os.write(said, pickle.dumps(UnitFile(KEYS, 3, NBYTES))))
     assert os.waitpid(pid, 0)[1] == 0
     pickled = os.read(hear, 1 << 16)
     assert pickle.loads(pickled) is None
@@ -506,7 +424,7 @@ def test_it_outlives_the_process_that_made_it(forked: Forked) -> None:
     told, tell = os.pipe()
 
     def work() -> None:
-        memory = UnitMemory(KEYS, 3, NBYTES)
+        memory = UnitFile(KEYS, 3, NBYTES)
         assert put(memory.opened(), 3)
         os.write(said, pickle.dumps(memory))
         os.read(told, 1)
@@ -524,7 +442,7 @@ def test_it_outlives_the_process_that_made_it(forked: Forked) -> None:
 
 
 def test_it_goes_with_the_last_who_refers_to_it() -> None:
-    memory = UnitMemory(KEYS, 2, NBYTES)
+    memory = UnitFile(KEYS, 2, NBYTES)
     descriptor, slots = memory.descriptor, memory.opened()
     del memory
     gc.collect()
@@ -536,7 +454,7 @@ def test_it_goes_with_the_last_who_refers_to_it() -> None:
         os.fstat(descriptor)
 
 
-def test_closed_twice_is_closed_once(memory: UnitMemory) -> None:
+def test_closed_twice_is_closed_once(memory: UnitFile) -> None:
     memory.close()
     with open(os.devnull, "rb") as file:
         numbers = {file.fileno(), memory.descriptor}
@@ -546,14 +464,14 @@ def test_closed_twice_is_closed_once(memory: UnitMemory) -> None:
 
 
 def test_without_locks_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units_module, "locks_are_possible", lambda: False)
+    monkeypatch.setattr(unit_file, "locks_are_possible", lambda: False)
     with pytest.raises(OSError, match="no locks"):
-        UnitMemory(1, 1, 16)
+        UnitFile(1, 1, 16)
 
 
 def test_memory_is_taken_when_it_is_written() -> None:
-    large = UnitMemory(1 << 10, 1 << 10, 1 << 30)  # a terabyte
-    (slot,) = large.opened().claim([1])
+    large = UnitFile(1 << 10, 1 << 10, 1 << 30)  # a terabyte
+    slot = large.opened().claim(1)
     assert slot is not None
     slot.memory[:16] = 1
     slot.publish()
@@ -563,9 +481,9 @@ def test_memory_is_taken_when_it_is_written() -> None:
 
 def test_what_no_machine_has_is_an_error() -> None:
     with pytest.raises(OSError, match=r"."):
-        UnitSlots(UnitMemory(1, 1 << 20, 1 << 42))
-    with pytest.raises((OSError, OverflowError)):
-        UnitMemory(1, 1 << 30, 1 << 42)
+        UnitFile(1, 1 << 20, 1 << 42).opened()
+    with pytest.raises((OSError, ValueError)):
+        UnitFile(1, 1 << 30, 1 << 42)
     gc.collect()
 
 
@@ -576,11 +494,11 @@ def test_what_no_machine_has_is_an_error() -> None:
 )
 def test_any_sequence_of_uses_gives_what_was_put(count: int, steps: list[tuple[str, int]]) -> None:
     """Beside a list that says what can be there: the most recently used, as many as slots that nobody writes."""
-    memory = UnitMemory(KEYS, count, NBYTES)
+    memory = UnitFile(KEYS, count, NBYTES)
     slots, there, held = memory.opened(), list[int](), dict[int, Any]()
 
     def claimed(key: int) -> Any:
-        (slot,) = slots.claim([key])
+        slot = slots.claim(key)
         # A slot is had by nobody twice, and not for what is there or is coming.
         assert (slot is None) == (key in there or key in held or len(held) == count)
         if slot is not None and len(there) + len(held) == count:
@@ -605,16 +523,16 @@ def test_any_sequence_of_uses_gives_what_was_put(count: int, steps: list[tuple[s
                 slot.publish()
                 there.append(key)
             if what == "fail":
-                slot.__exit__()
+                slot.abandon()
             if what != "hold":
                 del held[key]
         assert [slots.is_coming(key) for key in range(8)] == [key in held for key in range(8)]
     for slot in held.values():
-        slot.__exit__()
+        slot.abandon()
     memory.close()
 
 
-def _read_at_random(memory: UnitMemory, seed: int, steps: int) -> None:
+def _read_at_random(memory: UnitFile, seed: int, steps: int) -> None:
     """Two threads that read any units, each of which must be as it was put; some decodings fail."""
     slots, errors = memory.opened(), list[BaseException]()
 
@@ -624,9 +542,9 @@ def _read_at_random(memory: UnitMemory, seed: int, steps: int) -> None:
             for step in range(steps):
                 key = int(random.integers(8))
                 if step % 7 == 0:
-                    (slot,) = slots.claim([key])
+                    slot = slots.claim(key)
                     if slot is not None:
-                        with slot:
+                        with given_back(slot):
                             slot.memory[:] = 99
                 obtained(slots, key)
         except BaseException as error:
@@ -643,7 +561,7 @@ def _read_at_random(memory: UnitMemory, seed: int, steps: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_whatever_is_taken_is_right(count: int, forked: Forked) -> None:
     """Threads of processes that want more units than there are slots, in orders of their own."""
-    memory = UnitMemory(KEYS, count, NBYTES)
+    memory = UnitFile(KEYS, count, NBYTES)
     pids = [forked(lambda seed=seed: _read_at_random(memory, seed, 1500)) for seed in range(2)]  # type: ignore[misc]
     _read_at_random(memory, 9, 1500)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
@@ -657,17 +575,17 @@ def test_whatever_is_taken_is_right(count: int, forked: Forked) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_whatever_is_taken_is_right_for_long(count: int, forked: Forked) -> None:
-    memory = UnitMemory(KEYS, count, NBYTES)
+    memory = UnitFile(KEYS, count, NBYTES)
     pids = [forked(lambda seed=seed: _read_at_random(memory, seed, 5000)) for seed in range(5)]  # type: ignore[misc]
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 5
     memory.close()
 
 
-def _is_refused_elsewhere(memory: UnitMemory, forked: Forked) -> bool:
+def _is_refused_elsewhere(memory: UnitFile, forked: Forked) -> bool:
     """Whether another process gets no slot, where each is being written here."""
 
     def work() -> None:
-        if UnitSlots(memory).claim([1]) != [None]:
+        if memory.opened().claim(1) is not None:
             os._exit(3)
 
     return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1]) == 0
@@ -675,16 +593,16 @@ def _is_refused_elsewhere(memory: UnitMemory, forked: Forked) -> bool:
 
 @pytest.mark.parametrize("made", ["pickled", "copied", "opened"])
 def test_a_copy_that_goes_leaves_slots_to_those_who_write_them(made: str, forked: Forked) -> None:
-    memory = UnitMemory(KEYS, 1, NBYTES)
+    memory = UnitFile(KEYS, 1, NBYTES)
     slots = memory.opened()
-    (slot,) = slots.claim([0])
+    slot = slots.claim(0)
     assert slot is not None
     other: Any = {
         "pickled": lambda: pickle.loads(pickle.dumps(memory)),
         "copied": lambda: copy.deepcopy(memory),
         "opened": memory.opened,
     }[made]()
-    assert other.claim([1]) == [None] if made == "opened" else other is memory
+    assert other.claim(1) is None if made == "opened" else other is memory
     del other
     gc.collect()
     assert _is_refused_elsewhere(memory, forked)
@@ -694,13 +612,13 @@ def test_a_copy_that_goes_leaves_slots_to_those_who_write_them(made: str, forked
 
 def test_what_a_child_was_given_by_its_parent_goes_without_a_child_s_locks(forked: Forked) -> None:
     """A worker has the parent's runtime until it has made its own."""
-    memory = UnitMemory(KEYS, 1, NBYTES)
+    memory = UnitFile(KEYS, 1, NBYTES)
     inherited = [memory.opened()]
     told, tell = os.pipe()
     hear, said = os.pipe()
 
     def work() -> None:
-        (slot,) = memory.opened().claim([0])
+        slot = memory.opened().claim(0)
         assert slot is not None
         inherited.clear()
         gc.collect()
@@ -710,10 +628,10 @@ def test_what_a_child_was_given_by_its_parent_goes_without_a_child_s_locks(forke
 
     pid = forked(work)
     os.read(hear, 1)
-    (refused,) = inherited[0].claim([1])
+    refused = inherited[0].claim(1)
     is_refused = refused is None
     if refused is not None:
-        refused.__exit__()
+        refused.abandon()
     os.write(tell, b"!")
     code = os.waitpid(pid, 0)[1]
     for descriptor in (told, tell, hear, said):
@@ -759,7 +677,7 @@ def test_processes_that_ask_for_the_same_share_it(forked: Forked) -> None:
 
 def test_who_asks_for_it_again_leaves_slots_to_those_who_write_them(forked: Forked) -> None:
     memory = joined_memory("again", KEYS, 1, NBYTES)
-    (slot,) = memory.opened().claim([0])
+    slot = memory.opened().claim(0)
     assert slot is not None
     again = joined_memory("again", KEYS, 1, NBYTES)
     is_same, is_refused = again is memory, _is_refused_elsewhere(memory, forked)
@@ -770,11 +688,11 @@ def test_who_asks_for_it_again_leaves_slots_to_those_who_write_them(forked: Fork
     assert is_refused
 
 
-def test_what_will_not_be_used_again_makes_room_first(memory: UnitMemory) -> None:
+def test_what_will_not_be_used_again_makes_room_first(memory: UnitFile) -> None:
     slots = memory.opened()
     uses = np.zeros(KEYS, np.int32)
     uses[:4] = 1, 3, 3, 3
-    slots.expect(1, lambda: uses)
+    slots.expect(1, uses)
     for key in (2, 1, 0):
         assert put(slots, key)
     slots.used(np.array([0, 1]))
@@ -786,25 +704,25 @@ def test_what_will_not_be_used_again_makes_room_first(memory: UnitMemory) -> Non
     assert [take(slots, key) for key in range(5)] == [False, False, True, True, True]
 
 
-def test_uses_are_said_once_by_one_process(memory: UnitMemory, forked: Forked) -> None:
-    asked = list[int]()
-
-    def uses(number: int) -> Any:
-        asked.append(number)
-        return np.full(KEYS, number, np.int32)
-
+def test_uses_that_were_said_are_known_to_all_processes(memory: UnitFile, forked: Forked) -> None:
     slots = memory.opened()
     slots.used(np.array([1]))  # of which nobody has said anything
-    assert put(slots, 1)
-    slots.expect(1, lambda: uses(1))
-    slots.expect(1, lambda: uses(2))
-    slots.expect(2, lambda: uses(3))
-    slots.expect(1, lambda: uses(4))
+    assert (slots.expected, put(slots, 1)) == (0, True)
+    slots.expect(7, np.ones(KEYS, np.int32))
+    assert not slots.is_over
 
     def work() -> None:
-        memory.opened().expect(2, lambda: os._exit(3))
-        memory.opened().expect(5, lambda: np.full(KEYS, 9, np.int32))
+        own = memory.opened()
+        if own.expected != 7 or own.is_over:
+            os._exit(3)
+        own.used(np.arange(KEYS))
 
     assert os.waitpid(forked(work), 0)[1] == 0
-    assert asked == [1, 3]
-    assert take(slots, 1)
+    assert slots.is_over
+
+
+def test_memory_of_a_process_alone_is_as_that_of_many() -> None:
+    units = private_units(KEYS, 2, NBYTES - 3)
+    assert (units.slots, units.slot_nbytes) == (2, NBYTES)
+    assert [put(units, key) for key in range(3)] == [True] * 3
+    assert [take(units, key) for key in range(3)] == [False, True, True]
