@@ -55,8 +55,10 @@ class UnitFile:
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
         if not locks_are_possible():
             raise OSError("this system has no locks that end with their process")
-        self._take(anonymous_file(), keys, slots, slot_nbytes(nbytes))
-        os.truncate(self.descriptor, self.nbytes)
+        shape = keys, slots, slot_nbytes(nbytes)
+        size = native.UnitMemory.nbytes(*shape)
+        self._take(anonymous_file(), *shape)
+        os.truncate(self.descriptor, size)
 
     def _take(self, descriptor: int, keys: int, slots: int, nbytes: int) -> None:
         self.descriptor, self._shape = descriptor, (keys, slots, nbytes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastpipe.arrays.patches.foreseen import Foreseen
 from fastpipe.cache.unit_file import UnitFile
+from fastpipe.volumes.foreseen import Foreseen
 
 
 def _memory() -> UnitFile:
