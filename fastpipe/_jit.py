@@ -28,10 +28,6 @@ KERNEL_MODULES = (
     "augment/volumes/kernels.py",
     "augment/volumes/noise_kernels.py",
     "augment/warp_kernels.py",
-    "index/tour_kernels.py",
-    "read/chunks/calls.py",
-    "read/volumes/blosc_kernels.py",
-    "read/volumes/kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

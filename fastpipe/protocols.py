@@ -18,14 +18,12 @@ __all__ = [
     "ChunkObjects",
     "ChunkTables",
     "ClaimedChunk",
-    "ClaimedUnit",
     "EncodedImage",
     "KeptChunks",
     "ListedObjects",
     "NextUses",
     "PartlyDecoded",
     "ReducedImage",
-    "RememberedUnits",
     "SamplePlan",
     "SharedChunks",
     "StagedObjects",
@@ -228,55 +226,6 @@ class SharedChunks(Protocol):
 
     def claim(self, chunk: int, nbytes: int) -> ClaimedChunk | None:
         """Memory to decode a chunk into, if there is some."""
-
-
-class ClaimedUnit(Protocol):
-    """Memory that a unit is to be decoded into; empty again when it is left without ``publish``."""
-
-    @property
-    def memory(self) -> UInt8Array:
-        """At least the unit's bytes, aligned to 16."""
-
-    @property
-    def address(self) -> int:
-        """Of the memory."""
-
-    def publish(self) -> None:
-        """Let others see it."""
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-class RememberedUnits(Protocol):
-    """Decoded units of arrays, in memory that threads and processes share.  May be called from any thread."""
-
-    def find(self, keys: npt.NDArray[np.int64]) -> Any:
-        """Where units of these numbers are: with ``slots``, int64 (N,), -1 for those that are not there."""
-
-    def addresses(self, found: Any) -> npt.NDArray[np.uint64]:
-        """Where in memory those begin that were found; 0 for the others."""
-
-    def are_still(self, found: Any) -> npt.NDArray[np.bool_]:
-        """Whether each was there all the time since it was found."""
-
-    def claim(self, keys: Sequence[int]) -> Sequence[ClaimedUnit | None]:
-        """Memory to decode units into; None for those that somebody else is decoding, and without room."""
-
-    def used(self, keys: npt.NDArray[np.int64]) -> None:
-        """Hear that units were used once."""
-
-    def count(self, decoded: int, used: int) -> None:
-        """Count bytes that were decoded, and bytes of them that were used, for all processes."""
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """Bytes that were decoded and used in all processes."""
-
-    def is_coming(self, key: int) -> bool:
-        """Whether somebody is decoding a unit."""
-
-    def wait(self, key: int) -> None:
-        """Wait while somebody is decoding a unit."""
 
 
 class Stopwatch(Protocol):

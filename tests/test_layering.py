@@ -55,7 +55,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "core": _BASE | {"native", "engine", "core"},
     "images": _BASE | {"core", "engine", "index", "cache", "images"},
-    "index": _STORED | {"_jit", "index"},
+    "index": _STORED | {"index"},
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"core", "cache"},
     "read": _COMPILED | {"core", "read"},
@@ -64,9 +64,13 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
+    "hdf5": _STORED | _MIDDLE | {"core", "sampling", "arrays", "hdf5"},
+    "volumes": _STORED | _MIDDLE | {"core", "hdf5", "sampling", "arrays", "volumes"},
     "torch": _BASE
     | _MIDDLE
     | {
+        "hdf5",
+        "volumes",
         "_beside",
         "_intraop",
         "sampling",
@@ -77,7 +81,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "augment",
         "torch",
     },
-    "tf": _COMPILED | _MIDDLE | {"_beside", "core", "images", "sampling", "arrays", "tf"},
+    "tf": _COMPILED | _MIDDLE | {"_beside", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
         "errors",
@@ -90,25 +94,53 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "core",
         "images",
         "index",
+        "hdf5",
+        "volumes",
         "",
     },
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
-    "files": _STORED | {"core", "images", "index", "stage", "read", "cache", "engine", "bench", "files", ""},
+    "files": _STORED
+    | {
+        "core",
+        "hdf5",
+        "volumes",
+        "images",
+        "index",
+        "stage",
+        "read",
+        "cache",
+        "engine",
+        "bench",
+        "files",
+        "",
+    },
     "generation": _STORED | {"cache", "files", "bench", "generation"},
     # Its doctor looks with the library's own decoders, stores and limits, not with others like them.
     "profiling": _STORED
-    | {"_beside", "core", "images", "index", "stage", "read", "cache", "testing", "bench", "profiling", ""},
+    | {
+        "_beside",
+        "core",
+        "volumes",
+        "images",
+        "index",
+        "stage",
+        "read",
+        "cache",
+        "testing",
+        "bench",
+        "profiling",
+        "",
+    },
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
 # Imported by a function of theirs, as it is paid by who uses it: kernels that take seconds to load, stores,
 # devices, arrays, caches; what only one command of the command line has.
 _LAZY = {
-    "arrays/arrangements.py": {"index"},
     "cli.py": {"bench"},
     "images/batch.py": {"cache"},
     "torch/batches.py": {"device"},
-    "torch/describe.py": {"arrays"},
+    "torch/describe.py": {"volumes"},
     "torch/folder_samples.py": {"index"},
     "torch/image_folder.py": {"cache", "index", "torch"},
     "torch/loader.py": {"cache", "device", "torch"},
@@ -192,7 +224,11 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in _MODULES if _layer(p) in _MIDDLE | _BASE | {"", "arrays", "core", "images", "native"}],
+    [
+        p
+        for p in _MODULES
+        if _layer(p) in _MIDDLE | _BASE | {"", "arrays", "core", "images", "native", "volumes"}
+    ],
     ids=lambda path: str(path.relative_to(_PACKAGE)),
 )
 def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:

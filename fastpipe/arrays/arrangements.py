@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.index.order import epoch_order, grouped_order
+from fastpipe.index.order import epoch_order, grouped_order, interleaved
 from fastpipe.options import Shuffle
 
 __all__ = ["Arrangement", "GroupedSamples", "Groups", "Tour", "TouredSamples", "default_window", "order_of"]
@@ -118,8 +118,6 @@ class Tour(Arrangement):
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch."""
-        from fastpipe.index.tours import interleaved  # only a tour needs it
-
         return interleaved(self._ranks(seed, epoch), self.window, seed=seed, epoch=epoch)
 
     @property

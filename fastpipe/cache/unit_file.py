@@ -15,7 +15,7 @@ from fastpipe.cache.locks import locks_are_possible
 from fastpipe.cache.shared_memory import anonymous_file, descriptor_of, mapped
 from fastpipe.core.native import native
 
-__all__ = ["UnitFile", "private_units"]
+__all__ = ["UnitFile", "private_units", "slot_nbytes"]
 
 _LINE = 64
 
@@ -55,8 +55,10 @@ class UnitFile:
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
         if not locks_are_possible():
             raise OSError("this system has no locks that end with their process")
-        self._take(anonymous_file(), keys, slots, slot_nbytes(nbytes))
-        os.truncate(self.descriptor, self.nbytes)
+        shape = keys, slots, slot_nbytes(nbytes)
+        size = native.UnitMemory.nbytes(*shape)
+        self._take(anonymous_file(), *shape)
+        os.truncate(self.descriptor, size)
 
     def _take(self, descriptor: int, keys: int, slots: int, nbytes: int) -> None:
         self.descriptor, self._shape = descriptor, (keys, slots, nbytes)
@@ -64,6 +66,11 @@ class UnitFile:
         self._close.atexit = False
         self._here: tuple[int, weakref.ref[Any]] | None = None
         _files[os.fstat(descriptor).st_ino] = self
+
+    @property
+    def slots(self) -> int:
+        """How many units it holds."""
+        return self._shape[1]
 
     @property
     def nbytes(self) -> int:
@@ -85,8 +92,12 @@ class UnitFile:
         """
         with _opening:
             pid, units = os.getpid(), None
-            if self._here is not None and self._here[0] == pid:
+            if self._here is not None:
                 units = self._here[1]()
+                if units is not None and self._here[0] != pid:
+                    # A parent's, with a descriptor of its own: to close that would end this process's locks.
+                    _inherited.append(units)
+                    units = None
             if units is None:
                 data = mapped(self.descriptor, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
                 if data is None:
@@ -97,10 +108,10 @@ class UnitFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         inode = os.fstat(self.descriptor).st_ino
-        return UnitFile._joined, (os.getpid(), self.descriptor, inode, self._shape)
+        return UnitFile.joined, (os.getpid(), self.descriptor, inode, self._shape)
 
     @staticmethod
-    def _joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
+    def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
         """The memory that a process has at a descriptor, in this one; None where it has not.
 
         Args:
@@ -131,6 +142,7 @@ class _Mapping:
 
 
 _files: weakref.WeakValueDictionary[int, UnitFile] = weakref.WeakValueDictionary()
+_inherited: list[Any] = []
 _opening = threading.Lock()
 
 

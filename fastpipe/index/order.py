@@ -20,7 +20,15 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard
 
-__all__ = ["BlockShard", "RankBatch", "ShardedBatches", "epoch_order", "grouped_order", "tour_words"]
+__all__ = [
+    "BlockShard",
+    "RankBatch",
+    "ShardedBatches",
+    "epoch_order",
+    "grouped_order",
+    "interleaved",
+    "tour_words",
+]
 
 # Last word of Philox's 256-bit counter.  Whatever else draws from Philox under the same
 # (seed, epoch) counts up from another place, so that the order of the samples and the
@@ -113,6 +121,32 @@ def tour_words(
         other: of another sequence.
     """
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
+
+
+def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """An order that takes patches from several parts of a tour in turn.
+
+    Args:
+        ranks: int64 (N,): the place of each patch in the tour; no two have the same.
+        fronts: how many parts.
+        seed, epoch: of the epoch.
+
+    Returns:
+        int64 (N,): a permutation of ``range(N)``.
+    """
+    count = len(ranks)
+    if not count:
+        return np.zeros(0, np.int64)
+    fronts = min(fronts, count)
+    words = tour_words(count + 1, seed, epoch, other=True)
+    tour = np.roll(np.argsort(ranks, kind="stable"), int(words[-1] % np.uint64(count)))
+    ends = np.arange(fronts + 1) * count // fronts
+    lengths = np.diff(ends)
+    rounds = np.arange(count) - np.repeat(ends[:-1], lengths)
+    # Within a round by words, so that fronts do not follow each other in the same order.
+    order = np.lexsort((words[:count], rounds))
+    found: npt.NDArray[np.int64] = tour[order]
+    return found
 
 
 def _words(count: int, seed: SupportsIndex, epoch: SupportsIndex, domain: int) -> npt.NDArray[np.uint64]:

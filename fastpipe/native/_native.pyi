@@ -405,6 +405,76 @@ def jpeg_version() -> str:
 def skip_resampling(skips: bool) -> None:
     """For benchmarks: images are read and decoded only."""
 
+class VolumeSource:
+    """Where the bytes of a volume are: see VolumeSource in volume.h."""
+
+    def swap(self, word: int) -> VolumeSource:
+        """The same with numbers of so many bytes turned around."""
+
+    def scale(self, number: str, slope: float, intercept: float) -> VolumeSource:
+        """The same with elements, of a type as NumPy has it, scaled to float64."""
+
+    def copy_of(self, path: bytes, state: tuple[int, int, int, int]) -> VolumeSource:
+        """The same as a copy of another file."""
+
+def volume_in_memory(array: object) -> VolumeSource:
+    """An array; the memory is kept."""
+
+def volume_in_file(path: bytes, state: tuple[int, int, int, int], itemsize: int, offset: int, is_fortran: bool) -> VolumeSource:
+    """
+    An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns.
+    """
+
+def volume_in_files(folder: bytes, metadata: bytes, prefix: str, separator: str, shape: Sequence[int], chunk: Sequence[int], itemsize: int, codec: str, fill: bytes) -> VolumeSource:
+    """An array each of whose chunks is a file."""
+
+def volume_in_segments(path: bytes, state: tuple[int, int, int, int], shape: Sequence[int], chunk: Sequence[int], itemsize: int, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, filters: Sequence[tuple[int, int, int, int]], fill: bytes, is_clipped: bool = False) -> VolumeSource:
+    """
+    An array whose chunks are parts of a file; filters: number, element, codec and block of each.
+    """
+
+class Volume:
+    """An array that is read in units: see volume.h."""
+
+    def __init__(self, shape: Sequence[int], unit: Sequence[int], itemsize: int, source: VolumeSource, units: object | None, first_key: int) -> None: ...
+
+class PatchKind:
+    """One of a sample's values, in all patches: see patches.h."""
+
+    def __init__(self, size: Sequence[int], dims: int, itemsize: int, padding: int, constant: bytes, nan: int, word: int, number: bytes) -> None: ...
+
+class PatchBatch(Batch):
+    """A batch of patches that is read."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it was done; False of one that was cancelled."""
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """
+        Nanoseconds of decoding, with reading, and of copying, summed over patches.
+        """
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of units that were decoded, and of patches that were copied."""
+
+def patch_batch(kinds: list[object], outs: list[object], volumes: list[object], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> PatchBatch:
+    """
+    A batch of patches: see PatchBatch in patches.h.  volumes: patch by patch, None where Python reads.
+    """
+
+def touched_units(firsts: NDArray[numpy.int64], lows: NDArray[numpy.int64], counts: NDArray[numpy.int64], steps: NDArray[numpy.int64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """
+    The units that patches touch, patch after patch, and where each patch's end: see tours.h.
+    """
+
+def decoded_units(units: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], visits: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], held: int, most: int) -> int:
+    """
+    How many units are decoded for patches that come one after the other: see tours.h.
+    """
+
 class FoundUnit:
     """A unit that is there; nothing overwrites it until it is released."""
 

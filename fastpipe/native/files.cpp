@@ -15,28 +15,6 @@ constexpr std::int64_t kLargestFile = std::int64_t{1} << 31;
 constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // one call never gives more than 2 GiB
 constexpr std::size_t kPadding = 64;                        // zeros behind a file's bytes
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);  // not again after EINTR: the number may be somebody else's by then
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
-
-int open_for_reading(const char* path) {
-  int number;
-  do {  // O_NONBLOCK: opening a fifo without a writer must not wait
-    number = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  } while (number < 0 && errno == EINTR);
-  return number;
-}
-
 // Files that stay open between two reads, of the descriptors that a process may have: often 1,024, by default 256 on
 // macOS.  Others are opened each time.
 constexpr int kMostKept = 128;
@@ -52,6 +30,18 @@ std::int64_t modified_at(const struct stat& facts) noexcept {
 }
 
 }  // namespace
+
+Descriptor::~Descriptor() {
+  if (number_ >= 0) ::close(number_);  // not again after EINTR: the number may be somebody else's by then
+}
+
+int open_for_reading(const char* path) noexcept {
+  int number;
+  do {  // O_NONBLOCK: opening a fifo without a writer must not wait
+    number = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  } while (number < 0 && errno == EINTR);
+  return number;
+}
 
 std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std::size_t most_at_once) noexcept {
   std::size_t got = 0;
@@ -116,7 +106,7 @@ DataFile::~DataFile() {
 
 bool DataFile::is_as_it_was(int descriptor) const noexcept {
   struct stat facts;
-  if (::fstat(descriptor, &facts) != 0) return false;
+  if ((descriptor < 0 ? ::stat(path_.c_str(), &facts) : ::fstat(descriptor, &facts)) != 0) return false;
   const bool is_same = static_cast<std::uint64_t>(facts.st_dev) == state_.device &&
                        static_cast<std::uint64_t>(facts.st_ino) == state_.inode && facts.st_size == state_.size &&
                        modified_at(facts) == state_.modified;

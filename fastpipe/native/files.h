@@ -22,6 +22,22 @@ namespace fastpipe {
 // EISDIR: a folder; EFBIG: more than 2 GiB), no_memory.
 Status read_file(const char* path, Arena& arena, Bytes* file) noexcept;
 
+// An open file, or none.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// Open a file; -1 with errno where that fails.  A fifo without a writer is not waited for.
+int open_for_reading(const char* path) noexcept;
+
 // Read up to `size` bytes, in calls for at most `most_at_once`, until the end of the file; short reads and
 // signals are no end.  Returns how many there were, or -1 with errno.
 std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std::size_t most_at_once) noexcept;
@@ -43,6 +59,8 @@ class DataFile {
   DataFile& operator=(const DataFile&) = delete;
 
   const State& state() const noexcept { return state_; }
+  // Whether what is at the path is in that state; it is not opened.
+  bool is_as_it_was() const noexcept { return is_as_it_was(-1); }
 
   // The file in one thread's hands.
   class Opened {

@@ -9,6 +9,7 @@ namespace fastpipe {
 
 struct Scratch {
   Arena arena;
+  Arena chunk;  // reset after each chunk of a sample that has several
   JpegDecoder jpeg;
   CodecStates codecs;
 };

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from fastpipe.arrays.arrangements import Tour
-from fastpipe.arrays.patches.samples import PatchSamples
 from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
 from fastpipe.sampling import Sampling
 from fastpipe.tf.array_form import ArrayForm, Value
@@ -21,6 +20,7 @@ from fastpipe.tf.augment import Augment
 from fastpipe.tf.batching import batching_of
 from fastpipe.tf.dataset import Dataset
 from fastpipe.tf.options import check_choice
+from fastpipe.volumes.samples import PatchSamples
 
 __all__ = ["patch_dataset"]
 

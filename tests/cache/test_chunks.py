@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastpipe.cache.chunks import ChunkCache
 
 from fastpipe.cache import locks
 from fastpipe.cache import store as store_module
-from fastpipe.cache.chunks import ChunkCache
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.store import EntryStore
 

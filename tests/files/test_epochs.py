@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.geometry import Geometry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.files.epochs import uniform_decodes
-from fastpipe.read.hdf5.geometry import Geometry
 
 
 def decodes_of(order: list[int], lead: list[int], chunk: list[int], batch_size: int) -> float:

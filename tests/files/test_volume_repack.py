@@ -24,9 +24,9 @@ from fastpipe.cli import main
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes import arguments, bricks, repacking, unfinished, zarr_writing
 from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout
-from fastpipe.read.volumes.files import npy_volume
-from fastpipe.read.volumes.grid import UnitGrid
-from fastpipe.read.volumes.opening import open_volume
+from fastpipe.volumes.files import npy_volume
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.opening import open_volume
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
 zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")

@@ -15,7 +15,7 @@ from fastpipe._sizes import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.files.volumes.opened import chunk_of
 from fastpipe.files.volumes.zarr_writing import ZarrLayout
-from fastpipe.read.volumes.volume import UnitReader, Volume
+from fastpipe.volumes.volume import UnitReader, Volume
 
 __all__ = ["Bricks", "aligned", "finish_all", "planned_bricks", "read_box", "read_together"]
 

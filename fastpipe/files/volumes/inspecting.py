@@ -13,7 +13,7 @@ from fastpipe.errors import OptionError
 from fastpipe.files.volumes.measuring import Speed, copy_seconds, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
-from fastpipe.read.volumes.volume import Volume
+from fastpipe.volumes.volume import Volume
 
 __all__ = [
     "LIMITS",

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from fastpipe.engine.clock import StageClock
 from fastpipe.files.volumes.bricks import aligned, finish_all, read_together
-from fastpipe.read.volumes.patches import Counts, PatchReader
-from fastpipe.read.volumes.volume import Volume
+from fastpipe.volumes.reader import Counts, PatchReader
+from fastpipe.volumes.volume import Volume
 
 __all__ = ["Speed", "copy_seconds", "decode_speed"]
 

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.errors import OptionError
-from fastpipe.index.patches import PatchSpace, Places, UniformPatches
-from fastpipe.index.tour_trials import TourTrial, planned
-from fastpipe.index.tours import Geometry, Stripes, interleaved, tour_of
+from fastpipe.index.order import interleaved
+from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
+from fastpipe.volumes.tour_trials import TourTrial, planned
+from fastpipe.volumes.tours import Geometry, Stripes, tour_of
 
 __all__ = ["PatchModel", "Stored", "Tour"]
 

@@ -14,11 +14,11 @@ from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import VolumeError
 from fastpipe.files.volumes.arguments import is_hdf5
 from fastpipe.hdf5.files import opened
-from fastpipe.read.volumes.grouped import GroupedVolume
-from fastpipe.read.volumes.native import NativeVolume
-from fastpipe.read.volumes.opening import open_volume
-from fastpipe.read.volumes.volume import Volume
-from fastpipe.read.volumes.zarr import ZarrVolume
+from fastpipe.volumes.grouped import GroupedVolume
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.swapped import NativeVolume
+from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.zarr import ZarrVolume
 
 __all__ = ["Noted", "attributes_of", "chunk_of", "open_source", "state_of", "stored_nbytes"]
 

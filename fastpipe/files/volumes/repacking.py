@@ -36,10 +36,10 @@ from fastpipe.files.volumes.zarr_writing import (
     sync_chunk,
     write_chunk,
 )
-from fastpipe.read.volumes.grid import UnitGrid
-from fastpipe.read.volumes.grouped import GroupedVolume
-from fastpipe.read.volumes.opening import open_volume
-from fastpipe.read.volumes.volume import DamagedUnitError, Volume
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.grouped import GroupedVolume
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.volume import DamagedUnitError, Volume
 
 __all__ = ["repack_volume"]
 

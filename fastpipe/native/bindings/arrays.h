@@ -75,6 +75,8 @@ void register_engine(nb::module_& m);
 void register_cache(nb::module_& m);
 void register_chunks(nb::module_& m);
 void register_images(nb::module_& m);
+void register_patches(nb::module_& m);
+void register_tours(nb::module_& m);
 void register_units(nb::module_& m);
 
 }  // namespace fastpipe::bindings

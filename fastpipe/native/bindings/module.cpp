@@ -7,5 +7,7 @@ NB_MODULE(_native, m) {
   fastpipe::bindings::register_cache(m);
   fastpipe::bindings::register_chunks(m);
   fastpipe::bindings::register_images(m);
+  fastpipe::bindings::register_patches(m);
+  fastpipe::bindings::register_tours(m);
   fastpipe::bindings::register_units(m);
 }

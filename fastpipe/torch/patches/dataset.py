@@ -10,10 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.patches.indices import KeyedIndex
-from fastpipe.arrays.patches.samples import PatchSamples
 from fastpipe.options import BadSamples, Cache, Stage
-from fastpipe.read.volumes.memory import received, sendable
 from fastpipe.sampling import Sampling
 from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.patches.code import JointCode
@@ -22,6 +19,9 @@ from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
 from fastpipe.torch.threads import process_of
+from fastpipe.volumes.indices import KeyedIndex
+from fastpipe.volumes.memory import received, sendable
+from fastpipe.volumes.samples import PatchSamples
 
 __all__ = ["FastPatchDataset"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.patches.chunks import PatchChunks, Units
-from fastpipe.arrays.patches.foreseen import Foreseen
-from fastpipe.index.patches import PatchPlaces, Places
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import integers, located
+from fastpipe.volumes.foreseen import Foreseen
+from fastpipe.volumes.places import PatchPlaces, Places
+from fastpipe.volumes.remote import PatchChunks, Units
 
 __all__ = ["PatchLookout"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from fastpipe.arrays.patches.stock import SlicedPatches
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.patches.code import JointCode
+from fastpipe.volumes.stock import SlicedPatches
 
 __all__ = ["SlicedDataset"]
 

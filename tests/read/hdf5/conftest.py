@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
 

@@ -15,9 +15,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.file import OpenFile, SampleFile
 
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.read.hdf5.file import OpenFile, SampleFile
 
 ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
 NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]

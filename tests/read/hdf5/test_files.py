@@ -10,9 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.files import OpenFiles, SampleFiles
 
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.read.hdf5.files import OpenFiles, SampleFiles
 
 COUNTS = [3, 0, 5, 1]
 

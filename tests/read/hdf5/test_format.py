@@ -12,6 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.file import SampleFile
+from fastpipe.read.hdf5.layout import read_layout
+from fastpipe.read.hdf5.reader import SampleReader
 from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
@@ -19,9 +22,6 @@ from hypothesis import strategies as st
 from fastpipe.errors import HDF5Error
 from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5 import library
-from fastpipe.read.hdf5.file import SampleFile
-from fastpipe.read.hdf5.layout import read_layout
-from fastpipe.read.hdf5.reader import SampleReader
 
 ReaderOf = Callable[..., AbstractContextManager[SampleReader]]
 PropertiesOf = Callable[..., Any]

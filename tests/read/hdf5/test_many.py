@@ -11,12 +11,12 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5 import many, plugins
 from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.layout import read_layout
 from fastpipe.read.hdf5.reader import SampleReader
+
+from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.read.hdf5 import many, plugins
 
 ReaderOf = Callable[..., AbstractContextManager[SampleReader]]
 ROWS = 60

@@ -12,13 +12,13 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.kernels import BLOSC2
+from fastpipe.read.hdf5.layout import read_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5 import plugins
-from fastpipe.read.hdf5.kernels import BLOSC2
-from fastpipe.read.hdf5.layout import read_layout
 
 FILTERS: dict[str, Callable[[], Any]] = {
     "blosc lz4": lambda: hdf5plugin.Blosc(cname="lz4", shuffle=1),

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastpipe.read.hdf5.recent import RecentChunks
 from hypothesis import given
 from hypothesis import strategies as st
-
-from fastpipe.read.hdf5.recent import RecentChunks
 
 
 def get(recent: RecentChunks, key: Any, decode: Callable[[], Any], taken: int, samples: int) -> Any:

@@ -11,14 +11,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
-
-from fastpipe.read.chunks.errors import ChunkError
 from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.layout import Layout, read_layout
 from fastpipe.read.hdf5.reader import SampleReader
 from fastpipe.read.hdf5.recent import RecentChunks
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from fastpipe.read.chunks.errors import ChunkError
 
 DTYPES: list[Any] = [
     "i1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16", "?", "S3", "V5",

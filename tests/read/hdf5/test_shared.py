@@ -10,14 +10,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-
-from fastpipe.cache.window import SharedWindow, WindowSlots
-from fastpipe.read.hdf5 import reader
 from fastpipe.read.hdf5.chunks import ChunkReader
 from fastpipe.read.hdf5.context import ReadContext
 from fastpipe.read.hdf5.errors import DamagedError
 from fastpipe.read.hdf5.files import OpenFiles, SampleFiles
 from fastpipe.read.hdf5.recent import RecentChunks
+
+from fastpipe.cache.window import SharedWindow, WindowSlots
+from fastpipe.read.hdf5 import reader
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"

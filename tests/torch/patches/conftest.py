@@ -15,14 +15,14 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
-from fastpipe.arrays.patches import samples as samples_module
 from fastpipe.index.arrays import FileArrays
 from fastpipe.index.kept import default_folder
-from fastpipe.read.volumes import blosc2 as blosc2_volumes
-from fastpipe.read.volumes import files as raw_volumes
-from fastpipe.read.volumes import grouped as grouped_volumes
-from fastpipe.read.volumes import tensorstore as tensorstore_volumes
-from fastpipe.read.volumes import zarr as zarr_volumes
+from fastpipe.volumes import blosc2 as blosc2_volumes
+from fastpipe.volumes import files as raw_volumes
+from fastpipe.volumes import grouped as grouped_volumes
+from fastpipe.volumes import samples as samples_module
+from fastpipe.volumes import tensorstore as tensorstore_volumes
+from fastpipe.volumes import zarr as zarr_volumes
 
 Writer = Callable[[str, Any, Sequence[int]], str]
 _WRITERS: dict[str, Writer] = {}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
-from fastpipe.arrays.patches import remembering
 from fastpipe.sampling import Grid, Uniform
+from fastpipe.volumes import remembering
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

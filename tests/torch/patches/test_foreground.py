@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe import FastLoader, FastPatchDataset
-from fastpipe.arrays.patches import samples, scanning
 from fastpipe.errors import OptionError
-from fastpipe.read.volumes.opening import open_volume
 from fastpipe.sampling import Foreground, Uniform
+from fastpipe.volumes import samples, scanning
+from fastpipe.volumes.opening import open_volume
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastpipe.arrays.patches.foreseen import Foreseen
-from fastpipe.cache.units import UnitMemory
+from fastpipe.cache.unit_file import UnitFile
+from fastpipe.volumes.foreseen import Foreseen
 
 
-def _memory() -> UnitMemory:
+def _memory() -> UnitFile:
     """Room for 4 of 10 units, of which the last is remembered."""
-    memory = UnitMemory(10, 4, 64)
-    (claim,) = memory.opened().claim([9])
-    assert claim is not None
-    claim.publish()
-    claim.__exit__()
+    memory = UnitFile(10, 4, 64)
+    memory.opened().claim(9).publish()
     return memory
 
 

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, stitch
-from fastpipe.arrays.patches import runtime
 from fastpipe.errors import VolumeError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
+from fastpipe.volumes import runtime
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fastpipe import FastLoader, FastPatchDataset, Shuffle
-from fastpipe.arrays.patches import scanning
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Uniform
+from fastpipe.volumes import scanning
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

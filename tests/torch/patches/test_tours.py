@@ -11,8 +11,8 @@ import pytest
 from torch.utils.data import ConcatDataset, DataLoader
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
-from fastpipe.arrays.patches import remembering
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
+from fastpipe.volumes import remembering
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 

@@ -1,1 +1,0 @@
-"""Samples that are patches of volumes."""

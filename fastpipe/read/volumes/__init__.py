@@ -1,1 +1,0 @@
-"""Boxes of arrays that are larger than memory, whatever they are stored in."""

@@ -1,0 +1,216 @@
+"""Datasets of HDF5 files as volumes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.core.native import native
+from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.hdf5 import chunks
+from fastpipe.hdf5.errors import ChunkError
+from fastpipe.hdf5.files import check_is_in_file, opened
+from fastpipe.hdf5.filters import described
+from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.library import load_plugins, require_filters
+from fastpipe.protocols import ChunkTables
+from fastpipe.volumes.files import RawVolume, raw_unit
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.state import FileState
+from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+
+__all__ = ["HDF5Volume", "hdf5_volume"]
+
+UInt8Array = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Volume:
+    """A dataset of an HDF5 file.
+
+    Args:
+        path: the file.
+        inside: the dataset's path in it; may be empty where there is but one.
+        tables: where chunk tables are kept, or None.
+
+    Raises:
+        HDF5Error: the file cannot be opened, or the dataset is a link into another.
+        OptionError: it has no such dataset, or it holds no numbers.
+    """
+    status = os.stat(path)
+    with opened(path) as file:
+        dataset = _dataset(file, inside, path)
+        layout = read_layout(dataset, tables, status)
+        if layout.kind == "h5py":
+            require_filters(dataset)
+        chunks = dataset.chunks
+    # As the file was before it was opened: a change since shows.
+    state = FileState.of(path, status)
+    if layout.kind == "contiguous" and layout.offsets[0] >= 0:
+        how = "HDF5, contiguous and not compressed"
+        return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how)
+    return HDF5Volume(path, layout, state, chunks)
+
+
+def _dataset(file: Any, inside: str, path: str) -> Any:
+    h5py = require("h5py", extra="volume")
+    item = file.get(inside) if inside else None
+    if not isinstance(item, h5py.Dataset):
+        found: list[Any] = []
+        file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
+        if inside or len(found) != 1:
+            names = ", ".join(item.name for item in found) or "none"
+            what = (
+                f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
+            )
+            raise OptionError(f"{what}; it has {names}")
+        item = found[0]
+    check_is_in_file(item, file, inside, path)
+    if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
+        raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
+    return item
+
+
+class HDF5Volume(Volume):
+    """A dataset, chunk by chunk.
+
+    Args:
+        path: the file.
+        layout: of the dataset.
+        state: of the file.
+        chunks: the shape of the library's chunks; None where it has none.
+    """
+
+    def __init__(self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None) -> None:
+        self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
+        self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
+        if layout.kind == "h5py":
+            unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
+            self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
+        elif layout.kind == "contiguous":
+            unit = raw_unit(self.shape, self.dtype.itemsize)
+            self.how = "HDF5, contiguous and never written"
+        else:
+            unit = [max(1, side) for side in layout.chunk]
+            filters = " and ".join(step.name for step in layout.filters) or "not compressed"
+            chunk = "×".join(map(str, unit))
+            nbytes = in_bytes(math.prod(unit) * self.dtype.itemsize)
+            self.how = f"HDF5, chunks of {chunk} ({nbytes}; {filters})"
+        self.grid = UnitGrid(self.shape, unit)
+
+    @property
+    def fill(self) -> bytes:
+        """The dataset's; of one that h5py reads it is not known."""
+        return self.layout.fill or super().fill
+
+    def native_source(self) -> Any | None:
+        """The file and where its chunks are; None where these are not alone in it."""
+        layout = self.layout
+        if layout.kind != "chunked":
+            return None
+        return native.volume_in_segments(
+            os.fsencode(self.path), self.opened.state, self.shape, self.grid.unit, self.dtype.itemsize,
+            layout.offsets, layout.sizes, layout.masks, [described(step) for step in layout.filters],
+            layout.fill,
+        )  # fmt: skip
+
+    def open(self) -> UnitReader:
+        """Open the file in this process."""
+        return _LibraryReader(self) if self.layout.kind == "h5py" else _ChunkReader(self)
+
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
+        """All in the same: many are read by one call."""
+        return np.zeros_like(numbers)
+
+    def state(self) -> tuple[str, str]:
+        """The file's, and the dataset."""
+        return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
+
+
+class _ChunkReader(UnitReader):
+    """Reads chunks without the HDF5 library's lock."""
+
+    def __init__(self, volume: HDF5Volume) -> None:
+        self._volume = volume
+        self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        volume.opened.check(self._descriptor)
+        self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
+
+    def check(self) -> None:
+        """Look at the file."""
+        self._volume.opened.check(self._descriptor)
+
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
+        """Read chunks, many by one call."""
+        volume, layout = self._volume, self._volume.layout
+        self.check()
+        if layout.kind == "compact":
+            for out in outs:
+                out[:] = np.frombuffer(layout.inside, np.uint8)
+            return
+        # What is contiguous is read here only where it was never written, and has units, but no chunks.
+        is_contiguous = layout.kind == "contiguous"
+        is_written = np.zeros(len(numbers), np.bool_) if is_contiguous else layout.offsets[numbers] >= 0
+        for place in np.flatnonzero(~is_written).tolist():
+            outs[place].reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
+        places = np.flatnonzero(is_written)
+        if not len(places):
+            return
+        try:
+            for place in places.tolist():
+                self._chunks.decode(numbers[place : place + 1], outs[place].reshape(1, -1))
+        except ChunkError as error:
+            volume.opened.check(self._descriptor)
+            raise DamagedUnitError(str(error)) from None
+
+
+class _LibraryReader(UnitReader):
+    """Reads through h5py, whose file is opened when first needed."""
+
+    def __init__(self, volume: HDF5Volume) -> None:
+        self._volume, self._lock = volume, threading.Lock()
+        self._file: Any = None
+
+    def check(self) -> None:
+        """Look at the file."""
+        self._volume.opened.check(self._volume.path)
+
+    def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
+        """Read chunks."""
+        volume = self._volume
+        with self._lock:
+            volume.opened.check(volume.path)
+            if self._file is None:
+                self._file = self._opened()
+            dataset = self._file[volume.layout.name]
+            for number, out in zip(numbers.tolist(), outs, strict=True):
+                box = volume.grid.box(number)
+                try:
+                    part = dataset[box]
+                except (OSError, RuntimeError) as error:
+                    sides = ", ".join(f"{side.start}:{side.stop}" for side in box)
+                    raise DamagedUnitError(f"{volume.name}, the chunk at [{sides}]: {error}") from None
+                unit = out.view(volume.dtype).reshape(volume.grid.unit)
+                unit[tuple(slice(size) for size in part.shape)] = part
+
+    def _opened(self) -> Any:
+        """The file, in a process whose library has the filters: it may be another than where it was found."""
+        volume = self._volume
+        file = require("h5py", extra="volume").File(volume.path, "r")
+        dataset = file[volume.layout.name]
+        require_filters(dataset)
+        if dataset.is_virtual:  # its sources' filters are not known here
+            with contextlib.suppress(MissingDependencyError):
+                load_plugins()
+        return file

@@ -1,0 +1,166 @@
+"""NIfTI images: of those without compression parts are read; of others a copy is made once.
+
+The format: nifti1.h and nifti2.h of the NIfTI data format working group, as nibabel reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.volumes.files import RawVolume
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.state import FileState
+from fastpipe.volumes.volume import UnitReader, Volume
+
+__all__ = ["Converter", "ScaledVolume", "nifti_volume"]
+
+# The path of a file, the bytes of a copy of it, and a function that writes this, to the path of the copy.
+Converter = Callable[[str, int, Callable[[BinaryIO], None]], str]
+_PIECE = 1 << 22  # bytes that are decompressed at a time
+
+
+def nifti_volume(path: str, convert: Converter | None) -> Volume:
+    """An image, as ``nibabel.load(path).dataobj`` has it.
+
+    Args:
+        path: of the file, ``.nii`` or ``.nii.gz``, or of one of a pair, ``.hdr`` and ``.img``.
+        convert: keeps what is made of compressed files.
+
+    Raises:
+        VolumeError: it is damaged or cut off, or no NIfTI image.
+    """
+    nibabel = require("nibabel", extra="volume")
+    try:
+        image = nibabel.load(path)
+    except Exception as error:
+        raise VolumeError(f"{path} cannot be read as a NIfTI image: {error}") from None
+    proxy = image.dataobj
+    shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
+    if min(shape, default=1) < 0 or offset < 0:
+        raise VolumeError(
+            f"{path} is no NIfTI image: it says that its shape is {shape}, from byte {offset} on"
+        )
+    if dtype.kind not in "biufc":
+        raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
+    source = os.fspath(proxy.file_like)  # of a pair the one with the elements
+    file, how = source, "NIfTI, not compressed"
+    if source.lower().endswith(".gz"):
+        if convert is None:
+            raise VolumeError(
+                f'{path} is compressed as a whole, and read from a copy, which cache="off" forbids: give '
+                f'cache="auto" or "ram", or unpack it with:  gunzip {source}'
+            )
+        nbytes = offset + math.prod(shape) * dtype.itemsize
+        file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
+        how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
+    volume = RawVolume(file, shape, dtype, offset, True, how, name=path)
+    volume.source, volume.copied = source, None if file == source else FileState.of(source)
+    slope, inter = float(proxy.slope), float(proxy.inter)
+    return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
+
+
+class ScaledVolume(Volume):
+    """A volume whose elements stand for others, slope · element + inter.
+
+    Args:
+        volume: as it is stored.
+        slope, inter: as in an image's header.
+    """
+
+    def __init__(self, volume: Volume, slope: float, inter: float) -> None:
+        self.inner, self.slope, self.inter = volume, slope, inter
+        self.name, self.shape = volume.name, volume.shape
+        self.grid = UnitGrid(volume.shape, volume.grid.unit)
+        self.dtype = self.scaled(np.zeros(1, volume.dtype)).dtype
+        self.how = f"{volume.how}, scaled to {self.dtype}"
+
+    def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What elements stand for, of the type that nibabel gives them."""
+        scale = require("nibabel.volumeutils", extra="volume").apply_read_scaling
+        made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
+        return made
+
+    def native_source(self) -> Any | None:
+        """The volume's, scaled."""
+        source, stored = self.inner.native_source(), self.inner.dtype
+        if source is None or self.dtype != np.float64 or stored.kind == "c":
+            return None
+        if not stored.isnative:
+            source = source.swap(stored.itemsize)
+        return source.scale(stored.str[1:], self.slope, self.inter)
+
+    def open(self) -> UnitReader:
+        """Open the volume."""
+        return _ScaledReader(self)
+
+    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """As of the volume."""
+        return self.inner.stored_in(numbers)
+
+    def state(self) -> tuple[str, str]:
+        """The volume's, and how it is scaled."""
+        file, state = self.inner.state()
+        return file, f"{state} scaled {self.slope!r} {self.inter!r}"
+
+
+class _ScaledReader(UnitReader):
+    def __init__(self, volume: ScaledVolume) -> None:
+        self._volume, self._reader = volume, volume.inner.open()
+
+    def check(self) -> None:
+        """As of the volume."""
+        self._reader.check()
+
+    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units, and scale them."""
+        inner = self._volume.inner
+        for number, out in zip(numbers, outs, strict=True):
+            # What lies beyond the array's ends is arbitrary, but must not be a number that cannot be scaled.
+            stored = np.zeros(inner.unit_nbytes, np.uint8)
+            self._reader.read(number[None], [stored])
+            out.view(self._volume.dtype)[:] = self._volume.scaled(stored.view(inner.dtype))
+
+
+def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
+    """Decompress a gzip file, a piece at a time.
+
+    Args:
+        path: of the file.
+        target: the new file, open for writing.
+        nbytes: of its content that are wanted: what follows is not, and can be any amount.
+
+    Raises:
+        VolumeError: it is damaged, or cut off.
+    """
+    done = 0
+    with open(path, "rb") as source:
+        stream, is_over = zlib.decompressobj(wbits=31), False
+        while data := source.read(_PIECE):
+            while data:
+                try:
+                    made = stream.decompress(data, _PIECE)
+                except zlib.error as error:
+                    done_so_far = in_bytes(done)
+                    raise VolumeError(f"{path} is damaged, {done_so_far} into its content: {error}") from None
+                target.write(made[: max(0, nbytes - done)])
+                done += len(made)
+                if done >= nbytes + _PIECE:
+                    return  # a small file can unpack to any amount
+                is_over, data = stream.eof, stream.unconsumed_tail
+                if is_over:  # another member may follow; zeros behind the last are no such
+                    data = stream.unused_data.lstrip(b"\0")
+                    stream = zlib.decompressobj(wbits=31) if data else stream
+        if not is_over or done < nbytes:
+            raise VolumeError(
+                f"{path} is cut off: it has {in_bytes(done)} of {in_bytes(nbytes)}; copy it again"
+            )

@@ -1,0 +1,137 @@
+"""Patches that reach beyond a volume's ends."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import OptionError
+from fastpipe.volumes.checks import check_held
+from fastpipe.volumes.reader import PatchReader, padded_indices
+
+__all__ = ["Padding", "read_patch"]
+
+_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+class Padding(NamedTuple):
+    """What is beyond the ends of volumes.
+
+    Attributes:
+        mode: one of ``numpy.pad``; ``"error"`` for nothing.
+        value: with ``"constant"``, of the volume.
+        label: of the labels; masks have 0.
+    """
+
+    mode: str
+    value: float = 0
+    label: float = 0
+
+    @classmethod
+    def of(cls, option: Any) -> Padding:
+        """What ``padding=`` asks for.
+
+        Raises:
+            OptionError: it is nothing.
+        """
+        if isinstance(option, str) and option in ("error", *_MODES):
+            return cls(option)
+        if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
+            try:
+                return cls("constant", *map(_number, option[1:]))
+            except (TypeError, ValueError):
+                pass
+        raise OptionError(
+            f"padding must be 'error', one of {', '.join(map(repr, _MODES))}, or ('constant', value[, value "
+            f"of labels]), got {option!r}"
+        )
+
+    def check(self, role: str, dtype: np.dtype[Any]) -> None:
+        """Raise an error if elements of a type cannot be what is beyond.
+
+        Raises:
+            OptionError: they cannot.
+        """
+        if self.mode == "constant":
+            check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
+
+    def constant(self, role: str) -> float:
+        """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
+        return {"volume": self.value, "labels": self.label, "mask": 0}[role]
+
+    @property
+    def pads(self) -> bool:
+        """Whether patches may reach beyond a volume."""
+        return self.mode != "error"
+
+
+def _number(value: Any) -> float:
+    """A number as it is: integers stay exact.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, (str, bytes)):
+        raise TypeError(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
+
+
+def read_patch(
+    reader: PatchReader,
+    shape: Sequence[int],
+    start: Sequence[int],
+    out: npt.NDArray[Any],
+    lead: int,
+    padding: Padding,
+    role: str,
+) -> None:
+    """Read a patch, and what is beyond the ends of its volume.
+
+    Args:
+        reader: of the volume.
+        shape: of the volume, along the D dimensions that patches are cut along.
+        start: integers (D,): where it begins, perhaps below 0.
+        out: (*lead, *patch): its memory.
+        lead: dimensions in front.
+        padding: what is beyond.
+        role: ``"volume"``, ``"labels"`` or ``"mask"``.
+    """
+    size = out.shape[lead:]
+    front = [0] * lead
+    if all(at >= 0 and at + side <= most for at, side, most in zip(start, size, shape, strict=True)):
+        reader.read([*front, *start], out)
+        return
+    indices = [
+        padded_indices(at, side, most, padding.mode)
+        for at, side, most in zip(start, size, shape, strict=True)
+    ]
+    needed = [np.unique(index[index >= 0]) for index in indices]
+    sizes = [len(some) for some in needed]  # never more than the patch has
+    box = np.empty((*out.shape[:lead], *sizes), out.dtype)
+    for runs in itertools.product(*map(_runs, needed)):
+        lows = [int(some[run.start]) for some, run in zip(needed, runs, strict=True)]
+        some_box: list[Any] = [slice(None)] * lead + list(runs)
+        reader.read([*front, *lows], box[tuple(some_box)])
+    if padding.mode == "constant":
+        out[...] = padding.constant(role)
+        begins = [int(some[0]) - at for some, at in zip(needed, start, strict=True)]
+        inside: list[Any] = [slice(at, at + side) for at, side in zip(begins, sizes, strict=True)]
+        out[(..., *inside)] = box
+        return
+    taken = [np.searchsorted(some, index) for some, index in zip(needed, indices, strict=True)]
+    out[...] = box[np.ix_(*map(range, out.shape[:lead]), *taken)]
+
+
+def _runs(indices: npt.NDArray[np.int64]) -> list[slice]:
+    """Of ascending numbers the parts that follow each other: with ``"wrap"`` there may be two, at both ends
+    of a dimension, and all between them need not be read."""
+    cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(cuts)]

@@ -1,0 +1,230 @@
+"""The memory for decoded units: one budget for all arrays, threads and processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._machine import local_ranks
+from fastpipe._sizes import in_bytes
+from fastpipe.cache.budget import free_memory
+from fastpipe.cache.joined_units import joined_memory
+from fastpipe.cache.unit_file import UnitFile, slot_nbytes
+from fastpipe.errors import OptionError
+from fastpipe.options import Cache
+from fastpipe.volumes.foreseen import Foreseen
+from fastpipe.volumes.places import Places
+from fastpipe.volumes.sources import Role
+from fastpipe.volumes.visits import unit_visits
+from fastpipe.volumes.volume import Volume
+
+__all__ = ["Remembered", "budget_of", "planned_room"]
+
+_log = logging.getLogger("fastpipe.cache")
+_SHARE = 4  # "auto" takes one part in so many of what is free
+_ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
+_MOST_SIZES = 4  # of slots, where each size of units has slots of its own
+_MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
+
+
+def budget_of(cache: Cache) -> int:
+    """Bytes for decoded units.
+
+    Raises:
+        OptionError: the option is not for volumes.
+    """
+    if cache.where == "off":
+        return 0
+    if cache.where == "disk":
+        raise OptionError(
+            "Cache('disk') is not for volumes; of one that is slow to read, make a copy that is not: "
+            "fastpipe repack"
+        )
+    if cache.max_bytes != "auto":
+        return int(cache.max_bytes)
+    return (free_memory() or 4 * _ASSUMED) // _SHARE
+
+
+def planned_room(cache: Cache) -> int:
+    """Bytes for which an order is planned: not what is free just now, so that it is the same anywhere."""
+    return 0 if cache.where == "off" else _ASSUMED if cache.max_bytes == "auto" else int(cache.max_bytes)
+
+
+class _Class(NamedTuple):
+    """Units of one size.
+
+    Attributes:
+        slot_nbytes: of each.
+        keys: how many there are.
+        slots: how many are remembered.
+    """
+
+    slot_nbytes: int
+    keys: int
+    slots: int
+
+
+class Remembered:
+    """The memory for the units of some arrays.  Made in the parent of the processes that share it.
+
+    Args:
+        roles: the arrays.
+        budget: bytes for all of it.
+        is_fixed: whether it is the same whenever this is asked.
+
+    Attributes:
+        note: how much is remembered, in words.
+        keeps_all: whether everything is, sooner or later.
+    """
+
+    def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
+        self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
+        volumes = [role.volumes[number] for role, number in self._arrays]
+        keys: dict[int, int] = {}
+        # For each array: the size of its slots, and the number of its first unit among those of that size.
+        self._firsts: list[tuple[int, int]] = []
+        sizes = _slot_sizes([volume.unit_nbytes for volume in volumes if volume.array is None])
+        for volume in volumes:
+            size = sizes.get(volume.unit_nbytes, slot_nbytes(0))
+            self._firsts.append((size, keys.get(size, 0)))
+            keys[size] = keys.get(size, 0) + (volume.grid.count if volume.array is None else 0)
+        total = sum(size * count for size, count in keys.items())
+        share = min(1.0, budget / total) if total else 0.0
+        self.keeps_all = share == 1.0
+        self._classes = [
+            _Class(size, count, count if share == 1.0 else int(share * count))
+            for size, count in keys.items()
+            if count
+        ]
+        job = _job(volumes, budget if is_fixed else 0)
+        self._memories = {one.slot_nbytes: _memory(one, job) for one in self._classes if one.slots}
+        if not total:
+            self.note = "nothing has to be decoded"
+        elif not budget:
+            self.note = "not remembered (cache='off')"
+        else:
+            some = in_bytes(total) if self.keeps_all else f"{in_bytes(budget)} of {in_bytes(total)}"
+            self.note = f"remembered in memory that threads and processes share, {some}"
+
+    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int32]]:
+        """How often patches use each unit.
+
+        Args:
+            places: of all patches of an epoch.
+            patch: their size.
+
+        Returns:
+            For units of a size, int32 (keys,).
+        """
+
+        def of(size: int) -> npt.NDArray[np.int32]:
+            found = []
+            for (each, _), (role, number) in zip(self._firsts, self._arrays, strict=True):
+                volume, lead = role.volumes[number], len(role.lead)
+                if each != size or volume.array is not None:
+                    continue
+                visits = unit_visits(
+                    role.spatial(number), volume.grid.unit[lead:], patch,
+                    places.starts[places.volumes == number],
+                )  # fmt: skip
+                found.append(np.broadcast_to(visits, volume.grid.counts).ravel())
+            return np.concatenate(found)
+
+        return of
+
+    def foreseen(self, units: Sequence[tuple[Any, int]]) -> Foreseen:
+        """What of a coming order will have to be decoded.
+
+        Args:
+            units: as of ``slots``.
+        """
+        rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
+        return Foreseen(units, [size for size, _ in self._firsts], rooms)
+
+    def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
+        """For each array the ``native.UnitMemory`` of its units in this process or None, and the number there
+        of its first.
+
+        Args:
+            workers: processes beside this one that make batches, and itself; 0 without.
+        """
+        made: dict[int, Any] = {}
+        for one in self._classes:
+            memory = self._memories.get(one.slot_nbytes)
+            if memory is None and one.slots and (own := _share_of_worker(one.slots, workers)):
+                memory = _memory(one._replace(slots=own))
+            made[one.slot_nbytes] = _mapped(memory)
+        return [(made.get(size), first) for size, first in self._firsts]
+
+
+def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
+    """For units of these sizes, of how many bytes their slots are.
+
+    Each size of slots has its part of the budget.  Where there are many sizes, as of files of many shapes,
+    units share slots that are up to a quarter larger: else a volume's part would be too small to be of use.
+    """
+    aligned = {size: slot_nbytes(size) for size in sizes}
+    if len(set(aligned.values())) <= _MOST_SIZES:
+        return aligned
+    found: dict[int, int] = {}
+    slot = 0
+    for size in sorted(aligned, reverse=True):  # so that the largest fit exactly
+        if not slot or slot > _MOST_WASTE * aligned[size]:
+            slot = aligned[size]
+        found[size] = slot
+    return found
+
+
+def _share_of_worker(slots: int, workers: int) -> int:
+    """Of so many, where workers and ranks cannot share them."""
+    return slots // (max(1, workers) * local_ranks())
+
+
+def _job(volumes: Sequence[Volume], budget: int) -> str:
+    """What the ranks of a job on this machine have in common, who then share their memory; empty without."""
+    if local_ranks() == 1:
+        return ""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    launch = [os.environ.get(name, "") for name in names]
+    # With the files' state: who has rewritten them since must not be given what was decoded before.
+    found = [
+        (one.name, one.state()[1], one.shape, one.dtype.str, one.grid.unit)
+        for one in volumes
+        if one.array is None
+    ]
+    return repr([launch, budget, found])
+
+
+def _memory(one: _Class, job: str = "") -> UnitFile | None:
+    if job:
+        try:
+            return joined_memory(job, one.keys, one.slots, one.slot_nbytes)
+        except OSError as error:
+            ranks = local_ranks()
+            _log.warning(
+                "%d ranks of this machine do not share what is decoded, each has a part of the budget: %s",
+                ranks, str(error),  # as text: log handlers keep it, and its traceback would keep this
+            )  # fmt: skip
+            one = one._replace(slots=one.slots // ranks)
+    if not one.slots:
+        return None
+    try:
+        return UnitFile(one.keys, one.slots, one.slot_nbytes)
+    except OSError as error:
+        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
+        return None
+
+
+def _mapped(memory: UnitFile | None) -> Any:
+    if memory is None:
+        return None
+    try:
+        return memory.opened()
+    except OSError as error:
+        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
+        return None

@@ -1,0 +1,295 @@
+"""Chunks of volumes, each of which is an object of a store, in one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.arrays.objects import new_reader
+from fastpipe.index.listing import Listing, Rows
+from fastpipe.index.storage import FrozenSamples, offsets_of
+from fastpipe.options import Stage
+from fastpipe.protocols import Store
+from fastpipe.stage.reading import ObjectReader
+from fastpipe.stage.stores import Location, RetryingStore
+from fastpipe.volumes.zarr_metadata import ZarrArray
+
+__all__ = ["ChunkStore", "Needed", "RemoteChunks"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class ChunkStore:
+    """One store, and the chunks in it that a dataset needs.
+
+    Args:
+        bare: the store, which is asked once.
+        location: of its beginning.
+        stage: where chunks are copied near, or None.
+
+    Attributes:
+        asking: the store, asked again where that may help; for listing.
+        bare, location: as given.
+    """
+
+    def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
+        self.bare, self.location, self._stage = bare, location, stage
+        self.asking = RetryingStore(bare)
+        self._parts: list[Rows] = []
+        self._count = 0
+        self._listing: Listing | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._reader: ObjectReader | None = None
+        self._pid = os.getpid()
+        self._given_up: deque[_Reads] = deque()
+        self._living: Counter[int] = Counter()  # rows, by how many batches that are being made need them
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_lock", "_reader", "_pid", "_given_up", "_living")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._begin()
+
+    @property
+    def how(self) -> str:
+        """How objects come here, in words."""
+        near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
+        return f"by {self.asking.describe()}, {near}"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any array is in it."""
+        return self._listing is not None or bool(self._parts)
+
+    def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
+        """Note the chunks of an array.
+
+        Args:
+            path: its URL, or folder.
+            prefix: what all of its keys begin with.
+            array: what its metadata say.
+            listing: the objects below that.
+        """
+        counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
+        numbers, rows = [], []
+        for row in range(len(listing)):
+            place = array.place(listing.key(row)[len(prefix) :])
+            if place is not None:
+                number = 0
+                for at, count in zip(place, counts, strict=True):
+                    number = number * count + at
+                numbers.append(number)
+                rows.append(row)
+        order = np.argsort(np.array(numbers, np.int64), kind="stable")
+        rows = [rows[at] for at in order.tolist()]
+        keys, versions = [listing.key(row) for row in rows], [listing.version(row) for row in rows]
+        self._parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
+        first, self._count = self._count, self._count + len(rows)
+        state = f"{path} {listing.digest.hex()}"
+        return RemoteChunks(self, prefix, array, counts, first, np.array(numbers, np.int64)[order], state)
+
+    def complete(self) -> None:
+        """All arrays are noted."""
+        rows = Rows.joined(self._parts)
+        paths = FrozenSamples(
+            bytes(rows.paths.block), offsets_of(rows.paths.lengths), np.zeros(len(rows), np.int64),
+            self.location.store,
+        )  # fmt: skip
+        self._listing = Listing(paths, "", rows.sizes, rows.versions)
+        self._parts = []
+
+    def reader(self) -> ObjectReader:
+        """This process's reader, made when it is first needed."""
+        self._be_here()
+        if self._reader is None:
+            with self._lock:
+                if self._reader is None:
+                    assert self._listing is not None
+                    self._reader = new_reader(self.bare, self._listing, self._stage, self.location.key)
+        return self._reader
+
+    def _be_here(self) -> None:
+        """Begin anew in a child that was forked."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def need(self, rows: Int64Array, needed: Needed) -> None:
+        """Say that rows will be read, each as often as it is among them.
+
+        Args:
+            rows: which.
+            needed: notes it.
+        """
+        reader = self.reader()
+        self.settle()
+        if len(rows):
+            with self._lock:
+                self._living.update(rows.tolist())
+            needed.add(self, rows.tolist())
+            reader.need(rows)
+
+    def are_needed(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether rows are needed already, by batches that are being made."""
+        self.settle()
+        return np.array([self._living[row] > 0 for row in rows.tolist()], np.bool_)
+
+    def settle(self) -> None:
+        """Let go of what batches that are over have not read."""
+        self._be_here()
+        while self._given_up:
+            try:
+                reads = self._given_up.popleft()
+            except IndexError:  # another thread has had the last
+                return
+            with self._lock:
+                self._living.subtract(reads.rows)
+                self._living += Counter()  # without those that nobody needs
+            rows = np.array(list(reads.left.elements()), np.int64)
+            if len(rows) and self._reader is not None:
+                self._reader.forgo(rows, were_needed=True)
+
+    def give_up(self, reads: _Reads) -> None:
+        """A batch is over.  This may be called from anywhere, also by the garbage collector."""
+        if reads.pid == self._pid == os.getpid():  # not in a child that has a copy of it
+            self._given_up.append(reads)
+
+    def are_here(self, rows: Int64Array) -> None:
+        """Say that rows that an order may have need not be read this time."""
+        if len(rows) and self._reader is not None and self._pid == os.getpid():
+            self._reader.forgo(rows, were_needed=False)
+
+    @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched."""
+        is_mine = self._reader is not None and self._pid == os.getpid()
+        return self._reader.counted() if is_mine and self._reader is not None else (0, 0)
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of the stage and of connections."""
+        reader, self._reader = self._reader, None
+        if reader is not None and self._pid == os.getpid():
+            reader.close()
+
+
+class _Reads(NamedTuple):
+    """Rows that a batch of a process reads; those that it has not read yet, and how often it will."""
+
+    pid: int
+    rows: list[int]
+    left: Counter[int]
+
+
+class Needed:
+    """The rows that a batch will read.  When it is dropped, those that it has not read are let go of."""
+
+    def __init__(self) -> None:
+        self._reads: dict[ChunkStore, _Reads] = {}
+        self._lock = threading.Lock()
+
+    def add(self, store: ChunkStore, rows: list[int]) -> None:
+        """Rows of a store will be read; once for each store."""
+        reads = self._reads[store] = _Reads(os.getpid(), rows, Counter(rows))
+        weakref.finalize(self, store.give_up, reads).atexit = False
+
+    def was_read(self, store: ChunkStore, row: int) -> None:
+        """A row was read, or could not be."""
+        with self._lock:
+            reads = self._reads.get(store)
+            if reads is not None and reads.left[row] > 0:
+                reads.left[row] -= 1
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block this thread reads for this batch."""
+        before, _current.needed = _current.needed, self
+        try:
+            yield
+        finally:
+            _current.needed = before
+
+
+class _Current(threading.local):
+    """For whom a thread is reading."""
+
+    needed: Needed | None = None
+
+
+_current = _Current()
+
+
+class RemoteChunks:
+    """The chunks of one array: a ``protocols.ChunkObjects``.
+
+    Args:
+        store: where they are.
+        prefix: what all of its keys begin with.
+        array: what its metadata say.
+        counts: chunks along each dimension.
+        first: the row of the first chunk that there is.
+        numbers: int64 (N,): which chunks there are, ascending.
+        state: which objects they are, and of which versions, in words.
+
+    Attributes:
+        store, state: as given.
+    """
+
+    def __init__(
+        self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
+        numbers: Int64Array, state: str,
+    ) -> None:  # fmt: skip
+        self.store, self.state = store, state
+        self._prefix, self._array, self._counts = prefix, array, tuple(counts)
+        self._first, self._numbers = first, numbers
+
+    @property
+    def how(self) -> str:
+        """As of the store."""
+        return self.store.how
+
+    def path(self, chunk: int) -> str:
+        """Of a chunk, whether it is there or not."""
+        place = tuple(int(at) for at in np.unravel_index(chunk, self._counts))
+        return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
+
+    def rows(self, chunks: Int64Array) -> Int64Array:
+        """The rows of chunks in the store; -1 for those that were never written."""
+        if not len(self._numbers):
+            return np.full(len(chunks), -1, np.int64)
+        places = np.minimum(np.searchsorted(self._numbers, chunks), len(self._numbers) - 1)
+        return np.where(self._numbers[places] == chunks, places + self._first, -1)
+
+    def read(self, chunk: int) -> bytes | None:
+        """A chunk's object; None where it was never written."""
+        row = int(self.rows(np.array([chunk]))[0])
+        if row < 0:
+            return None
+        try:
+            return self.store.reader().read("", row)
+        finally:
+            if _current.needed is not None:
+                _current.needed.was_read(self.store, row)
+
+    @contextmanager
+    def together(self, chunks: Sequence[int]) -> Iterator[None]:
+        """Within the block each of these is read: they are fetched side by side."""
+        if _current.needed is not None or len(chunks) < 2:  # a batch has said so already
+            yield
+            return
+        needed = Needed()
+        rows = self.rows(np.array(chunks, np.int64))
+        self.store.need(rows[rows >= 0], needed)
+        with needed.reading():
+            yield

@@ -1,0 +1,199 @@
+"""What patches need in one process and must not be taken to another."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.arrays.process import Process
+from fastpipe.core.reads import ReadThreads, Started, Task
+from fastpipe.engine.bad import BadSampleLog, is_of_machine
+from fastpipe.engine.clock import StageClock
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.errors import VolumeError
+from fastpipe.options import BadSamples
+from fastpipe.volumes.native import NativePatches
+from fastpipe.volumes.padding import Padding, read_patch
+from fastpipe.volumes.places import Places
+from fastpipe.volumes.reader import Counts, PatchReader
+from fastpipe.volumes.remembering import Remembered
+from fastpipe.volumes.remote import PatchChunks
+from fastpipe.volumes.remote_chunks import Needed
+from fastpipe.volumes.sources import Role
+from fastpipe.volumes.volume import DamagedUnitError
+
+__all__ = ["Options", "Runtime", "is_bad"]
+
+_MOST_OPEN = 256  # volumes
+
+
+class Options(NamedTuple):
+    """A dataset's options that a runtime is made by.
+
+    Attributes:
+        bad_samples, threads, nan: as given.
+        padding: what is beyond the ends of volumes.
+    """
+
+    bad_samples: BadSamples
+    threads: int | str
+    padding: Padding
+    nan: str | float
+
+
+class Runtime:
+    """Threads, memory and open volumes of one dataset in one process.
+
+    Args:
+        options: the dataset's.
+        roles: the arrays.
+        size: of the patches.
+        remembered: memory for decoded units.
+        process: this one.
+        chunks: those of arrays that are somewhere else; None without any.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        roles: Sequence[Role],
+        size: Sequence[int],
+        remembered: Remembered,
+        process: Process,
+        chunks: PatchChunks | None = None,
+    ) -> None:
+        self.pid, self.options = os.getpid(), options
+        self.pool, self.threads = process.pool, ReadThreads.of(process.pool)
+        self.clock = StageClock()
+        self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
+        self.log = BadSampleLog(options.bad_samples)
+        self._roles, self._padding, self._nan = roles, options.padding, options.nan
+        self._units, self._chunks = remembered.slots(process.workers), chunks
+        self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
+        self._expected: dict[Any, set[int]] = {units: set() for units, _ in self._units if units is not None}
+        self._native = NativePatches(roles, self._units, size, options.padding, options.nan)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
+
+    def fits(self, options: Options) -> bool:
+        """Whether this is the runtime of these options in this process."""
+        return self.pid == os.getpid() and self.options == options
+
+    def expect(self, seed: int, epoch: int, uses: Callable[[], Callable[[int], Any]]) -> None:
+        """Hear which patches an epoch has: units that none of them will use any more make room first.
+
+        Args:
+            seed, epoch: of the epoch.
+            uses: gives how often it uses units of a size.
+        """
+        what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
+        found: list[Callable[[int], Any]] = []
+
+        def of(size: int) -> Any:
+            if not found:
+                found.append(uses())
+            return found[0](size)
+
+        for units, expected in self._expected.items():
+            # While others go on, once only: who takes turns with them would say it again and again.
+            if (what == units.expected or what in expected) and not units.is_over:
+                continue
+            expected.add(what)
+            units.expect(what, np.ascontiguousarray(of(units.slot_nbytes), np.int32))
+
+    def start(
+        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]]
+    ) -> Started:
+        """Describe what there is to do to read patches.
+
+        Args:
+            places: where they are.
+            rows: int64 (N,): the batch's rows where they belong.
+            arrays: for each role the batch's memory, (M, *lead, *patch).
+        """
+        statuses = np.zeros((len(arrays[0]), 8), np.uint8)
+        if not len(rows):
+            return Started(None, statuses, ())
+        batch, left = self._native.batch(places, rows, arrays, statuses)
+        return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
+
+    def heard(self, places: Places, rows: npt.NDArray[np.int64], started: Started) -> None:
+        """Hear that the core has done its part of a batch."""
+        for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
+            self.clock.add(stage, nanoseconds)
+        self.counts.add(*started.batch.nbytes)
+        self._native.heard(places, rows, started.statuses)
+
+    def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Read one patch, and raise what is wrong with it."""
+        every = [(0, role) for role in range(len(self._roles))]
+        for task in self._tasks(places, np.array([row]), arrays, every):
+            task.run()
+
+    def _tasks(
+        self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]],
+        left: Sequence[tuple[int, int]],
+    ) -> list[Task]:  # fmt: skip
+        """What Python does for some patches, by their numbers and roles."""
+        needed = None if self._chunks is None else self._chunks.need(places, self._units)
+
+        def task(patch: int, role: int) -> Task:
+            volume, start = int(places.volumes[patch]), places.starts[patch].tolist()
+            out = arrays[role][rows[patch]]
+            return Task(rows[patch : patch + 1], lambda: self._read(role, volume, start, out, needed))
+
+        return [task(*one) for one in left]
+
+    def _read(
+        self, number: int, volume: int, start: Sequence[int], out: npt.NDArray[Any], needed: Needed | None
+    ) -> None:
+        role, reader = self._roles[number], self._reader(number, volume)
+        shape = role.spatial(volume)
+        with nullcontext() if needed is None else needed.reading():
+            read_patch(reader, shape, start, out, len(role.lead), self._padding, role.name)
+        if number == 0 and self._nan != "keep" and out.dtype.kind in "fc":
+            _settle_nan(out, self._nan, role.volumes[volume].name)
+
+    def _reader(self, role: int, volume: int) -> PatchReader:
+        with self._lock:
+            reader = self._open.get((role, volume))
+            if reader is not None:
+                self._open.move_to_end((role, volume))
+                return reader
+        place = sum(len(one.volumes) for one in self._roles[:role]) + volume
+        units, first = self._units[place]
+        reader = PatchReader(self._roles[role].volumes[volume], self.clock, self.counts, units, first)
+        with self._lock:
+            self._open[role, volume] = reader
+            while len(self._open) > _MOST_OPEN:  # closed when the last task of it is done
+                self._open.popitem(last=False)
+        return reader
+
+
+def _settle_nan(out: npt.NDArray[Any], nan: str | float, name: str) -> None:
+    """Do what was asked for about elements that are no number."""
+    is_nan = np.isnan(out)
+    if not is_nan.any():
+        return
+    if nan == "error":
+        raise DamagedUnitError(
+            f"{name}: {int(is_nan.sum()):,} of the patch's elements are NaN, and nan='error' was asked for"
+        )
+    out[is_nan] = nan
+
+
+def is_bad(error: BaseException) -> bool:
+    """Whether an error is about patches, and not about the machine or all of a volume."""
+    if isinstance(error, VolumeError):
+        return isinstance(error, DamagedUnitError)
+    return (
+        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
+    )

@@ -1,0 +1,99 @@
+"""What a script without fastpipe does: it slices what a library opens.  For comparing, and going back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.errors import BadSampleError
+from fastpipe.volumes.library import library_array
+from fastpipe.volumes.padding import Padding
+from fastpipe.volumes.places import PatchPlaces
+from fastpipe.volumes.sources import Role
+
+__all__ = ["SlicedPatches"]
+
+
+class SlicedPatches:
+    """Patches, cut by slicing what the formats' own libraries open.
+
+    Args:
+        roles: the arrays.
+        places: where patches are.
+        padding: what is beyond the ends of volumes.
+        nan: what is done about elements that are no number.
+        patch_size: of the patches.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        places: PatchPlaces,
+        padding: Padding,
+        nan: str | float,
+        patch_size: Sequence[int],
+    ) -> None:
+        self._roles, self._places, self._padding, self._nan = roles, places, padding, nan
+        self._size = tuple(patch_size)
+        self._open: tuple[int, dict[tuple[int, int], Any]] = os.getpid(), {}
+
+    def __len__(self) -> int:
+        return self._places.count
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether places are drawn from seed and epoch."""
+        return self._places.is_random
+
+    def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:
+        """The arrays of a sample of an epoch."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+        volumes, starts = self._places.places(seed, epoch, np.array([index % len(self)]))
+        return [
+            self._patch(number, int(volumes[0]), starts[0].tolist()) for number in range(len(self._roles))
+        ]
+
+    def _patch(self, number: int, volume: int, start: Sequence[int]) -> npt.NDArray[Any]:
+        role, array = self._roles[number], self._array(number, volume)
+        shape = role.spatial(volume)
+        stop = [at + side for at, side in zip(start, self._size, strict=True)]
+        ends = [
+            (max(0, -low), max(0, high - most)) for low, high, most in zip(start, stop, shape, strict=True)
+        ]
+        if any(map(any, ends)):  # all of it, as ``numpy.pad`` needs it
+            array = self._padded(role, array[...], ends)
+        box = [
+            slice(low + before, high + before)
+            for low, high, (before, _) in zip(start, stop, ends, strict=True)
+        ]
+        patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
+        if number == 0 and self._nan != "keep" and patch.dtype.kind in "fc" and np.isnan(patch).any():
+            if self._nan == "error":
+                raise BadSampleError(f"{role.volumes[volume].name} has a NaN in the patch at {tuple(start)}")
+            patch[np.isnan(patch)] = self._nan
+        return patch
+
+    def _padded(self, role: Role, whole: Any, ends: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
+        options = {}
+        if self._padding.mode == "constant":
+            value = {"volume": self._padding.value, "labels": self._padding.label, "mask": 0}[role.name]
+            options["constant_values"] = np.array(value).astype(role.dtype)
+        mode: Any = self._padding.mode
+        padded: npt.NDArray[Any] = np.pad(whole, [(0, 0)] * len(role.lead) + list(ends), mode, **options)
+        return padded
+
+    def _array(self, number: int, volume: int) -> Any:
+        if self._open[0] != os.getpid():
+            self._open = os.getpid(), {}
+        arrays = self._open[1]
+        if (number, volume) not in arrays:
+            arrays[number, volume] = library_array(self._roles[number].volumes[volume])
+        return arrays[number, volume]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": (0, {})}

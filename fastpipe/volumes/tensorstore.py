@@ -1,0 +1,175 @@
+"""Arrays that tensorstore reads: Zarr with any codecs, N5, and whatever lies in an object store."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.grouped import grown_unit
+from fastpipe.volumes.state import folder_state
+from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+
+__all__ = ["TensorStoreVolume"]
+
+_LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
+# tensorstore's names for what is wrong with stored bytes, with which its messages begin.
+_DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
+_UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages of bytes that may well be whole
+_SPEC = " [tensorstore_spec="  # with which a message begins to repeat what was asked for
+# Formats that are read as their own libraries have them; of a URL tensorstore itself finds out which it is.
+_DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
+
+
+class TensorStoreVolume(Volume):
+    """An array that tensorstore opens.
+
+    Args:
+        name: for messages.
+        spec: tensorstore's, as JSON.
+        why: why it is not read here, in words; empty if it never is.
+    """
+
+    def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
+        # An address may hold a password or a signature: these are in the spec only.
+        self._secrets = _secrets_in(name)
+        self.name, self._spec, self._why = self.without_secrets(name), spec, why
+        store = self.store()
+        driver = store.spec().to_json()["driver"]
+        if driver not in _DRIVERS:
+            raise VolumeError(
+                f"{self.name} is {driver}: a URL must be that of an array in Zarr, N5 or precomputed"
+            )
+        self.shape = tuple(store.shape)
+        self.dtype = np.dtype(store.dtype.numpy_dtype)
+        # None of formats that have none, and where they need not say.
+        fill = store.fill_value if self.dtype.kind in "biufc" else None
+        self._fill = bytes(self.dtype.itemsize) if fill is None else np.array(fill, self.dtype).tobytes()
+        sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
+        chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
+        self._chunk = tuple(chunk)
+        self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
+        said = "×".join(map(str, chunk))
+        self.how = f"{driver} by tensorstore, chunks of {said}"
+        self.how += f" ({in_bytes(math.prod(chunk) * self.dtype.itemsize)})" + (f", as {why}" if why else "")
+
+    @property
+    def fill(self) -> bytes:
+        """As its metadata say."""
+        return self._fill
+
+    @property
+    def finer(self) -> TensorStoreVolume | None:
+        """One chunk at a time."""
+        if self.grid.unit == self._chunk:
+            return None
+        made = copy.copy(self)
+        made.grid = UnitGrid(self.shape, self._chunk)
+        return made
+
+    def store(self) -> Any:
+        """tensorstore's own array, opened here."""
+        try:
+            return _opened(self.name, self._spec)
+        except _StoreError as error:
+            said = self.without_secrets(str(error))
+        if self._why:
+            said += (
+                "; fastpipe itself reads numbers that have no filters and are compressed by blosc, zstd, "
+                f"gzip or nothing, and {self._why}"
+            )
+        raise VolumeError(f"{self.name} cannot be opened by tensorstore: {said}")
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text of tensorstore's for messages."""
+        text = text.partition(_SPEC)[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "")
+        return text
+
+    def open(self) -> UnitReader:
+        """Open it here.
+
+        Raises:
+            VolumeError: this process was forked from one that used tensorstore, whose threads are missing.
+        """
+        return _Reader(self)
+
+    def stored_in(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """All in the same: they are read at the same time, as each may take long to come."""
+        return np.zeros_like(numbers)
+
+    def state(self) -> tuple[str, str]:
+        """That of its folder's files; of what is elsewhere nobody says it."""
+        store = self._spec["kvstore"]
+        if not isinstance(store, dict):
+            return "", ""
+        count, nbytes, latest = folder_state(store["path"])
+        return store["path"], f"tensorstore {self._spec} {count} files, {nbytes} bytes, {latest} ns"
+
+
+class _Reader(UnitReader):
+    def __init__(self, volume: TensorStoreVolume) -> None:
+        self._volume, self._grid = volume, volume.grid
+        self._store = volume.store()
+
+    def read(self, numbers: npt.NDArray[np.int64], outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units, all at the same time."""
+        boxes = [self._grid.box(number) for number in numbers.tolist()]
+        reads = [self._store[box].read(order="C") for box in boxes]
+        for box, read, out in zip(boxes, reads, outs, strict=True):
+            try:
+                part = read.result()
+            except Exception as error:
+                place = ", ".join(f"{side.start}:{side.stop}" for side in box)
+                said = self._volume.without_secrets(str(error))
+                # What cannot be reached, or not be read by this user, is no reason to do without a sample.
+                is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
+                kind = DamagedUnitError if is_damaged else VolumeError
+                raise kind(f"{self._volume.name}, the part at [{place}]: {said}") from None
+            unit = out.view(self._volume.dtype).reshape(self._grid.unit)
+            unit[tuple(slice(size) for size in part.shape)] = part
+
+
+_used_in: list[int] = []  # the process in which tensorstore has threads
+
+
+def _opened(name: str, spec: dict[str, Any]) -> Any:
+    if _used_in and _used_in[0] != os.getpid():
+        raise VolumeError(
+            f"{name} is read by tensorstore, whose threads do not survive a fork: give the loader "
+            "multiprocessing_context='spawn', or num_workers=0, whose threads share what they decode"
+        )
+    tensorstore = require("tensorstore", extra="volume")
+    _used_in[:] = [os.getpid()]
+    # What is decoded is remembered by fastpipe.
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
+    try:
+        store = tensorstore.open(spec, read=True, open=True, context=context).result()
+        # Some formats have arrays that begin elsewhere; a volume begins at 0.
+        return store[tensorstore.d[:].translate_to[0]]
+    except Exception as error:
+        raise _StoreError(str(error)) from None
+
+
+class _StoreError(Exception):
+    """What tensorstore says of an array that it cannot open; its address may be in it."""
+
+
+def _secrets_in(url: str) -> list[str]:
+    """The parts of an address that may say more than where something is."""
+    if "://" not in url:
+        return []
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    return [part for part in (f"{user}@" if user else "", f"?{parts.query}" if parts.query else "") if part]

@@ -1,0 +1,375 @@
+"""TIFF: files of many pages, and folders of files that are the slices of a volume.
+
+tifffile says where strips and tiles are, and undoes their compression.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._extras import require
+from fastpipe._natural import natural_sorted
+from fastpipe._sizes import in_bytes
+from fastpipe.errors import VolumeError
+from fastpipe.read.chunks.stored import read_fully
+from fastpipe.volumes.files import RawVolume, raw_unit, read_box
+from fastpipe.volumes.grid import UnitGrid
+from fastpipe.volumes.state import FileState
+from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+
+__all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def is_tiff_name(name: str) -> bool:
+    """Return whether a name is that of a TIFF file; hidden files, which no pattern matches, are none."""
+    return name.lower().endswith((".tif", ".tiff")) and not name.startswith(".")
+
+
+class _Page(NamedTuple):
+    """What pages of a volume have in common.
+
+    Attributes:
+        shape: (rows, columns), with samples behind, or in front where they lie in planes of their own.
+        dtype: of the elements, as they are stored.
+        segment: the shape of a strip or tile.
+        is_raw: whether all of a page lies in the file as it is.
+        is_planar: whether samples lie in planes of their own.
+        compression: its name.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    segment: tuple[int, ...]
+    is_raw: bool
+    is_planar: bool
+    compression: str
+
+
+class _Segments(NamedTuple):
+    """Where a page's strips or tiles are in its file, and what it says of them by itself.
+
+    Attributes:
+        offsets, sizes: int64 (N,) each.
+        tables: that JPEG's data need; None for none.
+    """
+
+    offsets: Int64Array
+    sizes: Int64Array
+    tables: bytes | None
+
+
+class _Slice(NamedTuple):
+    """A file of a folder, as it was found.
+
+    Attributes:
+        state: of the file.
+        segments: of its page.
+        keyframe: tifffile's page, which undoes the compression.
+    """
+
+    state: FileState
+    segments: _Segments
+    keyframe: Any
+
+
+def tiff_volume(path: str) -> Volume:
+    """Open the first series of images in a file, or the files of a folder as slices, in natural order.
+
+    Args:
+        path: the file, or folder.
+
+    Raises:
+        VolumeError: it is damaged, or its pages are not alike.
+    """
+    if os.path.isdir(path):
+        names = natural_sorted(filter(is_tiff_name, os.listdir(path)))
+        return _slices(path, [os.path.join(path, name) for name in names], "natural order")
+    if (raw := _raw(path)) is not None:
+        return raw
+    shape, page, segments, _ = _series(path)
+    return TiffVolume(path, [path], shape, page, segments)
+
+
+def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
+    """Open files as the slices of one volume, in this order.
+
+    Raises:
+        FileNotFoundError, PermissionError: as ``open`` raises them.
+        VolumeError: the first is damaged, or is not one image.
+    """
+    paths = [os.fspath(file) for file in files]
+    return _slices(f"{len(paths):,} files from {paths[0]}", paths, "the given order")
+
+
+def _slices(name: str, files: list[str], order: str) -> TiffVolume:
+    shape, page, _, _ = _series(files[0])
+    if len(shape) != len(page.shape):
+        raise VolumeError(f"{name}: {files[0]} has {shape}, where a slice is one image: name a single file")
+    return TiffVolume(name, files, (len(files), *shape), page, None, order)
+
+
+def _raw(path: str) -> RawVolume | None:
+    """A file whose images lie in it one after the other as they are; None for others."""
+    try:
+        with require("tifffile", extra="volume").TiffFile(path) as file:
+            series = file.series[0]
+            if not series.dataoffset or not all(_is_together(page) for page in series.pages):
+                return None
+            dtype = series.dtype.newbyteorder(file.byteorder)
+            shape, offset = tuple(map(int, series.shape)), int(series.dataoffset)
+    except OSError:
+        raise
+    except Exception as error:  # of tifffile, struct and others
+        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+    return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed")
+
+
+def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
+    """The first series of a file: its shape, what its pages are, where, and tifffile's first of them."""
+    tifffile = require("tifffile", extra="volume")
+    try:
+        with tifffile.TiffFile(path) as file:
+            series = file.series[0]
+            first, pages = series.keyframe, series.pages
+            shape = tuple(map(int, series.shape))
+            if any(one is not None and one.parent is not file for one in pages):
+                raise VolumeError(
+                    f"{path} refers to pages in other files: write its series to one file, as "
+                    "tifffile.imwrite(file, tifffile.imread(path)) does"
+                )
+            # tifffile takes pages for alike whose strips are not.
+            is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
+            page = _page(first, file.byteorder, shape, len(pages), is_raw)
+            if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
+                raise ValueError("its pages are stored in different ways")
+            _ = first.decode  # which of JPEG looks into the file while it is open
+            found = [_segments(one, page, first) for one in pages]
+            return shape, page, found, first
+    except (VolumeError, OSError):
+        raise
+    except Exception as error:  # of tifffile, struct and others
+        raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
+
+
+def _described(shape: Sequence[int], page: _Page) -> str:
+    parts = "not compressed" if page.is_raw else f"in parts of {page.segment}, {page.compression}"
+    return f"{tuple(shape)} {page.dtype}, {parts}{', in planes' if page.is_planar else ''}"
+
+
+def _storage(keyframe: Any) -> tuple[Any, ...]:
+    """Return all that the decoding of a page's segments depends on, as far as tifffile says it."""
+    return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
+
+
+def _is_together(page: Any) -> bool:
+    """Whether a page's strips or tiles are all there, and each begins where the one before it ends."""
+    if page is None or page is page.keyframe:
+        return page is not None and (page.is_contiguous and page.dataoffsets[0] > 0)
+    offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+    ends = offsets + sizes
+    return bool(len(offsets) and offsets.all() and sizes.all() and (ends[:-1] == offsets[1:]).all())
+
+
+def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bool) -> _Page:
+    """What pages are, of a series of this shape and so many of them."""
+    if first.dtype is None or first.dtype.kind not in "biufc":
+        raise ValueError(f"its elements are of {first.bitspersample} bits, in a format that NumPy has not")
+    shape = tuple(map(int, first.shape))
+    if whole[-1:] == (1,) and whole[-len(shape) :] != shape:  # a last dimension of one that pages leave out
+        shape = (*shape, 1)
+    if whole[-len(shape) :] != shape or math.prod(whole[: -len(shape)]) != pages:
+        raise ValueError(f"it has {pages} pages of {shape}, which are not {whole}")
+    dtype = np.dtype(first.dtype).newbyteorder(order)
+    if first.imagedepth > 1:
+        raise ValueError("its images have a depth of their own")
+    if is_raw:
+        return _Page(shape, dtype, shape, True, False, "")
+    rows, columns = int(first.imagelength), int(first.imagewidth)
+    if not first.is_tiled and first.rowsperstrip < 1:
+        raise ValueError(f"its strips have {first.rowsperstrip} rows")
+    side = (first.tilelength, first.tilewidth) if first.is_tiled else (min(first.rowsperstrip, rows), columns)
+    samples = int(first.samplesperpixel)
+    is_planar, segment = first.planarconfig == 2 and samples > 1, tuple(map(int, side))
+    if shape == (samples, rows, columns) and is_planar:
+        segment = (1, *segment)
+    elif shape == (rows, columns, samples) and not is_planar:
+        segment = (*segment, samples)
+    elif shape != (rows, columns):
+        raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
+    # What is undone is of the machine's own order of bytes.
+    return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, first.compression.name.lower())
+
+
+def _segments(page: Any, common: _Page, first: Any) -> _Segments:
+    """Where a page's segments are."""
+    if page is None:
+        raise ValueError("it misses pages")
+    if tuple(page.shape) != tuple(first.shape):
+        raise ValueError(f"its pages have {tuple(page.shape)} and {tuple(first.shape)}")
+    offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+    if common.is_raw:
+        offsets, sizes = offsets[:1], np.array([sizes.sum()])
+    return _Segments(offsets, sizes, page.jpegtables)
+
+
+class TiffVolume(Volume):
+    """Pages of one file, or of several.
+
+    Args:
+        name: for messages.
+        files: the file, or one for each page.
+        shape: of the volume.
+        page: what pages are.
+        segments: where those of the file's pages are; None where each file is asked when it is read.
+        order: of several files, in words.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[str],
+        shape: Sequence[int],
+        page: _Page,
+        segments: list[_Segments] | None,
+        order: str = "",
+    ) -> None:
+        self.name, self.files, self.page, self.segments = name, list(files), page, segments
+        self.order = order
+        self.shape, self.dtype = tuple(shape), page.dtype
+        lead = [1] * (len(self.shape) - len(page.shape))
+        side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
+        self.grid = UnitGrid(self.shape, [*lead, *side])
+        self.dims = len(lead)
+        # For a folder, that of the folder itself: a slice that is added or removed changes it.
+        self.opened = FileState.of(name if os.path.exists(name) else files[0])
+        names = [os.path.basename(file) for file in (files[0], files[-1])]
+        many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
+        what = "×".join(map(str, page.segment))
+        nbytes = in_bytes(math.prod(page.segment) * page.dtype.itemsize)
+        self.how = f"TIFF, {many}" + (
+            "not compressed" if page.is_raw else f"parts of {what} ({nbytes}; {page.compression})"
+        )
+
+    def open(self) -> UnitReader:
+        """Open it in this process."""
+        return _Reader(self)
+
+    def stored_in(self, numbers: Int64Array) -> Int64Array:
+        """The page of each."""
+        inner = math.prod(self.grid.counts[self.dims :])
+        pages: Int64Array = numbers // inner
+        return pages
+
+    def state(self) -> tuple[str, str]:
+        """That of the file, or of all slices in their order."""
+        if self.segments is not None:
+            return self.name, f"tiff {self.opened.state}"
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(repr(FileState.of(file).state).encode())
+        return self.opened.name, f"tiff {self.opened.state} {digest.hexdigest()}"
+
+
+class _Reader(UnitReader):
+    def __init__(self, volume: TiffVolume) -> None:
+        self._volume, self._lock = volume, threading.Lock()
+        self._found: dict[int, _Slice] = {}
+        # tifffile's pages by what their compression depends on: files of a folder may differ in it.
+        self._keyframes: dict[Any, Any] = {}
+        volume.opened.check()
+        with require("tifffile", extra="volume").TiffFile(volume.files[0]) as file:
+            self._keyframe = file.series[0].keyframe
+            _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
+
+    def check(self) -> None:
+        """Look at the file, or the folder."""
+        self._volume.opened.check()
+
+    def read(self, numbers: Int64Array, outs: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Read units: strips or tiles, or parts of pages that are not compressed."""
+        volume = self._volume
+        self.check()
+        pages = volume.stored_in(numbers)
+        for page in np.unique(pages).tolist():
+            path = volume.files[0] if volume.segments is not None else volume.files[page]
+            which = np.flatnonzero(pages == page).tolist()
+            found = self._slice(page, path)
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
+                found.state.check(descriptor)
+                for place in which:
+                    self._read_unit(descriptor, found, int(numbers[place]), outs[place])
+            except (VolumeError, OSError):
+                raise
+            except Exception as error:  # of whatever library undoes the compression
+                if "imagecodecs" in str(error):  # tifffile says that it needs this package
+                    require("imagecodecs", extra="volume")
+                raise DamagedUnitError(f"{path}, page {page}: {error}") from None
+            finally:
+                os.close(descriptor)
+
+    def _slice(self, page: int, path: str) -> _Slice:
+        """What a page is; of a file of its own this is found out when it is first read."""
+        volume = self._volume
+        if volume.segments is not None:
+            return _Slice(volume.opened, volume.segments[page], self._keyframe)
+        with self._lock:
+            found = self._found.get(page)
+        if found is None:
+            state = FileState.of(path)
+            shape, common, (segments, *_), first = _series(path)
+            if common != volume.page or shape != volume.shape[1:]:
+                here, there = _described(shape, common), _described(volume.shape[1:], volume.page)
+                raise VolumeError(
+                    f"{path} is not like {volume.files[0]}: it has {here}, and that one {there}"
+                )
+            with self._lock:
+                keyframe = self._keyframes.setdefault(_storage(first), first)
+                found = self._found[page] = _Slice(state, segments, keyframe)
+        return found
+
+    def _read_unit(self, descriptor: int, found: _Slice, number: int, out: npt.NDArray[np.uint8]) -> None:
+        volume, page, segments = self._volume, self._volume.page, found.segments
+        box = volume.grid.box(number)[volume.dims :]
+        unit = out.view(volume.dtype).reshape(volume.grid.unit[volume.dims :])
+        sizes = [side.stop - side.start for side in box]
+        if page.is_raw:
+            part = unit if list(unit.shape) == sizes else np.empty(sizes, volume.dtype)
+            read_box(descriptor, int(segments.offsets[0]), page.shape, box, part)
+            if part is not unit:
+                unit[tuple(map(slice, sizes))] = part
+            return
+        inner = math.prod(volume.grid.counts[volume.dims :])
+        at = number % inner
+        stored = _read_bytes(descriptor, int(segments.offsets[at]), int(segments.sizes[at]))
+        tables = {} if segments.tables is None else {"jpegtables": segments.tables}
+        data, _, shape = found.keyframe.decode(stored or None, at, **tables)
+        if data is None:  # never written
+            unit[...] = found.keyframe.nodata
+            return
+        made = data.reshape(data.shape[1:])  # (rows, columns, samples)
+        if len(page.shape) == 2:
+            made = made[..., 0]
+        elif page.is_planar:
+            made = made[..., 0][None]
+        if list(made.shape) != sizes:
+            made = made[tuple(map(slice, sizes))]
+        if list(made.shape) != sizes:
+            raise ValueError(f"a part of {shape} in the place of {sizes}")
+        unit[tuple(map(slice, sizes))] = made
+
+
+def _read_bytes(descriptor: int, offset: int, size: int) -> bytes:
+    found = np.empty(size, np.uint8)
+    read_fully(descriptor, found, offset)
+    return found.tobytes()

@@ -1,0 +1,145 @@
+"""Patches that the native core reads: those of NumPy, whatever the volume's bytes went through; and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numcodecs.blosc
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe import Cache, FastPatchDataset
+from fastpipe.core.native import native
+from fastpipe.core.reads import MADE
+from fastpipe.sampling import Grid, Positions
+
+KINDS = [
+    "array", "npy", "npy fortran", "zarr3 blosc", "zarr3 bitshuffle", "zarr3 zstd", "zarr3 gzip", "zarr3 none",
+    "zarr3 big-endian", "zarr2 blosc", "zarr2 zlib", "hdf5 gzip", "hdf5 lzf", "hdf5 chunks",
+]  # fmt: skip
+MODES = ["error", "constant", "edge", "reflect", "symmetric", "wrap"]
+
+
+def read_natively(dataset: FastPatchDataset, indices: Any) -> tuple[Any, int]:
+    """A batch as the core leaves it, and how many patches it has declined."""
+    runtime = dataset._running()
+    places = dataset._places.places(0, 0, np.asarray(indices))
+    arrays = [np.full((len(indices), *shape), 77, dtype) for dtype, shape in dataset.kinds]
+    started = runtime.start(places, np.arange(len(indices)), arrays)
+    native.run_here(started.batch)
+    assert started.batch.is_complete
+    declined = started.statuses[:, 0] != MADE
+    for task in started.tasks:
+        declined[task.rows] = True
+    return arrays, int(declined.sum())
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Any:
+    """A kind, a mode, a type, shapes, places and a cache."""
+    dims, mode = draw(st.integers(1, 3)), draw(st.sampled_from(MODES))
+    shape = [draw(st.integers(1, 12)) for _ in range(dims)]
+    most = [size if mode == "error" else 16 for size in shape]
+    patch = [draw(st.integers(1, side)) for side in most]
+    starts = [
+        [
+            draw(st.integers(0, size - side) if mode == "error" else st.integers(1 - side, size - 1))
+            for side, size in zip(patch, shape, strict=True)
+        ]
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=1)))
+    chunk = [draw(st.integers(1, 6)) for _ in range(len(lead) + dims)]
+    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "u8"]))
+    cache = draw(st.sampled_from([Cache("off"), Cache("ram", 1 << 12), Cache("ram", 1 << 22)]))
+    return mode, dtype, (*lead, *shape), chunk, patch, starts, cache
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(case=cases(), has_holes=st.booleans())
+def test_patches_are_those_of_numpy(
+    kind: str, case: Any, has_holes: bool, write_volume: Any, random_array: Any, cut: Any, equal: Any
+) -> None:
+    mode, dtype, shape, chunk, patch, starts, cache = case
+    array = random_array(shape, dtype, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_volume(kind, os.path.join(folder, "x"), array, chunk)
+        if has_holes and kind.startswith("zarr"):
+            remove_some(Path(path), array, chunk)
+        dataset = FastPatchDataset(
+            path, patch, sampling=Positions(starts), padding=mode, cache=cache, threads=1
+        )
+        for _ in range(2):  # decoded, and remembered
+            (made,), declined = read_natively(dataset, range(len(starts)))
+            assert not declined
+            for start, sample in zip(starts, made, strict=True):
+                assert equal(sample, cut(array, start, patch, "constant" if mode == "error" else mode))
+        del dataset
+
+
+def remove_some(folder: Path, array: Any, chunk: Any) -> None:
+    """Remove chunks of an array, in the place of which are zeros then."""
+    stored = zarr.open_array(folder, mode="r")
+    for number, place in enumerate(np.ndindex(*stored.cdata_shape)):
+        name = stored.metadata.encode_chunk_key(place)
+        if number % 3 == 0 and (folder / name).exists():
+            (folder / name).unlink()
+            array[tuple(slice(at * side, (at + 1) * side) for at, side in zip(place, chunk, strict=True))] = 0
+
+
+def test_only_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged block of a chunk is in the way of patches that need it, and of no others."""
+    array = np.random.default_rng(0).integers(0, 9, (64, 64, 64)).astype(np.uint16)
+    zarr.create_array(str(tmp_path / "x.zarr"), data=array, chunks=array.shape, compressors=None)
+    slab = 16 * 64 * 64 * 2
+    stored = bytearray(numcodecs.blosc.compress(array.tobytes(), b"zstd", 3, 1, slab, typesize=2))
+    begins = struct.unpack_from("<4I", stored, 16)
+    stored[begins[2] + 8 : begins[2] + 40] = bytes(32)
+    (tmp_path / "x.zarr/c/0/0/0").write_bytes(stored)
+    meta = (tmp_path / "x.zarr/zarr.json").read_text()
+    blosc = '{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "blosc", "configuration": {}}'
+    start, end = meta.index('"codecs": ['), meta.index("]", meta.index('"codecs": ['))
+    (tmp_path / "x.zarr/zarr.json").write_text(f'{meta[:start]}"codecs": [{blosc}{meta[end:]}')
+    dataset = FastPatchDataset(str(tmp_path / "x.zarr"), (16, 64, 64), sampling=Grid(), threads=1)
+    (made,), declined = read_natively(dataset, [0, 1, 3])
+    assert not declined
+    assert np.array_equal(made, array.reshape(4, 16, 64, 64)[[0, 1, 3]])
+    assert read_natively(dataset, [1, 2])[1] == 1
+
+
+def test_labels_and_images_are_read_together(tmp_path: Path, write_volume: Any, random_array: Any) -> None:
+    image, labels = random_array((20, 20), "f4", 1), random_array((20, 20), "u1", 2)
+    paths = [
+        write_volume("zarr3 zstd", str(tmp_path / str(n)), one, (8, 8))
+        for n, one in enumerate((image, labels))
+    ]
+    dataset = FastPatchDataset(paths[0], (6, 5), labels=paths[1], sampling=Grid(), threads=2)
+    for index, (one, other) in enumerate(dataset.__getitems__(range(len(dataset)))):
+        row, column = dataset.places()[1][index]
+        assert np.array_equal(one, image[row : row + 6, column : column + 5])
+        assert np.array_equal(other, labels[row : row + 6, column : column + 5])
+
+
+def test_what_the_core_does_not_read_is_read_in_python(
+    tmp_path: Path, write_volume: Any, random_array: Any
+) -> None:
+    """Beside volumes that it does read: in one batch."""
+    arrays = [random_array((12, 12), "i2", seed) for seed in range(2)]
+    paths = [
+        write_volume(kind, str(tmp_path / kind.replace(" ", "-")), array, (5, 5))
+        for kind, array in zip(["zarr3 zstd", "n5 gzip"], arrays, strict=True)
+    ]
+    dataset = FastPatchDataset(paths, (6, 6), sampling=Grid(), threads=2)
+    indices = range(len(dataset))
+    volumes, starts = dataset.places()
+    assert read_natively(dataset, indices)[1] == int((volumes == 1).sum())
+    for volume, (row, column), made in zip(volumes, starts, dataset.__getitems__(indices), strict=True):
+        assert np.array_equal(made, arrays[volume][row : row + 6, column : column + 6])

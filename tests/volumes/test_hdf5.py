@@ -1,0 +1,105 @@
+"""Datasets of HDF5 files: what h5py reads, and only of the file that was named."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.hdf5.files import SampleFile
+from fastpipe.volumes.opening import open_volume
+
+_READ = """
+import pickle, sys
+import numpy as np
+volume = pickle.load(open(sys.argv[1], "rb"))
+out = np.zeros(volume.unit_nbytes, np.uint8)
+volume.open().read(np.zeros(1, np.int64), [out])
+"""
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 20), min_size=1, max_size=4), kind=st.sampled_from(["u1", "<u2", ">i4", "<f8", "?"]),
+    chunk=st.one_of(st.none(), st.integers(1, 8)), rows=st.integers(0, 20), is_packed=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_any_dataset_is_as_h5py_reads_it(
+    shape: list[int], kind: str, chunk: int | None, rows: int, is_packed: bool, seed: int, whole: Any, random_array: Any,
+    same_bits: Any, tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    path, data = tmp_path_factory.mktemp("hdf5") / "x.h5", random_array(tuple(shape), kind, seed)
+    with h5py.File(path, "w") as file:
+        chunks = None if chunk is None else tuple(min(chunk, side) for side in shape)
+        packed = "gzip" if is_packed and chunks else None
+        dataset = file.create_dataset(
+            "x", data.shape, data.dtype, chunks=chunks, compression=packed, fillvalue=1
+        )
+        if rows:
+            dataset[:rows] = data[:rows]
+        expected = dataset[...]
+    assert same_bits(whole(open_volume(path / "x"), seed), expected)
+
+
+@pytest.mark.parametrize("name", ["contiguous", "chunked", "virtual"])
+def test_a_link_into_another_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    data = np.arange(1000, dtype="u2").reshape(10, 10, 10)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["contiguous"] = data
+        file.create_dataset("chunked", data=data, chunks=(5, 5, 5))
+        layout = h5py.VirtualLayout(data.shape, data.dtype)
+        layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "chunked", data.shape)
+        file.create_virtual_dataset("virtual", layout)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["own"] = data[::-1]
+        file["soft"] = h5py.SoftLink("/own")
+        file["linked"] = h5py.ExternalLink("other.h5", f"/{name}")
+    match = rf"'linked' is a link into another file: name that, .*other\.h5, and its dataset '/{name}'"
+    with pytest.raises(HDF5Error, match=match):
+        open_volume(tmp_path / "x.h5" / "linked")
+    with pytest.raises(HDF5Error, match=match):
+        SampleFile(tmp_path / "x.h5", ["linked"])
+    assert open_volume(tmp_path / "x.h5" / "soft").shape == data.shape
+
+
+def test_what_was_never_written_has_units_of_a_sensible_size(tmp_path: Path, reader_of: Any) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", (300, 300, 300), "f4", fillvalue=3)
+        file.create_dataset("none", (0, 5), "f4")
+    volume, out = open_volume(tmp_path / "x.h5" / "x"), np.zeros((2, 299, 3), "f4")
+    assert volume.unit_nbytes <= 1 << 20
+    reader_of(volume).read([100, 1, 200], out)
+    assert (out == 3).all()
+    assert open_volume(tmp_path / "x.h5" / "none").shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", ["packed", "virtual"])
+def test_a_filter_that_only_the_library_knows_is_there_in_other_processes(tmp_path: Path, name: str) -> None:
+    data = np.random.default_rng(0).random((16, 16, 16)).astype("f4")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("packed", data=data, chunks=(8, 8, 8), **hdf5plugin.Zfp(reversible=True))
+        layout = h5py.VirtualLayout(data.shape, data.dtype)
+        layout[:] = h5py.VirtualSource(tmp_path / "x.h5", "packed", data.shape)
+        file.create_virtual_dataset("virtual", layout)
+    (tmp_path / "volume").write_bytes(pickle.dumps(open_volume(tmp_path / "x.h5" / name)))
+    subprocess.run([sys.executable, "-c", _READ, tmp_path / "volume"], check=True)
+
+
+def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"] = np.zeros(3), np.zeros(4)
+    with pytest.raises(OptionError, match=r"has no dataset 'z'; it has /x, /y"):
+        open_volume(tmp_path / "x.h5" / "z")
+    monkeypatch.delattr(h5py.Group, "visititems")
+    assert open_volume(tmp_path / "x.h5" / "y").shape == (4,)

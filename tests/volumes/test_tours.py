@@ -1,0 +1,282 @@
+"""Orders that visit patches near to each other soon after each other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpipe.core.native import native
+from fastpipe.index.order import interleaved
+from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
+from fastpipe.volumes.tour_trials import TourTrial, planned
+from fastpipe.volumes.tours import Geometry, Stripes, tour_of
+from fastpipe.volumes.visits import unit_visits
+
+
+def geometry_of(shapes: Any, units: Any, patch: Any, itemsize: int = 1) -> Geometry:
+    space = PatchSpace(shapes, patch, [str(number) for number in range(len(shapes))], True)
+    largest = max(math.prod(unit) for unit in units)
+    return Geometry(space, np.array(units, np.int64), largest * itemsize)
+
+
+def random_places(geometry: Geometry, count: int, seed: int = 0) -> Places:
+    def draw(seed: int, epoch: int, indices: Any, columns: int) -> Any:
+        return np.random.default_rng(seed).random((len(indices), columns))
+
+    return UniformPatches(geometry.space, count, True, draw).places(seed, 0, np.arange(count))
+
+
+@st.composite
+def cases(draw: Any) -> tuple[Geometry, Places, Stripes]:
+    dims, volumes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    side, unit = st.integers(1, 20), st.integers(1, 6)
+    geometry = geometry_of(
+        [[draw(side) for _ in range(dims)] for _ in range(volumes)],
+        [[draw(unit) for _ in range(dims)] for _ in range(volumes)],
+        [draw(unit) for _ in range(dims)],
+    )
+    places = random_places(geometry, draw(st.integers(0, 40)), draw(st.integers(0, 9)))
+    stripes = Stripes(draw(st.integers(0, dims - 1)), tuple(draw(st.integers(1, 4)) for _ in range(dims)))
+    return geometry, places, stripes
+
+
+def decoded(geometry: Geometry, places: Places, order: Any, held: int) -> int:
+    """Units that are decoded, where those are forgotten first which nobody will use again, and then those that
+    were not used for the longest time."""
+    touched = []
+    for volume, start in zip(places.volumes[order].tolist(), places.starts[order].tolist(), strict=True):
+        shape, unit = geometry.space.shapes[volume], geometry.units[volume]
+        ends = [
+            range(max(at, 0) // side, (min(at + patch, most) - 1) // side + 1)
+            for at, side, patch, most in zip(start, unit, geometry.space.patch, shape, strict=True)
+        ]
+        touched += itertools.product([volume], *ends)
+    remembered: OrderedDict[Any, None] = OrderedDict()
+    left, count = Counter(touched), 0
+    for one in touched:
+        count += one not in remembered
+        left[one] -= 1
+        remembered[one] = None
+        remembered.move_to_end(one)
+        if not left[one]:
+            del remembered[one]
+        elif len(remembered) > held:
+            remembered.popitem(last=False)
+    return count
+
+
+@settings(max_examples=120)
+@given(case=cases(), seed=st.integers(-(1 << 70), 1 << 70), epoch=st.integers(0, 1 << 63))
+def test_a_tour_is_a_permutation_and_a_pure_function(case: Any, seed: int, epoch: int) -> None:
+    geometry, places, stripes = case
+    ranks = tour_of(geometry, places, stripes, seed=seed, epoch=epoch)
+    assert ranks.dtype == np.int64
+    assert sorted(ranks.tolist()) == list(range(len(places.volumes)))
+    np.random.default_rng(0).random(5)  # no generator has part in it
+    np.testing.assert_array_equal(ranks, tour_of(geometry, places, stripes, seed=seed, epoch=epoch))
+
+
+@settings(max_examples=80)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_a_tour_goes_through_volumes_one_after_the_other(case: Any, seed: int) -> None:
+    geometry, places, stripes = case
+    tour = np.argsort(tour_of(geometry, places, stripes, seed=seed, epoch=0))
+    volumes = [key for key, _ in itertools.groupby(places.volumes[tour].tolist())]
+    assert len(volumes) == len(set(volumes))
+
+
+@settings(max_examples=80)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_within_a_stripe_a_tour_goes_along_its_axis(case: Any, seed: int) -> None:
+    """Stripes of one volume: of the patches of one, the places along the axis only rise, or only fall."""
+    geometry, places, stripes = case
+    tour = np.argsort(tour_of(geometry, places, stripes, seed=seed, epoch=3))
+    for volume in np.unique(places.volumes).tolist():
+        along = places.starts[tour[places.volumes[tour] == volume], stripes.axis]
+        turns = np.sign(np.diff(along))
+        changes = len([key for key, _ in itertools.groupby(turns[turns != 0].tolist())])
+        others = [dim for dim in range(geometry.units.shape[1]) if dim != stripes.axis]
+        cells = -(-geometry.space.counts[volume] // geometry.units[volume])
+        most = math.prod(-(-int(cells[dim]) // stripes.widths[dim]) + 1 for dim in others)
+        # Once along each stripe, and from the end of one to where the next begins.
+        assert changes <= 2 * most
+
+
+def test_another_epoch_has_another_tour() -> None:
+    geometry = geometry_of([(64, 64), (64, 64)], [(8, 8), (8, 8)], (8, 8))
+    places, stripes = random_places(geometry, 200), Stripes(0, (1, 2))
+    tours = {
+        tuple(tour_of(geometry, places, stripes, seed=seed, epoch=epoch).tolist())
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(tours) == 9
+
+
+@settings(max_examples=150)
+@given(
+    count=st.integers(0, 200), fronts=st.integers(1, 70), seed=st.integers(0, 99), epoch=st.integers(0, 99)
+)
+def test_an_interleaved_order_is_a_permutation_of_parts_in_turn(
+    count: int, fronts: int, seed: int, epoch: int
+) -> None:
+    ranks = np.random.default_rng(seed).permutation(count)
+    order = interleaved(ranks, fronts, seed=seed, epoch=epoch)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(count))
+    np.testing.assert_array_equal(order, interleaved(ranks, fronts, seed=seed, epoch=epoch))
+    fronts = min(fronts, count)
+    if not count:
+        return
+    # From some place of the tour on, round as a circle, it is cut into equal parts; each round has one of each.
+    found = ranks[order]
+    lengths = np.diff(np.arange(fronts + 1) * count // fronts)
+    assert lengths.max() - lengths.min() <= 1
+    shortest = int(lengths.min())
+    rounds = [found[step * fronts : (step + 1) * fronts] for step in range(shortest)]
+    for before, after in itertools.pairwise(rounds):
+        assert sorted((before + 1) % count) == sorted(after.tolist()), "each goes on where it was"
+
+
+def test_fronts_do_not_follow_each_other_in_the_same_order() -> None:
+    order = interleaved(np.arange(800), 8, seed=0, epoch=0)
+    rounds = [tuple(np.argsort(some)) for some in order.reshape(100, 8)[:90]]
+    assert len(set(rounds)) > 60
+
+
+def test_an_interleaved_order_begins_elsewhere_in_each_epoch() -> None:
+    firsts = {int(interleaved(np.arange(1000), 1, seed=0, epoch=epoch)[0]) for epoch in range(20)}
+    assert len(firsts) > 15
+
+
+@pytest.mark.parametrize(
+    ("shapes", "unit", "patch", "held"),
+    [
+        ([(160, 160, 160)], (32, 32, 32), (24, 24, 24), 60),
+        ([(160, 160, 160)], (8, 160, 160), (32, 32, 32), 8),
+        ([(400, 400)], (32, 32), (48, 48), 20),
+        ([(100, 90, 80), (60, 120, 70)], (16, 16, 16), (20, 20, 20), 50),
+        ([(20_000,)], (64,), (100,), 8),
+    ],
+)
+def test_a_tour_decodes_less_than_a_uniform_order(shapes: Any, unit: Any, patch: Any, held: int) -> None:
+    geometry = geometry_of(shapes, [unit] * len(shapes), patch)
+    places = random_places(geometry, 600)
+    fronts, stripes, times = planned(geometry, places, held * geometry.unit_nbytes)
+    assert times > 0
+    ranks = tour_of(geometry, places, stripes, seed=5, epoch=1)
+    order = interleaved(ranks, fronts, seed=5, epoch=1)
+    uniform = decoded(geometry, places, np.random.default_rng(1).permutation(600), held)
+    assert decoded(geometry, places, order, held) < 0.7 * uniform
+    one = decoded(geometry, places, interleaved(ranks, 1, seed=5, epoch=1), held)
+    assert one < 0.7 * uniform
+
+
+@pytest.mark.parametrize("fronts", [1, 3, 16])
+def test_so_many_fronts_are_planned_as_are_asked_for(fronts: int) -> None:
+    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
+    found, stripes, times = planned(geometry, random_places(geometry, 300), 1e4, fronts)
+    assert found == fronts
+    assert 0 <= stripes.axis < 2
+    assert times > 0
+
+
+def test_more_room_is_never_used_for_fewer_fronts() -> None:
+    geometry = geometry_of([(128, 128, 128)], [(32, 32, 32)], (32, 32, 32))
+    places = random_places(geometry, 400)
+    found = [planned(geometry, places, units * geometry.unit_nbytes)[0] for units in (16, 64, 200)]
+    assert found == sorted(found)
+    assert found[-1] == 64, "with room for all of it"
+
+
+def test_where_nothing_can_be_remembered_places_cost_nothing() -> None:
+    geometry = geometry_of([(128, 128, 128)], [(32, 32, 32)], (32, 32, 32))
+    places = random_places(geometry, 400)
+    alone = planned(geometry, places, geometry.unit_nbytes, 1)[2]
+    fronts, _, times = planned(geometry, places, geometry.unit_nbytes)
+    assert fronts > 1 and times <= 1.15 * alone
+
+
+def test_a_plan_is_a_pure_function() -> None:
+    geometry = geometry_of([(100, 100), (50, 200)], [(16, 16), (8, 32)], (20, 20))
+    places = random_places(geometry, 300)
+    assert planned(geometry, places, 1e4) == planned(geometry, places, 1e4)
+
+
+@settings(max_examples=150)
+@given(case=cases(), held=st.integers(1, 60), most=st.integers(0, 100))
+def test_what_is_decoded_is_counted_as_by_hand(case: Any, held: int, most: int) -> None:
+    geometry, places, _ = case
+    if not len(places.volumes):
+        return
+    for stripes, order in TourTrial(geometry, places).tours:
+        ranks = tour_of(geometry, places, stripes, seed=0, epoch=0)
+        expected = decoded(geometry, places, np.argsort(ranks), held)
+        assert native.decoded_units(*order, held, 1 << 40) == expected
+        early = native.decoded_units(*order, held, most)
+        assert early == expected if expected <= most else most < early <= expected
+
+
+def test_units_are_numbered_through_all_volumes() -> None:
+    table = [np.array(rows, np.int64) for rows in ([[0, 1], [1, 0]], [[1, 2], [2, 1]], [[4, 1], [3, 1]])]
+    numbers, ends = native.touched_units(np.array([0, 12]), *table)
+    assert numbers.tolist() == [1, 2, 12 + 3, 12 + 6]
+    assert ends.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_few_patches_are_planned_too(count: int) -> None:
+    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
+    fronts, _, _ = planned(geometry, random_places(geometry, count), 1e4)
+    assert fronts >= 1
+
+
+@settings(max_examples=25)
+@given(case=cases(), room=st.floats(0, 1e5), fronts=st.one_of(st.none(), st.integers(1, 9)))
+def test_any_volumes_can_be_planned(case: Any, room: float, fronts: int | None) -> None:
+    geometry, places, _ = case
+    if len(places.volumes):
+        found, stripes, times = planned(geometry, places, room, fronts)
+        assert found == fronts if fronts else found >= 1
+        assert len(stripes.widths) == geometry.units.shape[1]
+        assert times > 0
+
+
+def test_no_patches_are_planned_as_well() -> None:
+    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
+    assert planned(geometry, random_places(geometry, 0), 1e4)[0] >= 1
+
+
+@settings(max_examples=120)
+@given(case=cases())
+def test_visits_are_counted_as_by_hand(case: Any) -> None:
+    geometry, places, _ = case
+    space = geometry.space
+    for volume, shape in enumerate(space.shapes.tolist()):
+        unit = geometry.units[volume].tolist()
+        starts = places.starts[places.volumes == volume]
+        found = unit_visits(shape, unit, space.patch.tolist(), starts)
+        expected = np.zeros([-(-size // side) for size, side in zip(shape, unit, strict=True)], np.int32)
+        for start in starts.tolist():
+            box = [
+                slice(max(at, 0) // side, (min(at + patch, size) - 1) // side + 1)
+                for at, side, patch, size in zip(start, unit, space.patch.tolist(), shape, strict=True)
+            ]
+            expected[tuple(box)] += 1
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_each_patch_of_a_grid_is_visited_once() -> None:
+    geometry = geometry_of([(32, 32)], [(8, 8)], (8, 8))
+    places = grid_places(geometry.space, (8, 8))
+    assert (unit_visits((32, 32), (8, 8), (8, 8), places.starts) == 1).all()
+    ranks = tour_of(geometry, places, Stripes(1, (1, 1)), seed=0, epoch=0)
+    assert decoded(geometry, places, np.argsort(ranks), 1) == 16

@@ -1,0 +1,274 @@
+"""What metadata of Zarr and N5 can say: read as the libraries read it, or refused by an error that says why."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+from fastpipe.errors import FastpipeError, OptionError, VolumeError
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.volume import DamagedUnitError
+
+DATA = np.arange(63, dtype="<i4").reshape(7, 9)
+METADATA = {2: ".zarray", 3: "zarr.json"}
+
+
+def write(path: Path, version: Any, kind: str = "<i4", **options: Any) -> None:
+    """An array without its first chunk, of which nothing but the fill value is known."""
+    options = {"compressors": None, "fill_value": 1} | options
+    array = zarr.create_array(path, shape=(7, 9), chunks=(3, 4), dtype=kind, zarr_format=version, **options)
+    array[...] = DATA.astype(kind)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name[-1].isdigit())
+    files[0].unlink()
+
+
+def edit(path: Path, version: int, **values: Any) -> None:
+    file = path / METADATA[version]
+    found = json.loads(file.read_text()) | values
+    file.write_text(json.dumps({name: value for name, value in found.items() if value is not ...}))
+
+
+def is_zarr_python_s(path: Path, whole: Any, same_bits: Any) -> None:
+    assert same_bits(whole(open_volume(path)), zarr.open_array(path, mode="r")[...])
+
+
+CODECS: list[tuple[int, str, dict[str, Any]]] = [
+    (2, "<i4", {"order": "F"}), (2, ">f8", {"order": "F", "compressors": numcodecs.Zstd(1)}),
+    (2, "<i4", {"compressors": numcodecs.BZ2(1)}), (2, "<i4", {"compressors": numcodecs.Zstd(1, True)}),
+    (2, "<f4", {"compressors": numcodecs.Blosc("zstd", 3, numcodecs.Blosc.BITSHUFFLE)}),
+    (3, "i4", {"filters": [TransposeCodec(order=(1, 0))]}), (3, "i4", {"filters": [TransposeCodec(order=(0, 1))]}),
+    (3, "f8", {"serializer": BytesCodec(endian="big"), "fill_value": 2.5}),
+    (3, "i4", {"compressors": [Crc32cCodec()]}), (3, "u2", {"compressors": [ZstdCodec(), Crc32cCodec()]}),
+    (3, "i4", {"compressors": [GzipCodec(), ZstdCodec()]}),
+    (3, "i4", {"chunk_key_encoding": {"name": "v2", "separator": "/"}}),
+    (3, "f2", {"chunk_key_encoding": {"name": "default", "separator": "."}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "kind", "options"), CODECS)
+def test_orders_codecs_and_keys(
+    tmp_path: Path, version: int, kind: str, options: dict[str, Any], whole: Any, same_bits: Any
+) -> None:
+    write(tmp_path / "x", version, kind, **options)
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+def test_shards(tmp_path: Path, place: Any, whole: Any, same_bits: Any) -> None:
+    array = zarr.create_array(
+        tmp_path / "x", shape=(7, 9), chunks=(3, 3), shards={"shape": (6, 6), "index_location": place},
+        dtype="i4", fill_value=5,
+    )  # fmt: skip
+    array[3:, :6] = DATA[3:, :6]
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+
+
+# The kind of elements and what the metadata have as their fill value, for each version: these are read.
+FILLS = [
+    *(("<f4", value, 23) for value in ("NaN", "Infinity", "-Infinity", 1.5, 1, -0.0, 16777217, 0.1)),
+    *((kind, value, 23) for kind in ("<i4", "<u8") for value in (1, 1.0, True)), (">i4", 7, 2), (">f8", "NaN", 2),
+    ("<u8", 2**64 - 1, 23), ("<u8", float(2**63), 23), ("|b1", True, 23), ("|b1", 1, 23), ("<f2", "NaN", 23),
+    ("<c16", ["NaN", 1], 23), ("<c16", [0, "-Infinity"], 23), ("<f4", "0x7fc00001", 3), ("<f8", "0x7FF8000000000001", 3),
+    ("<c16", ["NaN", "0x7ff8000000000001"], 3), ("<f4", None, 2), ("<c8", None, 2), ("|b1", None, 2),
+]  # fmt: skip
+# These are not, as zarr-python does not read them, or casts them.
+UNKNOWN = [
+    *(("<f4", value, 23) for value in ("AAAAAA==", "0x1", [1, 2], {}, "1", "nan")), ("<f4", "0x7fc00001", 2),
+    *(("<i4", value, 23) for value in (1.5, 5.000001, "1", "NaN", 2**31, 1e300, "AQAAAA==", [1])), ("<u8", -1, 23),
+    *(("|b1", value, 23) for value in (2, 0.5, "True", "false", "AQ==")), *(("<c16", value, 23) for value in (1, [1], "x")),
+    *((kind, None, 3) for kind in ("<f4", "<i4", "<c16", "|b1")), ("<c16", [0, "0x7fc00000"], 23),
+]  # fmt: skip
+
+
+def cases(some: list[tuple[Any, Any, int]]) -> list[Any]:
+    return [(kind, value, int(one)) for kind, value, versions in some for one in str(versions)]
+
+
+def with_fill(path: Path, kind: str, value: Any, version: int) -> None:
+    write(path, version, np.dtype(kind).newbyteorder("=").str if version == 3 else kind)
+    edit(path, version, fill_value=value)
+
+
+@pytest.mark.parametrize(("kind", "value", "version"), cases(FILLS))
+def test_fill_values(tmp_path: Path, kind: str, value: Any, version: int, whole: Any, same_bits: Any) -> None:
+    with_fill(tmp_path / "x", kind, value, version)
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+
+
+@pytest.mark.parametrize(("kind", "value", "version"), cases(UNKNOWN))
+def test_fill_values_that_do_not_fit_their_elements(
+    tmp_path: Path, kind: str, value: Any, version: int
+) -> None:
+    with_fill(tmp_path / "x", kind, value, version)
+    with pytest.raises(VolumeError, match=rf"{METADATA[version]} is damaged"):
+        open_volume(tmp_path / "x")
+
+
+GRID = {"name": "regular", "configuration": {"chunk_shape": [3, 4]}}
+READ: list[tuple[int, dict[str, Any]]] = [
+    (2, {"filters": []}), (2, {"filters": ...}), (2, {"compressor": ...}), (2, {"unknown": 1}),
+    (3, {"dimension_names": ["a", None]}), (3, {"unknown": {"must_understand": False}}), (3, {"storage_transformers": []}),
+    (3, {"chunk_key_encoding": {"name": "default"}}), (3, {"codecs": [{"name": "bytes"}]}),
+    (3, {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]}),
+]  # fmt: skip
+REFUSED: list[tuple[int, dict[str, Any]]] = [
+    *((2, {name: ...}) for name in ("zarr_format", "shape", "chunks", "dtype", "order", "fill_value")),
+    *((2, {"zarr_format": value}) for value in (1, 3, None)), *((2, {"order": value}) for value in ("c", None, "A")),
+    *((2, {"dtype": value}) for value in ("i4", "=i4", "|i4", "int32", "<f16", "<U1", "|V4", "<M8[ns]", "|O")),
+    (2, {"dtype": [["a", "<i4"]], "fill_value": None}), (2, {"dtype": [["a", "<i2"], ["b", "<i2"]], "fill_value": None}),
+    *((2, {"shape": value}) for value in ([7.0, 9.0], [7.5, 9], ["7", "9"], [True, 9], 7)), (2, {"chunks": [3.0, 4]}),
+    *((2, {"compressor": value}) for value in ({"id": "none"}, {"id": "lz4", "acceleration": 1}, {"id": "zstd", "x": 1})),
+    *((2, {"filters": [{"id": value, "dtype": "<i4"}]}) for value in ("delta", "fixedscaleoffset", "packbits", "shuffle")),
+    *((3, {name: ...}) for name in ("zarr_format", "node_type", "shape", "data_type", "fill_value", "codecs")),
+    (3, {"zarr_format": 2}), (3, {"zarr_format": 4}), (3, {"node_type": "x"}),
+    (3, {"unknown": 1}), (3, {"unknown": {"name": "x"}}), (3, {"unknown": {"must_understand": True}}),
+    (3, {"chunk_grid": {"name": "rectangular", "configuration": {"chunk_shape": [[3, 4], [9]]}}}),
+    (3, {"chunk_grid": {**GRID, "configuration": {"chunk_shape": [3, 4], "origin": [1, 1]}}}),
+    (3, {"chunk_key_encoding": {"name": "suffix"}}), (3, {"chunk_key_encoding": {"name": "default", "configuration": {"x": 1}}}),
+    *((3, {"codecs": [{"name": "bytes", "configuration": value}]}) for value in ({"endian": "Big"}, {"endian": "little", "x": 1})),
+    *((3, {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": name}]})
+      for name in ("none", "zlib", "numcodecs.zlib", "numcodecs.delta", "x")),
+    *((3, {"data_type": value}) for value in ("r32", "string", "bfloat16", "float8_e4m3fn", "int4", {"name": "int32"})),
+    (3, {"storage_transformers": [{"name": "x"}]}),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Found an empty list of filters")
+@pytest.mark.parametrize(("version", "values"), READ)
+def test_what_may_be_said_besides(
+    tmp_path: Path, version: int, values: dict[str, Any], whole: Any, same_bits: Any
+) -> None:
+    write(tmp_path / "x", version)
+    edit(tmp_path / "x", version, **values)
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+
+
+@pytest.mark.parametrize(("version", "values"), REFUSED)
+def test_what_is_not_known_is_refused_and_never_passed_over(
+    tmp_path: Path, version: int, values: dict[str, Any]
+) -> None:
+    write(tmp_path / "x", version)
+    edit(tmp_path / "x", version, **values)
+    with pytest.raises((VolumeError, OptionError), match=str(tmp_path)) as caught:
+        open_volume(tmp_path / "x")
+    assert "tensorstore_spec" not in str(caught.value)
+
+
+def test_filters_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "x", 2, filters=[numcodecs.Delta("<i4"), numcodecs.Shuffle(4)])
+    with pytest.raises(VolumeError, match=r"filters are not supported.* it has filters: delta, shuffle$"):
+        open_volume(tmp_path / "x")
+
+
+def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path, whole: Any, same_bits: Any) -> None:
+    write(tmp_path / "x", 2)
+    write(tmp_path / "y", 3, fill_value=7)
+    os.link(tmp_path / "y" / "zarr.json", tmp_path / "x" / "zarr.json")
+    with pytest.warns(UserWarning, match="Both"):
+        is_zarr_python_s(tmp_path / "x", whole, same_bits)
+    (tmp_path / "x" / "zarr.json").unlink()
+    (tmp_path / "x" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    with pytest.raises(VolumeError, match="is a Zarr group"):
+        open_volume(tmp_path / "x")
+
+
+def test_an_array_says_itself_what_it_is(tmp_path: Path, whole: Any, same_bits: Any) -> None:
+    """Consolidated metadata of its group may be older; its children are named in natural order."""
+    group = zarr.open_group(tmp_path / "x", mode="w")
+    for name in ("10", "2"):
+        group.create_array(name, data=DATA, chunks=(3, 4))
+    with pytest.warns(UserWarning, match="Consolidated"):
+        zarr.consolidate_metadata(tmp_path / "x")
+    group["2"].resize((4, 9))  # type: ignore[union-attr]
+    is_zarr_python_s(tmp_path / "x" / "2", whole, same_bits)
+    with pytest.raises(VolumeError, match=r"it has 2, 10$"):
+        open_volume(tmp_path / "x")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_that_no_longer_are_in_the_array_are_passed_over(
+    tmp_path: Path, version: Any, whole: Any, same_bits: Any
+) -> None:
+    array = zarr.create_array(tmp_path / "x", data=DATA, chunks=(3, 4), zarr_format=version)
+    edit(tmp_path / "x", version, shape=[4, 5])
+    is_zarr_python_s(tmp_path / "x", whole, same_bits)
+    assert array.shape == (7, 9)
+
+
+# ---- N5: what its specification says, written by hand -----------------------------------------
+
+
+def write_n5(path: Path, data: Any, mode: int, packed: Any, is_whole: bool, **values: Any) -> None:
+    block = (3, 4)
+    path.mkdir()
+    metadata = {"dataType": data.dtype.name, "dimensions": data.shape, "blockSize": block, **values}
+    (path / "attributes.json").write_text(json.dumps(metadata))
+    for at in itertools.product(
+        *(range(-(-size // side)) for size, side in zip(data.shape, block, strict=True))
+    ):
+        part = data[tuple(slice(one * side, (one + 1) * side) for one, side in zip(at, block, strict=True))]
+        if is_whole:  # blocks at the ends may be whole, or cut off
+            part = np.pad(part, [(0, side - size) for side, size in zip(block, part.shape, strict=True)])
+        head = struct.pack(">HH2I", mode, 2, *part.shape) + (struct.pack(">I", part.size) if mode else b"")
+        (path / str(at[0])).mkdir(exist_ok=True)
+        (path / str(at[0]) / str(at[1])).write_bytes(
+            head + packed(part.astype(part.dtype.newbyteorder(">")).tobytes("F"))
+        )
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("kind", ["u1", "i2", "u8", "f4", "f8"])
+@pytest.mark.parametrize(
+    ("compression", "packed"),
+    [({"type": "raw"}, bytes), ({"type": "gzip"}, gzip.compress), ({"type": "gzip", "useZlib": True}, zlib.compress)],
+)  # fmt: skip
+def test_n5_by_its_specification(
+    tmp_path: Path, compression: Any, packed: Any, kind: str, is_whole: bool, whole: Any, same_bits: Any
+) -> None:
+    """Big-endian, the first index fastest."""
+    data = DATA.astype(kind)
+    write_n5(
+        tmp_path / "x",
+        data,
+        0,
+        packed,
+        is_whole,
+        compression=compression,
+        axes=["x", "y"],
+        units=["nm", "nm"],
+    )
+    assert same_bits(whole(open_volume(tmp_path / "x")), data)
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_blocks_of_n5_that_are_not_supported_are_not_called_damaged(
+    tmp_path: Path, mode: int, whole: Any
+) -> None:
+    """Else a policy for bad samples would leave out all of them."""
+    write_n5(tmp_path / "x", DATA, mode, bytes, False, compression={"type": "raw"})
+    with pytest.raises(
+        FastpipeError, match=r"varlength chunks not supported|Unexpected N5 chunk mode"
+    ) as caught:
+        whole(open_volume(tmp_path / "x"))
+    assert not isinstance(caught.value, DamagedUnitError)
+
+
+def test_a_url_of_another_format_is_refused(tmp_path: Path) -> None:
+    """tensorstore reads some images, but not as their own libraries do: with other dimensions."""
+    from PIL import Image
+
+    Image.fromarray(np.arange(63, dtype="u1").reshape(7, 9)).save(tmp_path / "x.png")
+    with pytest.raises(VolumeError, match=r"x\.png is png: a URL must be that of an array in Zarr"):
+        open_volume(f"file://{tmp_path}/x.png")
