@@ -261,20 +261,20 @@ inline Content filtered(const Content& content, const FilterStep& step) {
   const auto element = static_cast<std::size_t>(step.element);
   Content made = content;
   switch (step.filter) {
-    case Filter::deflate:
+    case ChunkFilter::deflate:
       return zlib_of(content);
-    case Filter::shuffle:
+    case ChunkFilter::shuffle:
       return shuffled(content, element);
-    case Filter::fletcher32:
+    case ChunkFilter::fletcher32:
       append_number(&made, fletcher32_of(content), 4, false);
       return made;
-    case Filter::lzf:
+    case ChunkFilter::lzf:
       return lzf_of(content);
-    case Filter::zstd:
+    case ChunkFilter::zstd:
       return zstd_of(content);
-    case Filter::lz4:
+    case ChunkFilter::lz4:
       return lz4_filtered(content, 100);
-    case Filter::bitshuffle:
+    case ChunkFilter::bitshuffle:
       return bitshuffle_filtered(content, element, step.codec,
                                  step.block > 0 ? static_cast<std::size_t>(step.block) : 64);
     default: {
