@@ -32,7 +32,7 @@ _BASE = {
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "stage", "read", "engine", "cache"}
+_MIDDLE = {"index", "stage", "read", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": set(),
@@ -52,13 +52,14 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_jit": {"_extras"},
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
+    "hdf5": _BASE | {"core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
     "native": set(),
     "core": _BASE | {"native", "engine", "core"},
     "images": _BASE | {"core", "engine", "index", "cache", "images"},
     "index": _STORED | {"_jit", "index"},
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"core", "cache"},
-    "read": _COMPILED | {"core", "read"},
+    "read": _COMPILED | {"core", "hdf5", "read"},
     "device": _BASE | {"device", "images"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
@@ -93,11 +94,12 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "",
     },
     "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
-    "files": _STORED | {"core", "images", "index", "stage", "read", "cache", "engine", "bench", "files", ""},
+    "files": _STORED
+    | {"core", "images", "index", "stage", "read", "hdf5", "cache", "engine", "bench", "files", ""},
     "generation": _STORED | {"cache", "files", "bench", "generation"},
     # Its doctor looks with the library's own decoders, stores and limits, not with others like them.
     "profiling": _STORED
-    | {"_beside", "core", "images", "index", "stage", "read", "cache", "testing", "bench", "profiling", ""},
+    | {"_beside", "core", "images", "index", "stage", "read", "hdf5", "cache", "testing", "bench", "profiling", ""},
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }

@@ -19,7 +19,7 @@ from fastpipe.cli import main
 from fastpipe.files.advice import advise
 from fastpipe.files.filters import in_words
 from fastpipe.files.inspecting import DatasetFacts, inspect_file
-from fastpipe.read.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import FilterStep
 
 Make = Callable[[Any], object]
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.read.hdf5.file import SampleFile
+from fastpipe.hdf5.files import SampleFile
 from fastpipe.read.volumes.opening import open_volume
 
 _READ = """
