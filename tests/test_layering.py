@@ -32,7 +32,7 @@ _BASE = {
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "stage", "read", "engine", "cache"}
+_MIDDLE = {"index", "stage", "read", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": set(),
@@ -58,13 +58,13 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "index": _STORED | {"index"},
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"core", "cache"},
-    "read": _COMPILED | {"core", "read"},
+    "read": _COMPILED | {"core", "hdf5", "read"},
     "device": _BASE | {"device", "images"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
-    "hdf5": _STORED | _MIDDLE | {"core", "sampling", "arrays", "hdf5"},
+    "hdf5": _BASE | {"core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
     "volumes": _STORED | _MIDDLE | {"core", "hdf5", "sampling", "arrays", "volumes"},
     "torch": _BASE
     | _MIDDLE
