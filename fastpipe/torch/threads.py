@@ -1,5 +1,4 @@
-"""The threads of a dataset in this process; and what a worker process is doing, noted for its parent should it
-never finish."""
+"""The threads of a dataset in this process; what a worker process is doing, noted for its parent."""
 
 from __future__ import annotations
 
