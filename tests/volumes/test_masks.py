@@ -14,7 +14,7 @@ from scipy import stats
 
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
-from fastpipe.index import masks
+from fastpipe.volumes import masks
 from fastpipe.volumes.masks import BlockCounts, MaskDensity, MaskedPatches, PatchCells, block_sides
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 
