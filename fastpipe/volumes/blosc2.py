@@ -17,10 +17,8 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.read.chunks.foreign import library_at, once
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import grown_unit
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["Blosc2Volume"]
 

@@ -21,9 +21,7 @@ from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.read.chunks.stored import read_fully
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
 

@@ -24,9 +24,7 @@ from fastpipe.read.chunks.scratch import STORED, scratch
 from fastpipe.read.chunks.stored import read_fully
 from fastpipe.volumes import blosc
 from fastpipe.volumes.codecs import DECODE
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import folder_state
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
 from fastpipe.volumes.zarr_metadata import ZarrArray
 
 __all__ = ["ZarrVolume"]

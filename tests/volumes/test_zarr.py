@@ -20,11 +20,10 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.codecs import DECODE
-from fastpipe.volumes.grouped import GroupedVolume
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.swapped import NativeVolume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.volume import DamagedUnitError
+from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
 from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_metadata import ZarrArray, zarr_array
 
