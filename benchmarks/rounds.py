@@ -61,18 +61,19 @@ def figures(values: Iterable[float], digits: int = 2) -> dict[str, Any]:
     return {"median": round(statistics.median(raw), digits), "low": min(raw), "high": max(raw), "raw": raw}
 
 
-def save_facts(path: Path | None, photos: Photos, facts: Mapping[str, Any]) -> None:
+def save_facts(path: Path | None, photos: Photos | None, facts: Mapping[str, Any]) -> None:
     """Write a result file: the machine, the packages, the photographs, and what was measured.
 
     Args:
         path: where; None writes nothing.
-        photos: that were read.
+        photos: that were read, if any were.
         facts: what was measured.
     """
     if path is None:
         return
     about = {"machine": machine.describe(), "versions": machine.versions(), "revision": machine.revision()}
-    count = len(photos.files)
-    about["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
+    if photos is not None:
+        count = len(photos.files)
+        about["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about | dict(facts), indent=1, ensure_ascii=False) + "\n")

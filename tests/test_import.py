@@ -108,7 +108,7 @@ import fastpipe
 dataset = fastpipe.FastImageFolder({str(tmp_path)!r})
 loader = fastpipe.FastLoader(dataset, collate_fn=list, seed=0)
 assert len(list(loader)) == 1 and "HDF5" not in str(loader.plan) and "FastHDF5Dataset" in dir(fastpipe.torch)
-before = sorted({{"h5py", "fastpipe.read.hdf5"}} & set(sys.modules))
+before = sorted({{"h5py", "fastpipe.hdf5"}} & set(sys.modules))
 print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dataset]))
 """
     assert json.loads(_python(code)) == [[], True]

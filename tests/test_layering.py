@@ -32,7 +32,7 @@ _BASE = {
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "stage", "engine", "cache"}
+_MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": set(),
@@ -63,7 +63,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
-    "hdf5": _STORED | _MIDDLE | {"core", "sampling", "arrays", "hdf5"},
+    "hdf5": _BASE | {"core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
     "volumes": _STORED | _MIDDLE | {"core", "hdf5", "sampling", "arrays", "volumes"},
     "torch": _BASE
     | _MIDDLE

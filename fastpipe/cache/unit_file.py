@@ -56,7 +56,10 @@ class UnitFile:
         if not locks_are_possible():
             raise OSError("this system has no locks that end with their process")
         shape = keys, slots, slot_nbytes(nbytes)
-        size = native.UnitMemory.nbytes(*shape)
+        try:
+            size = native.UnitMemory.nbytes(*shape)
+        except ValueError as error:
+            raise OSError(f"{slots:,} slots of {nbytes:,} bytes: {error}") from None
         self._take(anonymous_file(), *shape)
         os.truncate(self.descriptor, size)
 

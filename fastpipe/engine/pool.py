@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import NamedTuple
 
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "ThreadPool", "say_ending", "stopped_at_exit"]
+__all__ = ["Job", "Process", "ThreadPool", "say_ending", "stopped_at_exit"]
 
 _LOOK_AGAIN_S = 30.0
 
@@ -327,6 +328,20 @@ def _work_until_closed(queue: _Queue) -> None:
                 if jobs and jobs[0] is job:
                     jobs.popleft()
         del job  # a finished job must not be kept alive by a thread that waits
+
+
+class Process(NamedTuple):
+    """What a framework knows of a process that makes batches.
+
+    Attributes:
+        pool: threads to work in; None for the calling one.
+        workers: how many processes make batches side by side, for another one; 0 where they are used here.
+        number: of this one among these.
+    """
+
+    pool: ThreadPool | None
+    workers: int = 0
+    number: int = 0
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()

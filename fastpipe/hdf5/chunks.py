@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -77,10 +78,12 @@ class ChunkReader:
         # Without elements there is nothing to divide by; a chunk of one stands for none.
         chunk = [max(side, 1) for side in layout.chunk]
         self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
+        count = math.prod(grid_of(layout.shape, chunk))
         self.dataset = native.ChunkedDataset(
             file or data_file(layout.file, state), layout.shape, chunk, layout.dtype.itemsize, sample_dims,
-            [described(step) for step in layout.filters], layout.offsets, layout.sizes, layout.masks,
-            layout.fill, layout.inside if layout.kind == "compact" else None, memory, first_key, kept,
+            [described(step) for step in layout.filters], layout.offsets[:count], layout.sizes[:count],
+            layout.masks[:count], layout.fill,
+            layout.inside if layout.kind == "compact" and count else None, memory, first_key, kept,
         )  # fmt: skip
 
     def in_blocks(self) -> ChunkReader:

@@ -64,7 +64,7 @@ def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
         if not _is_known(step, has_blosc2):
             name = _NAMES.get(step.code) if step.code in (4, 5, 6) else step.name
             return f"its filter {name or step.code} is known to the library only"
-        if step.code == _SHUFFLE and (len(step.values) != 1 or not step.values[0]):
+        if step.code == _SHUFFLE and (len(step.values) != 1 or not 0 < step.values[0] < 1 << 31):
             return "its filter shuffle does not have the size of an element"
     if sum(step.code not in _KEEP_SIZE for step in filters) > 1:
         return "it is compressed twice"
@@ -86,9 +86,10 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
         Its number; bytes of an element, of a shuffle or bitshuffle; how a bitshuffle compresses, and the
         elements of its blocks where it does not.
     """
-    values = step.values
+    # The core refuses what it cannot be: no element has 0 bytes, and no codec is -1.
+    values = tuple(value if value < 1 << 31 else -1 for value in step.values)
     if step.code == _SHUFFLE:
-        return step.code, values[0], 0, 0
+        return step.code, values[0] if values else 0, 0, 0
     if step.code != _BITSHUFFLE:
         return step.code, 1, 0, 0
     element = values[2] if len(values) > 2 else 1

@@ -70,7 +70,7 @@ class RowReader:
 
         Args:
             samples: int64 (N,), each at least 0 and below ``files.count``.
-            rows: int64 (N,): which row of the batch each is.
+            rows: int64 (N,): which row of the batch each is; both C-contiguous.
             outs: for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)

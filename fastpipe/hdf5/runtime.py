@@ -8,10 +8,10 @@ import warnings
 from typing import Any, NamedTuple
 
 from fastpipe._sizes import in_bytes
-from fastpipe.arrays.process import Process
 from fastpipe.core.reads import ReadPolicy, ReadThreads
 from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Process
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from fastpipe._sizes import in_bytes
 from fastpipe.arrays.arrangements import GroupedSamples
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.arrays.staged_files import staged_files
+from fastpipe.engine.pool import Process
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import ChunkKeeper
 from fastpipe.hdf5.layout import Layout

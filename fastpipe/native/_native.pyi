@@ -51,6 +51,9 @@ def note_in(lines: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), orde
     Have each thread note the path of the file that it is at in one of these lines, with a zero at its end.
     """
 
+def simulate_decoding(nanoseconds: int) -> None:
+    """For benchmarks: wait in the place of decoding; 0 decodes."""
+
 def level() -> int:
     """The instruction set in use: 0, 1 (AVX2), 2 (AVX-512)."""
 
@@ -401,9 +404,6 @@ def jpeg_version() -> str:
 
 def skip_resampling(skips: bool) -> None:
     """For benchmarks: images are read and decoded only."""
-
-def simulate_decoding(nanoseconds: int) -> None:
-    """For benchmarks: wait in the place of decoding; 0 decodes."""
 
 class VolumeSource:
     """Where the bytes of a volume are: see VolumeSource in volume.h."""

@@ -7,6 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include "simulate.h"
 
 namespace fastpipe {
 namespace {
@@ -206,6 +209,7 @@ Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t 
   if (!read_at(descriptor, stored, size, dataset.offsets[chunk])) return unreadable();
   watch.add_to(totals->read);
   std::int32_t step = 0;
+  if (waited_in_place_of_decoding()) return Status::made();
   const Problem problem = undo_filters(dataset.filters, dataset.masks[chunk], {stored, static_cast<std::size_t>(size)},
                                        out, nbytes, wanted, scratch.arena, scratch.codecs, &step);
   watch.add_to(totals->decode);
@@ -264,23 +268,31 @@ bool RowBatch::prepare() noexcept {
   }
 }
 
-// Sort samples by their groups, and those of a group by their places.
+// Sort samples by their groups; those of a group stay in their order.
 void RowBatch::sort(const Source& source, Sorted* sorted) const {
-  sorted->samples.resize(static_cast<std::size_t>(source.count));
+  const auto count = static_cast<std::size_t>(source.count);
+  std::vector<Sample> given(count);
+  std::int64_t largest = 0;
   bool is_sorted = true;
-  for (std::int64_t i = 0; i < source.count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     const SampleGrid::Place place = source.dataset->grid.place(source.samples[i]);
-    Sample& sample = sorted->samples[static_cast<std::size_t>(i)];
-    sample = {place.group, place.at, source.rows == nullptr ? i : source.rows[i]};
-    if (i > 0 && is_sorted) {
-      const Sample& before = (&sample)[-1];
-      is_sorted = before.group < sample.group || (before.group == sample.group && before.at <= sample.at);
-    }
+    given[i] = {place.group, place.at, source.rows == nullptr ? static_cast<std::int64_t>(i) : source.rows[i]};
+    is_sorted &= i == 0 || given[i - 1].group <= place.group;
+    largest = std::max(largest, place.group);
   }
-  if (!is_sorted) {
-    std::sort(sorted->samples.begin(), sorted->samples.end(),
-              [](const Sample& a, const Sample& b) { return a.group != b.group ? a.group < b.group : a.at < b.at; });
+  // By some bits of the group's number at a time, the lowest first.
+  constexpr int kBits = 11;
+  std::vector<Sample> next(is_sorted ? 0 : count);
+  for (int shift = 0; !is_sorted && shift < 63 && largest >> shift > 0; shift += kBits) {
+    std::size_t begins[std::size_t{1} << kBits] = {};
+    constexpr std::int64_t kMask = (std::int64_t{1} << kBits) - 1;
+    for (const Sample& sample : given) ++begins[sample.group >> shift & kMask];
+    std::size_t begin = 0;
+    for (std::size_t& each : begins) begin += std::exchange(each, begin);
+    for (const Sample& sample : given) next[begins[sample.group >> shift & kMask]++] = sample;
+    given.swap(next);
   }
+  sorted->samples = std::move(given);
 }
 
 // Plan to read rows as they are in the file.

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cfenv>
 #include <condition_variable>
 #include <cstdio>
@@ -61,7 +62,7 @@ struct Engine::State {
   std::unordered_map<std::int64_t, std::shared_ptr<Running>> jobs;  // that are not done
   std::deque<Event> events;
   std::int64_t last = 0;
-  int threads = 0;
+  int threads = 0, idle = 0;  // of them, those that wait for work
   bool stopping = false;
 
   State() {
@@ -105,7 +106,9 @@ struct Engine::State {
     while (!stopping) {
       std::shared_ptr<Running> job = next_job();
       if (job == nullptr) {
+        ++idle;
         pthread_cond_wait(&work_there, guard.mutex()->native_handle());
+        --idle;
         continue;
       }
       const std::int64_t item = job->next++;
@@ -201,7 +204,9 @@ std::int64_t Engine::submit(std::shared_ptr<Work> work, std::shared_ptr<Channel>
   }
   state_->jobs.emplace(job->number, job);
   state_->queue.push_back(job);
-  pthread_cond_broadcast(&state_->work_there);
+  // Not all threads: of 64 that wake up for a job of one item, 63 take the lock for nothing.
+  const std::int64_t most = std::min<std::int64_t>(job->channel->limit(), state_->idle);
+  for (std::int64_t woken = 0; woken < std::min(job->count, most); ++woken) pthread_cond_signal(&state_->work_there);
   return job->number;
 }
 

@@ -11,12 +11,12 @@
 
 #include "files.h"
 #include "notes.h"
+#include "simulate.h"
 
 namespace fastpipe {
 
 namespace {
 
-std::atomic<std::int64_t> simulated_ns{0};
 std::atomic<bool> skips_resampling{false};
 
 constexpr std::int64_t kMostWhole = std::int64_t{128} << 20;  // bytes of a batch's images that are to be kept
@@ -25,12 +25,6 @@ std::int64_t now_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return std::int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
-}
-
-void wait_ns(std::int64_t nanoseconds) noexcept {
-  timespec left{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
-  while (nanosleep(&left, &left) != 0 && errno == EINTR) {
-  }
 }
 
 // The part of the image that lies in a part of the canvas; false where it has none there.
@@ -64,9 +58,7 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
     *pixels = inside({rows, row, part.height, source.size.width, 3}, {0, part.left, part.height, part.width});
     return Status::made();
   }
-  const std::int64_t wait = simulated_ns.load(std::memory_order_relaxed);
-  if (wait == 0) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
-  wait_ns(wait);
+  if (!waited_in_place_of_decoding()) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);
   auto* memory = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(part.height));
   if (memory == nullptr) return Status::declined(Reason::no_memory);
@@ -131,8 +123,6 @@ MadeImage allocated(std::size_t size, std::int32_t height, std::int32_t width) n
 }
 
 }  // namespace
-
-void simulate_decoding(std::int64_t nanoseconds) noexcept { simulated_ns.store(nanoseconds); }
 
 void skip_resampling(bool skips) noexcept { skips_resampling.store(skips); }
 

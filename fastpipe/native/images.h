@@ -140,9 +140,6 @@ struct ImageSource {
 Status draw(const Region& region, const ImageSource& source, const Conversion& how, bool scaled, Scratch& scratch,
             std::uint8_t* out, Totals* totals) noexcept;
 
-// For benchmarks: wait for so long in the place of decoding; 0 decodes.
-void simulate_decoding(std::int64_t nanoseconds) noexcept;
-
 // For benchmarks: read and decode only, which is what the rest is compared with.
 void skip_resampling(bool skips) noexcept;
 

@@ -81,7 +81,7 @@ UnitMemory::UnitMemory(std::uint8_t* memory, int descriptor, const Shape& shape)
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&ended_, &attributes);
+  for (pthread_cond_t& one : ended_) pthread_cond_init(&one, &attributes);
   pthread_condattr_destroy(&attributes);
 }
 
@@ -186,7 +186,7 @@ void UnitMemory::end(const Claim& claim, bool is_made, std::int64_t left, bool* 
   }
   mine_[claim.slot] = 0;
   unlock(descriptor_, claim.slot);
-  pthread_cond_broadcast(&ended_);
+  pthread_cond_broadcast(&gate(claim.slot));
 }
 
 bool UnitMemory::publish(const Claim& claim, std::int64_t left) noexcept {
@@ -218,7 +218,7 @@ void UnitMemory::wait(std::int64_t key) noexcept {
   if (mine_[slot] != 0) {
     const timespec end = at(until);
     while (mine_[slot] != 0 && is_coming(key)) {
-      if (pthread_cond_timedwait(&ended_, lock_.native_handle(), &end) == ETIMEDOUT) return;
+      if (pthread_cond_timedwait(&gate(slot), lock_.native_handle(), &end) == ETIMEDOUT) return;
     }
     return;
   }

@@ -98,8 +98,11 @@ class UnitMemory {
   std::atomic<std::int64_t>*keys_, *versions_, *used_;  // (slots): of what is in each, plus 1; odd: written; when
   std::atomic<std::int32_t>*slots_, *left_;             // (keys): where each is, plus 1; how often it will be used
 
-  std::mutex lock_;                   // guards what follows, and who claims
-  pthread_cond_t ended_;              // never destroyed: in a forked child that would wait for the parent's threads
+  std::mutex lock_;  // guards what follows, and who claims
+  static constexpr int kGates = 16;
+  pthread_cond_t& gate(std::int64_t slot) noexcept { return ended_[slot % kGates]; }
+  pthread_cond_t
+      ended_[kGates];  // of slots; never destroyed: in a forked child that would wait for the parent's threads
   std::vector<std::uint8_t> mine_;    // (slots): that threads of this process write
   std::vector<std::uint16_t> holds_;  // (slots): threads of this process that read them
   std::int64_t hand_ = 0;             // from where the next slot is looked for

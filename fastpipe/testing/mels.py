@@ -178,7 +178,8 @@ def write_table(
         parts: arrays that follow each other along the first dimension; an iterator will do.
         shape: of the whole.
         chunk: of a chunk; None for a contiguous dataset.
-        compression: ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes; None for none.
+        compression: ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes; ``"bitshuffle"``, with LZ4;
+            None for none.
         labels: integers of the leading dimensions of ``shape``.
 
     Returns:
@@ -186,7 +187,9 @@ def write_table(
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
-    if compression is not None:
+    if compression == "bitshuffle":
+        options |= require("hdf5plugin", extra="hdf5").Bitshuffle(cname="lz4")
+    elif compression is not None:
         options |= {"compression": compression, "shuffle": True}
         options |= {"compression_opts": 4} if compression == "gzip" else {}
     with h5py.File(path, "w") as file:

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from fastpipe._machine import default_threads
 from fastpipe.arrays.arrangements import Arrangement, order_of
-from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import BatchReader
 from fastpipe.core.reads import PendingRead
 from fastpipe.engine.bad import why_nothing_is_left
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.pool import Process, ThreadPool
 from fastpipe.tf.array_form import ArrayForm
 from fastpipe.tf.streaming import AHEAD, IN_FLIGHT, Batching, Begun, Made, Stream
 from fastpipe.types import Key

@@ -19,8 +19,8 @@ from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.generators import run_keyed, run_seeded
 from fastpipe.torch.lane_memory import shared_flat
 from fastpipe.torch.likeness import Like, fits
-from fastpipe.torch.noting import note
 from fastpipe.torch.split import Split
+from fastpipe.torch.threads import note
 from fastpipe.types import Key
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from fastpipe.torch.ahead import Ahead, Lookout, PeekedIndices, RandomBatches, d
 from fastpipe.torch.generators import preserved_generators, seed_generators
 from fastpipe.torch.grouping import GroupSampler
 from fastpipe.torch.keys import key_for, keyed
-from fastpipe.torch.noting import note
 from fastpipe.torch.order import EpochOrder
 from fastpipe.torch.progress import AskedSampler, Progress, ResumePoint
 from fastpipe.torch.source import Source, StartedBatch
 from fastpipe.torch.state import sampler_state
+from fastpipe.torch.threads import note
 from fastpipe.torch.views import integers, located
 from fastpipe.torch.worker_queues import waiting
 from fastpipe.types import Key

@@ -26,9 +26,8 @@ from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Place
 from fastpipe.torch.kept import Found, ImageSource
 from fastpipe.torch.likeness import Likeness
-from fastpipe.torch.noting import native_lines, note
 from fastpipe.torch.substitutes import Items
-from fastpipe.torch.threads import new_pool
+from fastpipe.torch.threads import native_lines, new_pool, note
 
 if TYPE_CHECKING:
     from fastpipe.cache.images import ImageCache

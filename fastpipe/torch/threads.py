@@ -1,15 +1,20 @@
-"""The threads of a dataset in this process."""
+"""The threads of a dataset in this process; what a worker process is doing, noted for its parent."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from fastpipe._intraop import do_without_helpers
 from fastpipe._machine import default_threads
-from fastpipe.arrays.process import Process
-from fastpipe.engine.pool import ThreadPool
+from fastpipe.engine.pool import Process, ThreadPool
 
-__all__ = ["new_pool", "process_of"]
+__all__ = ["native_lines", "new_pool", "note", "process_of", "start_noting"]
 
 _MANY = 8  # threads of which one less is hardly slower
 
@@ -36,3 +41,29 @@ def process_of(threads: int | str, name: str) -> Process:
     worker = get_worker_info()
     pool = new_pool(threads, name)
     return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
+
+
+_write: Callable[[int, str], None] | None = None
+_native_lines: npt.NDArray[np.uint8] | None = None
+
+
+def start_noting(write: Callable[[int, str], None], lines: npt.NDArray[np.uint8]) -> None:
+    """In a worker: from now on note with this function, which takes a thread's number and a text.
+
+    Args:
+        write: the function.
+        lines: uint8 (lines, bytes), for threads that are not Python's.
+    """
+    global _write, _native_lines
+    _write, _native_lines = write, lines
+
+
+def native_lines() -> npt.NDArray[np.uint8] | None:
+    """Where the threads of the native core note what they are at; None outside of workers."""
+    return _native_lines
+
+
+def note(about: Any) -> None:
+    """Note what this thread is about to do; nothing outside of workers."""
+    if _write is not None:
+        _write(threading.get_ident(), str(about))

@@ -22,10 +22,10 @@ from torch.utils.data import default_collate, get_worker_info
 from fastpipe._parents import end_with_parent, end_with_pipe, outliving_parent
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
-from fastpipe.torch import noting
 from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.lane_memory import NAMED_MEMORY, expect_from, room, send_through
 from fastpipe.torch.samples import BatchSample, BatchSamples, collated
+from fastpipe.torch.threads import start_noting
 
 if sys.platform != "win32":  # where there are no lanes either
     import resource
@@ -92,7 +92,7 @@ class WorkerInit:
                 other.close()
         writer = lane.writer()
         send_through(writer)
-        noting.start(writer.note, writer.native_lines())
+        start_noting(writer.note, writer.native_lines())
         faulthandler.disable()  # the script's, whose handlers torch has just replaced
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.arrays.process import Process
 from fastpipe.core.native import native
 from fastpipe.core.reads import MADE, ReadThreads, Started, Task
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
+from fastpipe.engine.pool import Process
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import VolumeError
 from fastpipe.options import BadSamples

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from fastpipe.arrays.arrangements import TouredSamples
 from fastpipe.arrays.form import Form
-from fastpipe.arrays.process import Process
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.reads import ReadPolicy, Started
 from fastpipe.engine.bad import Item
+from fastpipe.engine.pool import Process
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform

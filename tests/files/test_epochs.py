@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.geometry import Geometry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.files.epochs import uniform_decodes
+from fastpipe.hdf5.geometry import Geometry
 
 
 def decodes_of(order: list[int], lead: list[int], chunk: list[int], batch_size: int) -> float:
@@ -19,7 +19,7 @@ def decodes_of(order: list[int], lead: list[int], chunk: list[int], batch_size: 
     geometry = Geometry(lead, chunk, 1, len(lead))
     total = 0
     for first in range(0, len(order), batch_size):
-        total += len(np.unique(geometry.places(np.array(order[first : first + batch_size]))[0]))
+        total += len(np.unique(geometry.groups_of(np.array(order[first : first + batch_size]))))
     return total / geometry.groups
 
 

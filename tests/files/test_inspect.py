@@ -14,12 +14,12 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.filters import FilterStep
 
 from fastpipe.cli import main
 from fastpipe.files.advice import advise
 from fastpipe.files.filters import in_words
 from fastpipe.files.inspecting import DatasetFacts, inspect_file
+from fastpipe.hdf5.filters import FilterStep
 
 Make = Callable[[Any], object]
 MIB = 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.hdf5.check import RowCheck, check_rows
 from fastpipe.bench.hdf5.data import (
+    BITSHUFFLE,
     CELLS,
     FEW,
     Sizes,
@@ -89,6 +91,8 @@ def _tables(args: argparse.Namespace, progress: Progress) -> tuple[list[Table], 
         return [look(args.data, args.key, "file")], []
     sizes = _sizes(args)
     tables = made_tables(sizes, args.folder, progress.done, args.wav)
+    if importlib.util.find_spec("hdf5plugin"):
+        tables += made_tables(sizes, args.folder, progress.done, args.wav, [BITSHUFFLE])
     cells = made_cells(sizes.files, CELLS, "cells", args.folder, progress.done)
     few = made_cells(sizes.few, FEW, "few", args.folder, progress.done)
     return [*tables, made_chunks(sizes, args.folder, progress.done), cells], [few, cells]

@@ -17,6 +17,7 @@ from fastpipe.errors import OptionError
 from fastpipe.testing import log_mels, mel_rows, read_wav, write_table
 
 __all__ = [
+    "BITSHUFFLE",
     "CELLS",
     "FEW",
     "LAYOUTS",
@@ -43,6 +44,8 @@ LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
     "plain": ("chunks, uncompressed", None, True),
     "contiguous": ("contiguous", None, False),
 }
+# Where hdf5plugin is there, which h5py reads it by.
+BITSHUFFLE = "bitshuffle"
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,10 @@ def look(
                 )
             filters = [name for name in (found.compression, found.shuffle and "shuffle") if name]
             words = " + ".join(filters) or ("chunks, uncompressed" if found.chunks else "contiguous")
+            is_packed = found.id.get_create_plist().get_nfilters() > 0
             return Table(
-                key, label or words, path, dataset, found.shape, str(found.dtype), found.chunks,
-                bool(filters), sample_dims, labels, found.id.get_storage_size(),
+                key, label or words, path, dataset, found.shape, str(found.dtype), found.chunks, is_packed,
+                sample_dims, labels, found.id.get_storage_size(),
             )  # fmt: skip
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be read as HDF5: {error}") from None
@@ -177,9 +181,10 @@ def made_tables(
         cache: where, if not in the user's cache folder.
         say: told what takes long.
         wav: take them from WAV files.
-        layouts: keys of ``LAYOUTS``.
+        layouts: keys of ``LAYOUTS``, or ``BITSHUFFLE``.
     """
-    chosen = {key: LAYOUTS[key] for key in layouts}
+    every = {**LAYOUTS, BITSHUFFLE: ("bitshuffle + LZ4", BITSHUFFLE, True)}
+    chosen = {key: every[key] for key in layouts}
     rows = mel_rows if wav is None else wav_rows(wav)
     shape = (sizes.rows, *SHAPE)
 
@@ -195,8 +200,8 @@ def made_tables(
             write_table(folder / f"{key}.h5", "mels", parts(), shape, chunk=chunk, compression=compression)
 
     name = f"mels-1-{sizes.rows}" + ("" if wav is None else f"-{wav.resolve().name}")
-    name += "" if len(chosen) == len(LAYOUTS) else f"-{'-'.join(chosen)}"
-    what = "four layouts" if len(chosen) == len(LAYOUTS) else ", ".join(chosen)
+    name += "" if list(chosen) == list(LAYOUTS) else f"-{'-'.join(chosen)}"
+    what = "four layouts" if list(chosen) == list(LAYOUTS) else ", ".join(chosen)
     folder = made_once(name, fill, f"{sizes.rows:,} log-mels in {what}", cache, say)
     return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in chosen.items()]
 

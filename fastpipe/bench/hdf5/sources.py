@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.bench.hdf5.data import Table
+from fastpipe.bench.hdf5.data import BITSHUFFLE, Table
 from fastpipe.bench.windows import windows
 
 __all__ = ["InOrder", "RowByRow", "WindowBatches"]
@@ -110,6 +110,8 @@ class InOrder:
         out: npt.NDArray[Any] = np.empty((group, *self._table.shape[1:]), self._table.dtype)
         place = 0
         start = time.perf_counter()
+        if self._table.key == BITSHUFFLE:
+            require("hdf5plugin", extra="hdf5")
         with require("h5py", extra="hdf5").File(self._table.path, "r") as file:
             dataset = file[self._table.dataset]
             while count > 0:

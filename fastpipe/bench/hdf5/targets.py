@@ -15,16 +15,19 @@ MEMORY_ABOVE_MB = 150.0
 
 
 ASKED = (
-    Asked("gzip, windows, × the replaced loader", "gzip-window", "gzip-replaced", 15),
+    Asked("gzip, windows, × the replaced loader", "gzip-window", "gzip-replaced", 26),
+    Asked("gzip, windows, × hidefix", "gzip-window", "gzip-hidefix", 1.2),
     Asked("gzip, windows, × h5py in order", "gzip-window", "gzip-order", 1.8),
     Asked("LZF, windows, × the replaced loader", "lzf-window", "lzf-replaced", 20),
     Asked("LZF, windows, × h5py in order", "lzf-window", "lzf-order", 2),
-    Asked("uncompressed, all rows shuffled, × the replaced loader", "plain-uniform", "plain-replaced", 15),
+    # One thread of h5py's, of which fastpipe has one for each of two cores.
+    Asked("bitshuffle + LZ4, windows, × h5py in order", "bitshuffle-window", "bitshuffle-order", 2),
+    Asked("gzip, any order, × the replaced loader", "gzip-uniform", "gzip-replaced", 4),
+    Asked("LZF, any order, × the replaced loader", "lzf-uniform", "lzf-replaced", 4),
+    Asked("a chunk for each row, × hidefix", "rows-uniform", "rows-hidefix", 1),
+    Asked("uncompressed, all rows shuffled, × the replaced loader", "plain-uniform", "plain-replaced", 6),
     Asked(
-        "contiguous, all rows shuffled, × the replaced loader",
-        "contiguous-uniform",
-        "contiguous-replaced",
-        15,
+        "contiguous, all rows shuffled, × the replaced loader", "contiguous-uniform", "contiguous-replaced", 6
     ),
     Asked("uncompressed, × the loader that looks rows up by name", "plain-uniform", "plain-named", 15),
     Asked(

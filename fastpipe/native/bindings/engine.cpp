@@ -13,6 +13,7 @@
 
 #include "../notes.h"
 #include "../simd.h"
+#include "../simulate.h"
 #include "arrays.h"
 
 namespace fastpipe::bindings {
@@ -135,6 +136,8 @@ void register_engine(nb::module_& m) {
       },
       nb::arg("lines").noconvert(),
       "Have each thread note the path of the file that it is at in one of these lines, with a zero at its end.");
+  m.def("simulate_decoding", &simulate_decoding, nb::arg("nanoseconds"),
+        "For benchmarks: wait in the place of decoding; 0 decodes.");
   m.def("level", [] { return static_cast<int>(level()); }, "The instruction set in use: 0, 1 (AVX2), 2 (AVX-512).");
   m.def(
       "force_level", [](int wanted) { return force_level(static_cast<Level>(wanted)); }, nb::arg("level"),

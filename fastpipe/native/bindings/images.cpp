@@ -564,8 +564,6 @@ void register_images(nb::module_& m) {
       "Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.");
   m.def("jpeg_version", &jpeg_version, "The version of libjpeg-turbo.");
   m.def("skip_resampling", &skip_resampling, nb::arg("skips"), "For benchmarks: images are read and decoded only.");
-  m.def("simulate_decoding", &simulate_decoding, nb::arg("nanoseconds"),
-        "For benchmarks: wait in the place of decoding; 0 decodes.");
 }
 
 }  // namespace fastpipe::bindings

@@ -31,8 +31,8 @@ struct Chunk {
 // the upper half; an element's bytes.  Three for the size, one for bitshuffle's blocks, one for whether a checksum is
 // made right.
 Chunk read_options(Bytes input) {
-  constexpr Filter filters[] = {ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
-                                ChunkFilter::lz4,     ChunkFilter::bitshuffle, ChunkFilter::zstd,       ChunkFilter::blosc2, Filter{4}};
+  constexpr ChunkFilter filters[] = {ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
+                                ChunkFilter::lz4,     ChunkFilter::bitshuffle, ChunkFilter::zstd,       ChunkFilter::blosc2, ChunkFilter{4}};
   const std::uint8_t* const data = input.data;
   Chunk chunk;
   chunk.mask = data[1];

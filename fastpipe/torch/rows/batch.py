@@ -17,9 +17,9 @@ from fastpipe.engine.batches import say_where
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError
 from fastpipe.torch.generators import preserved_generators, run_keyed, seed_generators
-from fastpipe.torch.noting import note
 from fastpipe.torch.rows.samples import Part, SampleRows
 from fastpipe.torch.stock import is_thread_safe
+from fastpipe.torch.threads import note
 from fastpipe.types import Key
 
 __all__ = ["Code", "RowsBatch", "UserCode"]

@@ -23,10 +23,10 @@ from fastpipe.torch.ahead import Lookout
 from fastpipe.torch.batch_sampler import DatasetBatches
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.lane_memory import shared_flat
-from fastpipe.torch.noting import note
 from fastpipe.torch.rows.batch import Code, RowsBatch
 from fastpipe.torch.rows.samples import Part, SampleRows, Value
 from fastpipe.torch.source import MOST_SPARE
+from fastpipe.torch.threads import note
 from fastpipe.torch.views import integers
 from fastpipe.types import Key
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.file import OpenFile, SampleFile
 
+from fastpipe.core.native import native
+from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.files import SampleFile, SampleFiles
+from fastpipe.hdf5.reader import RowReader
 
 ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
 NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]
@@ -38,18 +42,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.h5"
 
 
-def read(source: SampleFile | OpenFile, samples: Any = ORDER, threads: int = 3) -> list[Any]:
-    file, here = (source, source.open()) if isinstance(source, SampleFile) else (source.file, source)
-    samples = np.asarray(samples)
-    outs = [
-        np.empty((len(samples), *file.sample_shape(number)), layout.dtype)
-        for number, layout in enumerate(file.layouts)
-    ]
-    with ThreadPoolExecutor(threads) as pool:
-        tasks = here.tasks(samples, np.arange(len(samples)), outs)
-        for done in [pool.submit(task.run) for task in tasks]:
-            done.result()
-    return outs
+@pytest.fixture
+def read(read: Any) -> Any:
+    """Reads datasets of a file, or of the reader that is given, in three threads."""
+
+    def run(source: SampleFiles | RowReader, samples: Any = ORDER) -> list[Any]:
+        reader = RowReader(source) if isinstance(source, SampleFiles) else source
+        found = read(reader, samples, threads=3)
+        return found if isinstance(found, list) else [found]
+
+    return run
+
+
+def of(path: Path, names: list[str], sample_dims: int = 1) -> SampleFiles:
+    return SampleFiles([path], names, sample_dims)
 
 
 def _are_right(outs: list[Any], samples: Any = ORDER) -> None:
@@ -60,59 +66,72 @@ def _are_right(outs: list[Any], samples: Any = ORDER) -> None:
     np.testing.assert_array_equal(outs[4], samples % 3)
 
 
-def test_datasets_of_every_kind(path: Path) -> None:
-    file = SampleFile(path, NAMES)
-    assert file.count == 40
-    assert [layout.kind for layout in file.layouts] == ["chunked", "contiguous", "h5py", "h5py", "contiguous"]
-    _are_right(read(file))
-    _are_right(read(file))
-    _are_right(read(file, np.arange(40)[::-1]), np.arange(40)[::-1])
+def test_datasets_of_every_kind(path: Path, read: Any) -> None:
+    files = of(path, NAMES)
+    assert files.count == 40
+    assert [layout.kind for layout in files.layouts] == [
+        "chunked",
+        "contiguous",
+        "h5py",
+        "h5py",
+        "contiguous",
+    ]
+    reader = RowReader(files, threads=3)
+    _are_right(read(reader))
+    _are_right(read(reader))
+    _are_right(read(reader, np.arange(40)[::-1]), np.arange(40)[::-1])
 
 
-def test_several_dimensions_count_samples(path: Path) -> None:
-    file = SampleFile(path, ["chunked", "square"], sample_dims=2)
-    assert (file.count, file.sample_shape(0), file.sample_shape(1)) == (240, (5,), ())
+def test_each_is_read_alone_as_well(path: Path, read_alone: Any) -> None:
+    _are_right(read_alone(RowReader(of(path, NAMES)), ORDER))
+
+
+def test_several_dimensions_count_samples(path: Path, read: Any) -> None:
+    files = of(path, ["chunked", "square"], sample_dims=2)
+    assert (files.count, files.sample_shape(0), files.sample_shape(1)) == (240, (5,), ())
     samples = np.random.default_rng(1).permutation(240)
-    outs = read(file, samples)
+    outs = read(files, samples)
     np.testing.assert_array_equal(outs[0], ROWS.reshape(240, 5)[samples])
     np.testing.assert_array_equal(outs[1], samples)
 
 
-def test_no_samples_are_asked_for(path: Path) -> None:
-    file = SampleFile(path, NAMES)
-    assert [len(out) for out in read(file, np.array([], int))] == [0] * 5
+def test_no_samples_are_asked_for(path: Path, read: Any) -> None:
+    assert [len(out) for out in read(of(path, NAMES), np.array([], int))] == [0] * 5
 
 
-def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
-    file = SampleFile(path, NAMES).open()
-    _are_right(read(file))
+def test_what_is_open_goes_with_the_object(path: Path, read: Any, no_gc: None) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    del file
-    assert len(os.listdir("/proc/self/fd")) < before
+    reader = RowReader(of(path, NAMES))
+    _are_right(read(reader))
+    assert len(os.listdir("/proc/self/fd")) > before
+    del reader
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_closed_while_tasks_wait(path: Path) -> None:
-    """They read from the file that they were made for, not from what has its descriptor's number now."""
-    file = SampleFile(path, ["chunked", "packed"]).open()
-    outs = [np.empty((5, 6, 5), "f4"), np.empty(5, np.int64)]
-    tasks = file.tasks(ORDER, np.arange(5), outs)
+def test_dropped_while_a_batch_waits(path: Path, read_natively: Any, no_gc: None) -> None:
+    """A batch reads from the file that it was made for, and closes it in the end."""
     before = os.listdir("/proc/self/fd")
-    del file
-    assert os.listdir("/proc/self/fd") == before
-    for task in tasks:
-        task.run()
+    reader = RowReader(of(path, ["chunked"]))
+    outs = [np.empty((5, 6, 5), "f4")]
+    started = reader.start(ORDER, np.arange(5), outs)
+    del reader
+    native.run_here(started.batch)
+    assert (started.statuses[:, 0] == MADE).all()
     np.testing.assert_array_equal(outs[0], ROWS[ORDER])
-    np.testing.assert_array_equal(outs[1], ORDER)
-    del tasks, task
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    del started
+    assert os.listdir("/proc/self/fd") == before
 
 
-def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], None]) -> None:
-    file = SampleFile(path, NAMES)
-    in_child(lambda: _are_right(read(file)))  # before the parent has opened anything
-    _are_right(read(file))
-    in_child(lambda: _are_right(read(file)))
-    _are_right(read(file))
-    copy = pickle.loads(pickle.dumps(file))
+def test_other_processes(path: Path, read: Any, in_child: Callable[[Callable[[], object]], None]) -> None:
+    files = of(path, NAMES)
+    in_child(lambda: _are_right(read(files)))  # before the parent has opened anything
+    reader = RowReader(files)
+    _are_right(read(reader))
+    in_child(lambda: _are_right(read(files)))
+    in_child(lambda: np.testing.assert_array_equal(read(of(path, ["chunked"]))[0], ROWS[ORDER]))
+    _are_right(read(reader))
+    copy = pickle.loads(pickle.dumps(files))
     _are_right(read(copy))
 
 
@@ -173,36 +192,35 @@ def test_datasets_that_do_not_belong_together(path: Path) -> None:
         SampleFile(path, ["chunked", "short"], sample_dims=2)
 
 
-def test_a_damaged_chunk(path: Path) -> None:
+def test_a_damaged_chunk(path: Path, read: Any) -> None:
     layout = SampleFile(path, ["chunked"]).layouts[0]
     raw = bytearray(path.read_bytes())
     raw[layout.offsets[0] : layout.offsets[0] + layout.sizes[0]] = bytes(int(layout.sizes[0]))
     path.write_bytes(bytes(raw))
-    file = SampleFile(path, ["chunked"])
-    with pytest.raises(HDF5Error, match=r"chunk 0 at \[0:7, 0:6, 0:3\]: gzip: "):
-        read(file, np.array([1]))
-    np.testing.assert_array_equal(read(file, np.array([39]))[0], ROWS[[39]])
+    files = of(path, ["chunked"])
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /chunked, chunk 0 at \[0:7, 0:6, 0:3\]: gzip: "):
+        read(files, np.array([1]))
+    np.testing.assert_array_equal(read(files, np.array([39]))[0], ROWS[[39]])
 
 
-def test_damage_that_the_library_finds(path: Path) -> None:
+def test_damage_that_the_library_finds(path: Path, read: Any) -> None:
     with h5py.File(path, "a") as file:
         dataset = file.create_dataset(
             "both", data=np.arange(40), chunks=(40,), scaleoffset=0, compression="gzip"
         )
         dataset.id.write_direct_chunk((0,), b"no gzip")
-    opened = SampleFile(path, ["both"])
-    assert "scale-offset" in opened.layouts[0].why
-    with pytest.raises(HDF5Error, match=r"x\.h5, dataset /both: .*(read|filter)"):
-        read(opened)
+    files = of(path, ["both"])
+    assert "scale-offset" in files.layouts[0].why
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /both: .*(read|filter)"):
+        read(files)
 
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
-    file: Any = SampleFile(path, ["chunked"])
+def test_a_file_that_changes(path: Path, read: Any, how: str, is_open: bool) -> None:
+    reader = RowReader(of(path, ["chunked"]))
     if is_open:
-        file = file.open()
-        read(file)
+        read(reader)
     if how == "written to":
         with h5py.File(path, "a") as changed:
             changed["chunked"][0] = 5
@@ -211,10 +229,35 @@ def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
         path.with_suffix(".new").write_bytes(path.read_bytes())
         os.replace(path.with_suffix(".new"), path)
     if is_open and how == "replaced":  # what is open is what it was
-        np.testing.assert_array_equal(read(file)[0], ROWS[ORDER])
+        np.testing.assert_array_equal(read(reader)[0], ROWS[ORDER])
     else:
         with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
-            read(file)
+            read(reader)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_that_is_removed(path: Path, read: Any, is_open: bool) -> None:
+    reader = RowReader(of(path, ["chunked"]))
+    if is_open:
+        read(reader)
+    path.unlink()
+    if is_open:
+        np.testing.assert_array_equal(read(reader)[0], ROWS[ORDER])
+    else:
+        with pytest.raises(FileNotFoundError, match=r"x\.h5"):
+            read(reader)
+
+
+def test_a_file_that_is_cut_off_while_it_is_open(path: Path, read: Any, read_natively: Any) -> None:
+    reader = RowReader(of(path, ["chunked"]))
+    read(reader)
+    os.truncate(path, 4000)
+    rows = read_natively(reader, ORDER)
+    assert not rows.is_made.any()
+    assert {tuple(status) for status in rows.statuses[:, :2].tolist()} == {(2, 1)}  # declined: unreadable
+    assert set(rows.statuses[:, 4:].copy().view("i4")[:, 0].tolist()) == {errno.ESTALE}
+    with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
+        read(reader)
 
 
 def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:

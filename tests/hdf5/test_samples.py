@@ -11,14 +11,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.context import ReadContext
-from fastpipe.read.hdf5.layout import Layout, read_layout
-from fastpipe.read.hdf5.reader import SampleReader
-from fastpipe.read.hdf5.recent import RecentChunks
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.read.chunks.errors import ChunkError
+from fastpipe.hdf5.chunks import ChunkReader, FileState
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 
 DTYPES: list[Any] = [
     "i1", "<i2", ">i4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16", "?", "S3", "V5",
@@ -33,63 +31,12 @@ def test_the_last_block_of_contiguous_data_ends_in_zeros(tmp_path: Path) -> None
         file["x"] = np.full(200_003, 7, np.int64)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         layout = read_layout(file["x"])
-    descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
-    dirty = RecentChunks(0, lambda nbytes: np.full(nbytes, 0xAB, np.uint8))
-    try:
-        context = ReadContext(keep=lambda descriptor, layout: _KeepsNothing(), recent=dirty)
-        reader = SampleReader(layout, 1, descriptor, context)
-        last = reader._chunks.decoded(np.array([1]))[0].view(np.int64)
-    finally:
-        os.close(descriptor)
-    assert last.tolist() == [7] * (200_003 - len(last)) + [0] * (2 * len(last) - 200_003)
-
-
-class _KeepsNothing:
-    memory, descriptor = None, -1
-
-    def places(self, numbers: Any) -> Any:
-        return np.full(len(numbers), -1)
-
-    def keep(self, numbers: Any, chunks: Any) -> None:
-        """Nowhere."""
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"chunks": (1, 1 << 16)}, {"chunks": (1, 1 << 16), "compression": "lzf"}]
-)
-@pytest.mark.parametrize(
-    ("rows", "jobs", "tasks"),
-    [
-        (16, 0, 1),  # 1 MiB: not worth to be shared
-        (128, 0, 4),  # 8 MiB, and four threads with nothing else to do
-        (128, 1, 2),  # or two
-        (128, 9, 2),  # or none; but a task is not larger than 4 MiB
-        (32, 9, 1),
-    ],
-)
-def test_a_batch_is_shared_by_threads_that_are_idle(
-    tmp_path: Path, options: dict[str, Any], rows: int, jobs: int, tasks: int
-) -> None:
-    data = np.random.default_rng(0).integers(0, 3, (200, 1 << 16)).astype("u1")
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        layout = read_layout(file.create_dataset("x", data=data, **options))
-    descriptor = os.open(tmp_path / "x.h5", os.O_RDONLY)
-    try:
-        recent = RecentChunks(1 << 30)
-        context = ReadContext(recent=recent, threads=4, count_jobs=lambda: jobs)
-        reader = SampleReader(layout, 1, descriptor, context)
-        samples, out = np.arange(rows)[::-1], np.zeros(rows << 16, np.uint8)
-        if layout.filters:  # so that the chunks are there
-            keys = [(reader._token, number) for number in range(rows)]
-            recent.get(keys, [0] * rows, [1] * rows, lambda places: list(data[places].copy()))
-        found = reader.tasks(samples, np.arange(rows), out)
-        for task in found:
-            task.run()
-    finally:
-        os.close(descriptor)
-    np.testing.assert_array_equal(out.reshape(rows, -1), data[samples])
-    assert len(found) == tasks
-    assert sorted(np.concatenate([task.rows for task in found]).tolist()) == list(range(rows))
+    reader = ChunkReader(in_blocks(layout), FileState.of(os.stat(tmp_path / "x.h5")))
+    last = np.full((1, reader.nbytes), 0xAB, np.uint8)
+    reader.decode(np.array([1]), last)
+    rows = reader.nbytes // 8
+    assert last.view(np.int64)[0].tolist() == [7] * (200_003 - rows) + [0] * (2 * rows - 200_003)
+    np.testing.assert_array_equal(reader.decode_alone(1), last[0])
 
 
 def content(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
@@ -159,7 +106,9 @@ def same_bits(found: Any, expected: Any) -> bool:
 
 @settings(max_examples=250)
 @given(case=files())
-def test_samples_are_those_of_h5py(case: dict[str, Any], reader_of: Any, read: Any) -> None:
+def test_samples_are_those_of_h5py(
+    case: dict[str, Any], reader_of: Any, read_natively: Any, read_alone: Any
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
         write(path, case)
@@ -168,10 +117,11 @@ def test_samples_are_those_of_h5py(case: dict[str, Any], reader_of: Any, read: A
         dims = case["sample_dims"]
         flat = expected.reshape(math.prod(case["shape"][:dims]), *case["shape"][dims:])
         samples = indices(case["pattern"], len(flat), case["seed"])
-        with reader_of(path, dims) as reader:
-            event("rows" if reader.reads_rows else "chunks")
-            found = read(reader, expected.dtype, samples)
-        assert same_bits(found, flat[np.asarray(samples, int)])
+        reader = reader_of(path, dims)
+        rows = read_natively(reader, samples)
+        assert rows.is_made.all()
+        assert same_bits(rows.arrays[0], flat[np.asarray(samples, int)])
+        assert same_bits(read_alone(reader, samples[:9]), flat[np.asarray(samples[:9], int)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 16])
@@ -180,8 +130,8 @@ def test_shuffle_of_every_size(tmp_path: Path, size: int, length: int, reader_of
     data = np.random.default_rng(1).integers(0, 256, (max(length, 1), size), np.uint8).view(f"V{size}")[:, 0]
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=data.shape, shuffle=True)
-    with reader_of(tmp_path / "x.h5") as reader:
-        assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
+    reader = reader_of(tmp_path / "x.h5")
+    assert read(reader, range(len(data))).tobytes() == data.tobytes()
 
 
 @settings(max_examples=120)
@@ -200,8 +150,8 @@ def test_lzf_and_fletcher32_of_any_bytes(
         path = Path(folder) / "x.h5"
         with h5py.File(path, "w") as file:
             file.create_dataset("x", data=data, chunks=data.shape, compression="lzf", fletcher32=fletcher)
-        with reader_of(path) as reader:
-            assert read(reader, np.uint8, range(len(data))).tobytes() == data.tobytes()
+        reader = reader_of(path)
+        assert read(reader, range(len(data))).tobytes() == data.tobytes()
 
 
 def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path, reader_of: Any, read: Any) -> None:
@@ -214,20 +164,37 @@ def test_a_checksum_in_the_order_of_old_releases(tmp_path: Path, reader_of: Any,
         dataset.id.write_direct_chunk((0,), swapped)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         np.testing.assert_array_equal(file["x"][...], np.arange(99))
-    with reader_of(tmp_path / "x.h5") as reader:
-        np.testing.assert_array_equal(read(reader, np.uint8, [98, 0]), [98, 0])
+    reader = reader_of(tmp_path / "x.h5")
+    np.testing.assert_array_equal(read(reader, [98, 0]), [98, 0])
 
 
-def test_compact_data(tmp_path: Path, reader_of: Any, read: Any) -> None:
+def test_compact_data(tmp_path: Path, reader_of: Any, read: Any, read_alone: Any) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_layout(h5py.h5d.COMPACT)
         space = h5py.h5s.create_simple((5, 3))
         h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, properties)
         file["x"][...] = np.arange(15).reshape(5, 3)
-    with reader_of(tmp_path / "x.h5") as reader:
-        assert not reader.reads_rows
-        np.testing.assert_array_equal(read(reader, np.float32, [4, 0]), [[12, 13, 14], [0, 1, 2]])
+    reader = reader_of(tmp_path / "x.h5")
+    np.testing.assert_array_equal(read(reader, [4, 0]), [[12, 13, 14], [0, 1, 2]])
+    np.testing.assert_array_equal(read_alone(reader, [4, 0]), [[12, 13, 14], [0, 1, 2]])
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (2, 0, 4), (0, 5), (0,)])
+@pytest.mark.parametrize("kind", ["contiguous", "chunked", "compact"])
+def test_samples_without_elements(
+    tmp_path: Path, kind: str, shape: tuple[int, ...], reader_of: Any, read: Any, read_alone: Any
+) -> None:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if kind == "chunked":
+        properties.set_chunk(tuple(max(side, 1) for side in shape))
+    else:
+        properties.set_layout(h5py.h5d.CONTIGUOUS if kind == "contiguous" else h5py.h5d.COMPACT)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(shape), properties)
+    reader = reader_of(tmp_path / "x.h5")
+    assert read(reader, range(shape[0])).shape == shape
+    assert read_alone(reader, range(shape[0])).shape == shape
 
 
 # ---- what only the library reads ----------------------------------------------------------------
@@ -306,12 +273,10 @@ def test_a_damaged_chunk_is_named(
     tmp_path: Path, options: Any, change: Any, reason: str, reader_of: Any, read: Any
 ) -> None:
     path, layout = _damaged(tmp_path, change, **options)
-    with reader_of(path, layout=layout) as reader:
-        with pytest.raises(
-            ChunkError, match=rf"x\.h5, dataset /x, chunk 1 at \[8:16, 0:30, 0:40\]: {reason}"
-        ):
-            read(reader, layout.dtype, [9])
-        np.testing.assert_array_equal(read(reader, layout.dtype, [0, 19]), DATA[[0, 19]])
+    reader = reader_of(path, layout=layout)
+    with pytest.raises(DamagedError, match=rf"x\.h5, dataset /x, chunk 1 at \[8:16, 0:30, 0:40\]: {reason}"):
+        read(reader, [9])
+    np.testing.assert_array_equal(read(reader, [0, 19]), DATA[[0, 19]])
 
 
 @pytest.mark.parametrize("more", [1, 1 << 20])
@@ -321,11 +286,8 @@ def test_a_chunk_that_inflates_beyond_its_size(tmp_path: Path, more: int, reader
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (64,), "u1", chunks=(64,), compression="gzip")
         dataset.id.write_direct_chunk((0,), zlib.compress(bytes(64 + more)))
-    with (
-        reader_of(tmp_path / "x.h5") as reader,
-        pytest.raises(ChunkError, match="more than the 64 bytes"),
-    ):
-        read(reader, np.uint8, [0])
+    with pytest.raises(DamagedError, match="more than the 64 bytes"):
+        read(reader_of(tmp_path / "x.h5"), [0])
 
 
 def test_a_chunk_that_is_too_short(tmp_path: Path, reader_of: Any, read: Any) -> None:
@@ -334,8 +296,8 @@ def test_a_chunk_that_is_too_short(tmp_path: Path, reader_of: Any, read: Any) ->
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (64,), "u1", chunks=(64,), compression="gzip")
         dataset.id.write_direct_chunk((0,), zlib.compress(bytes(63)))
-    with reader_of(tmp_path / "x.h5") as reader, pytest.raises(ChunkError, match="63 bytes"):
-        read(reader, np.uint8, [0])
+    with pytest.raises(DamagedError, match="63 bytes"):
+        read(reader_of(tmp_path / "x.h5"), [0])
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": None}])
@@ -346,17 +308,6 @@ def test_a_file_that_is_cut_off(tmp_path: Path, options: Any, reader_of: Any, re
     with h5py.File(path, "r") as file:
         layout = read_layout(file["x"])
     path.write_bytes(path.read_bytes()[: int(layout.offsets[-1]) + 100])
-    with (
-        reader_of(path, layout=layout) as reader,
-        pytest.raises(ChunkError, match=r"x\.h5, dataset /x.*: the file ends within it"),
-    ):
-        read(reader, layout.dtype, [0, 19])
-
-
-def test_a_descriptor_that_is_closed(tmp_path: Path, reader_of: Any, read: Any) -> None:
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = DATA
-    with reader_of(tmp_path / "x.h5") as reader:
-        pass
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        read(reader, np.float32, [0])
+    reader = reader_of(path, layout=layout)
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /x.*: the file ends within it"):
+        read(reader, [0, 19])

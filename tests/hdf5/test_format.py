@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.file import SampleFile
-from fastpipe.read.hdf5.layout import read_layout
-from fastpipe.read.hdf5.reader import SampleReader
 from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from fastpipe.errors import HDF5Error
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5 import library
+from fastpipe.hdf5 import library
+from fastpipe.hdf5.errors import DamagedError
+from fastpipe.hdf5.files import SampleFile
+from fastpipe.hdf5.layout import read_layout
+from fastpipe.hdf5.reader import RowReader
 
-ReaderOf = Callable[..., AbstractContextManager[SampleReader]]
+ReaderOf = Callable[..., RowReader]
 PropertiesOf = Callable[..., Any]
 
 FILTERS: dict[str, Callable[[Any], None]] = {
@@ -152,7 +151,12 @@ PLAIN: dict[str, Any] = {
 @example(case={**PLAIN, "steps": [("write", 1), ("resize", (9, 9)), ("write", 2)]})
 @example(case={**PLAIN, "steps": [("write", 1), ("write", 2), ("resize", (5, 3))]})
 def test_any_dataset_is_as_h5py_reads_it(
-    case: dict[str, Any], reader_of: ReaderOf, read: Any, properties_of: PropertiesOf
+    case: dict[str, Any],
+    reader_of: ReaderOf,
+    read: Any,
+    read_natively: Any,
+    read_alone: Any,
+    properties_of: PropertiesOf,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
@@ -170,13 +174,16 @@ def test_any_dataset_is_as_h5py_reads_it(
             event(layout.why)
             assert layout.why in _reasons(case)
             return
-        with reader_of(path, layout=layout) as reader:
-            if expected is None:
-                with pytest.raises(ChunkError):
-                    read(reader, layout.dtype, range(reader.geometry.count))
-            else:
-                found = read(reader, layout.dtype, range(len(expected)))
-                assert layout.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+        reader = reader_of(path, layout=layout)
+        if expected is None:
+            with pytest.raises(DamagedError):
+                read(reader, range(layout.shape[0]))
+        else:
+            assert layout.dtype == expected.dtype
+            rows = read_natively(reader, range(len(expected)))
+            assert rows.is_made.all()
+            assert rows.arrays[0].tobytes() == expected.tobytes()
+            assert read_alone(reader, range(len(expected))).tobytes() == expected.tobytes()
 
 
 def _reasons(case: dict[str, Any]) -> set[str]:
@@ -226,8 +233,8 @@ def test_many_chunks_of_every_index(
         dataset = h5py.Dataset(h5d.create(file.id, b"x", h5t.NATIVE_INT64, space, properties))
         dataset[:1100], dataset[2000:] = rows[:1100], rows[2000:]
         expected = dataset[...]
-    with reader_of(tmp_path / "x.h5") as reader:
-        np.testing.assert_array_equal(read(reader, np.int64, range(2500)), expected)
+    reader = reader_of(tmp_path / "x.h5")
+    np.testing.assert_array_equal(read(reader, range(2500)), expected)
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
@@ -244,8 +251,8 @@ def test_a_growing_dimension_that_is_not_the_first(
     if libver == "latest":
         assert layout.why == "the library does not say for certain which chunk is where"
     else:
-        with reader_of(tmp_path / "x.h5") as reader:
-            np.testing.assert_array_equal(read(reader, np.int64, range(4)), expected)
+        reader = reader_of(tmp_path / "x.h5")
+        np.testing.assert_array_equal(read(reader, range(4)), expected)
 
 
 def test_an_undefined_fill_value_that_is_never_read(
@@ -255,8 +262,8 @@ def test_an_undefined_fill_value_that_is_never_read(
         properties = properties_of("undefined fill")
         h5d.create(file.id, b"x", h5t.NATIVE_INT32, h5s.create_simple((5,)), properties)
         file["x"][...] = np.arange(5)
-    with reader_of(tmp_path / "x.h5") as reader:
-        np.testing.assert_array_equal(read(reader, np.int32, range(5)), np.arange(5))
+    reader = reader_of(tmp_path / "x.h5")
+    np.testing.assert_array_equal(read(reader, range(5)), np.arange(5))
 
 
 class _Old:
@@ -276,7 +283,7 @@ def test_offsets_that_leave_out_the_user_block(
     """The library gave them so before 1.14.4."""
     is_old = library.leaves_out_user_block()
     assert is_old == (h5py.version.hdf5_version_tuple < (1, 14, 4))
-    monkeypatch.setattr("fastpipe.read.hdf5.layout.leaves_out_user_block", lambda: True)
+    monkeypatch.setattr("fastpipe.hdf5.layout.leaves_out_user_block", lambda: True)
     with h5py.File(tmp_path / "x.h5", "w", userblock_size=512) as file:
         file.create_dataset("x", data=np.arange(20), chunks=(6,))
     with h5py.File(tmp_path / "x.h5") as file:
@@ -286,8 +293,8 @@ def test_offsets_that_leave_out_the_user_block(
             own.chunk_iter(lambda chunk: callback(chunk._replace(byte_offset=chunk.byte_offset - less)))
 
         layout = read_layout(_Old(file["x"], id=_Old(own, chunk_iter=chunk_iter)))
-    with reader_of(tmp_path / "x.h5", layout=layout) as reader:
-        np.testing.assert_array_equal(read(reader, np.int64, range(20)), np.arange(20))
+    reader = reader_of(tmp_path / "x.h5", layout=layout)
+    np.testing.assert_array_equal(read(reader, range(20)), np.arange(20))
 
 
 def _type(kind: Any, **values: Any) -> Any:
@@ -364,8 +371,8 @@ def test_elements_of_any_type(
         layout, expected = read_layout(file["x"]), file["x"][...]
     assert (layout.kind == "chunked") == is_numpys, layout.why
     if is_numpys:
-        with reader_of(tmp_path / "x.h5", layout=layout) as reader:
-            found = read(reader, expected.dtype, range(7))
+        reader = reader_of(tmp_path / "x.h5", layout=layout)
+        found = read(reader, range(7))
         assert repr(found.tolist()) == repr(expected.tolist())
 
 
@@ -423,5 +430,5 @@ def test_an_unknown_filter_that_was_left_out_of_all_chunks(
     with h5py.File(tmp_path / "x.h5", "w") as file:
         h5d.create(file.id, b"x", h5t.NATIVE_INT64, h5s.create_simple((6, 4)), properties)
         file["x"][...] = rows
-    with reader_of(tmp_path / "x.h5") as reader:
-        np.testing.assert_array_equal(read(reader, np.int64, range(6)), rows)
+    reader = reader_of(tmp_path / "x.h5")
+    np.testing.assert_array_equal(read(reader, range(6)), rows)

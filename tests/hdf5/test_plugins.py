@@ -12,13 +12,14 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from fastpipe.read.hdf5.kernels import BLOSC2
-from fastpipe.read.hdf5.layout import read_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.hdf5 import plugins
+from fastpipe.hdf5 import layout as layout_module
+from fastpipe.hdf5.errors import ChunkError, DamagedError
+from fastpipe.hdf5.filters import BLOSC2, FilterStep, decode_chunk
+from fastpipe.hdf5.layout import read_layout
+from fastpipe.hdf5.library import has_blosc2
 
 FILTERS: dict[str, Callable[[], Any]] = {
     "blosc lz4": lambda: hdf5plugin.Blosc(cname="lz4", shuffle=1),
@@ -63,7 +64,8 @@ def test_samples_are_those_of_h5py(
     seed: int,
     fletcher: bool,
     reader_of: Any,
-    read: Any,
+    read_natively: Any,
+    read_alone: Any,
 ) -> None:
     data = _content(math.prod(shape), size, kind, seed).reshape(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -74,17 +76,26 @@ def test_samples_are_those_of_h5py(
             )
         with h5py.File(path, "r") as file:
             assert file["x"][...].tobytes() == data.tobytes()
-        with reader_of(path) as reader:
-            assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
+        reader = reader_of(path)
+        rows = read_natively(reader, range(len(data)))
+        assert rows.is_made.all()
+        assert rows.arrays[0].tobytes() == data.tobytes()
+        assert read_alone(reader, range(len(data))).tobytes() == data.tobytes()
 
 
 @pytest.mark.parametrize("name", list(FILTERS))
-def test_large_chunks_of_many_blocks(name: str, tmp_path: Path, reader_of: Any, read: Any) -> None:
+def test_large_chunks_of_many_blocks(
+    name: str, tmp_path: Path, reader_of: Any, read_natively: Any, read_alone: Any
+) -> None:
     data = _content(100_003, 4, "few", 1)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(60_001,), **FILTERS[name]())
-    with reader_of(tmp_path / "x.h5") as reader:
-        assert read(reader, data.dtype, range(len(data))).tobytes() == data.tobytes()
+    reader = reader_of(tmp_path / "x.h5")
+    rows = read_natively(reader, range(len(data)))
+    assert rows.is_made.all()
+    assert rows.arrays[0].tobytes() == data.tobytes()
+    some = [0, 59_999, 60_000, 60_001, 100_002]
+    assert read_alone(reader, some).tobytes() == data[some].tobytes()
 
 
 @settings(max_examples=150)
@@ -93,7 +104,14 @@ def test_large_chunks_of_many_blocks(name: str, tmp_path: Path, reader_of: Any, 
     cut=st.integers(0, 400), seed=st.integers(0, 9), first=st.sampled_from([0, 500]),
 )  # fmt: skip
 def test_damage_is_an_error_or_other_values(
-    name: str, places: list[int], cut: int, seed: int, first: int, reader_of: Any, read: Any
+    name: str,
+    places: list[int],
+    cut: int,
+    seed: int,
+    first: int,
+    reader_of: Any,
+    read_natively: Any,
+    read_alone: Any,
 ) -> None:
     """Never a crash, memory that was not written, or an error of another kind: neither of a chunk that is
     decoded alone, nor of one among many."""
@@ -107,28 +125,31 @@ def test_damage_is_an_error_or_other_values(
             for place in places:
                 damaged[place % len(raw)] ^= 1 + place % 255
             dataset.id.write_direct_chunk((500,), bytes(damaged[: max(1, len(damaged) - cut)]), mask)
-        with reader_of(path) as reader:
-            try:
-                found = read(reader, data.dtype, range(first, 1000))
-            except ChunkError as error:
-                assert "dataset /x, chunk 1 at [500:1000]" in str(error)
-            else:
-                assert np.array_equal(read(reader, data.dtype, range(first, 1000), 0x54), found)
-                assert np.array_equal(found[:-500], data[first:500])
+        reader = reader_of(path)
+        rows = read_natively(reader, range(first, 1000))
+        again = read_natively(reader, range(first, 1000), 0x54)
+        assert rows.is_made[:-500].all()
+        assert np.array_equal(rows.is_made, again.is_made)
+        assert np.array_equal(rows.arrays[0][rows.is_made], again.arrays[0][rows.is_made])
+        assert np.array_equal(rows.arrays[0][:-500], data[first:500])
+        try:
+            found = read_alone(reader, [500])
+        except DamagedError as error:
+            assert "dataset /x, chunk 1 at [500:1000]" in str(error)
+        else:
+            assert rows.is_made.all()
+            assert found[0] == rows.arrays[0][-500]
 
 
-@pytest.mark.parametrize(
-    ("name", "function"), [("blosc2", "has_blosc2"), ("bitshuffle zstd", "zstd_decompress")]
-)
 def test_without_its_library_a_filter_is_left_to_h5py(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", data=np.arange(100), chunks=(50,), **FILTERS[name]())
-    monkeypatch.setattr(plugins, function, lambda: 0)
+        file.create_dataset("x", data=np.arange(100), chunks=(50,), **FILTERS["blosc2"]())
+    monkeypatch.setattr(layout_module, "has_blosc2", lambda: False)
     with h5py.File(tmp_path / "x.h5", "r") as file:
         layout = read_layout(file["x"])
-    assert (layout.kind, name.split()[0] in layout.why) == ("h5py", True)
+    assert (layout.kind, "blosc2" in layout.why) == ("h5py", True)
 
 
 def test_a_codec_that_is_not_known_here_is_left_to_h5py(tmp_path: Path) -> None:
@@ -142,6 +163,9 @@ def test_a_frame_of_another_size_is_an_error(tmp_path: Path, shape: tuple[int, .
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", data=np.zeros(shape), chunks=shape, **hdf5plugin.Blosc2())
         _, raw = dataset.id.read_direct_chunk((0,) * len(shape))
+    assert has_blosc2()
+    step = FilterStep(BLOSC2, (), "blosc2")
+    assert not decode_chunk(raw, [step], 0, 400).any()
     for more in (-8, 8):
         with pytest.raises(ChunkError, match="blosc2: "):
-            plugins.PLUGINS[BLOSC2](np.frombuffer(raw, np.uint8), (), np.empty(400 + more, np.uint8))
+            decode_chunk(raw, [step], 0, 400 + more)
