@@ -32,7 +32,7 @@ _BASE = {
 }
 _STORED = _BASE | {"_private_folder"}
 _COMPILED = _BASE | {"_jit"}
-_MIDDLE = {"index", "stage", "read", "engine", "cache", "hdf5"}
+_MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
     "errors": set(),
@@ -58,7 +58,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "index": _STORED | {"index"},
     "stage": _STORED | {"stage"},
     "cache": _STORED | {"core", "cache"},
-    "read": _COMPILED | {"core", "hdf5", "read"},
     "device": _BASE | {"device", "images"},
     "_intraop": {"_extras"},
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
@@ -107,7 +106,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "images",
         "index",
         "stage",
-        "read",
         "cache",
         "engine",
         "bench",
@@ -124,7 +122,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "images",
         "index",
         "stage",
-        "read",
         "cache",
         "testing",
         "bench",

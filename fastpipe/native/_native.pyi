@@ -433,6 +433,11 @@ def volume_in_segments(path: bytes, state: tuple[int, int, int, int], shape: Seq
     An array whose chunks are parts of a file; filters: number, element, codec and block of each.
     """
 
+def decode_chunk(codec: str, stored: object, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    Undo the codec of a whole chunk; 0, or the number of a Problem of codecs.h.
+    """
+
 class Volume:
     """An array that is read in units: see volume.h."""
 

@@ -301,6 +301,8 @@ bool PatchBatch::prepare() noexcept {
 }
 
 void PatchBatch::finish(std::int64_t item, const Status& status) noexcept {
+  // Files are closed when whoever described the volume lets go of it, and not when a thread forgets the batch.
+  items[static_cast<std::size_t>(item)].volume.reset();
   const std::int64_t number = items[static_cast<std::size_t>(item)].patch;
   Patch& patch = made_[static_cast<std::size_t>(number)];
   if (!status.is_made()) patch.status.store(status);

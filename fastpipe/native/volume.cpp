@@ -193,17 +193,7 @@ bool read_file_chunk(const VolumeSource& source, std::int64_t nbytes, const Inde
     return false;
   }
   const Bytes bytes{stored, static_cast<std::size_t>(size)};
-  const auto wanted = static_cast<std::size_t>(nbytes);
-  switch (source.codec) {
-    case VolumeSource::Codec::gzip:
-      return inflate_gzip(bytes, parts[0].out, wanted, scratch.codecs) == Problem::none;
-    case VolumeSource::Codec::zlib:
-      return inflate_zlib(bytes, parts[0].out, wanted, scratch.codecs) == Problem::none;
-    case VolumeSource::Codec::zstd:
-      return decompress_zstd(bytes, parts[0].out, wanted, scratch.codecs) == Problem::none;
-    default:
-      return false;
-  }
+  return decode_chunk(source.codec, bytes, parts[0].out, nbytes, scratch) == Problem::none;
 }
 
 // ---- chunks that are parts of a file -----------------------------------------------------------------------------
@@ -350,6 +340,26 @@ struct Sixteen {
 };
 
 }  // namespace
+
+Problem decode_chunk(VolumeSource::Codec codec, Bytes stored, std::uint8_t* out, std::int64_t size,
+                     Scratch& scratch) noexcept {
+  const auto wanted = static_cast<std::size_t>(size);
+  switch (codec) {
+    case VolumeSource::Codec::none:
+      if (stored.size != wanted) return Problem::size;
+      if (wanted > 0) std::memcpy(out, stored.data, wanted);
+      return Problem::none;
+    case VolumeSource::Codec::blosc:
+      return decode_blosc(stored, out, size, scratch.chunk, scratch.codecs);
+    case VolumeSource::Codec::gzip:
+      return inflate_gzip(stored, out, wanted, scratch.codecs);
+    case VolumeSource::Codec::zlib:
+      return inflate_zlib(stored, out, wanted, scratch.codecs);
+    case VolumeSource::Codec::zstd:
+      return decompress_zstd(stored, out, wanted, scratch.codecs);
+  }
+  return Problem::unknown;
+}
 
 // ---- grids -------------------------------------------------------------------------------------------------------
 

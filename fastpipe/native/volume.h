@@ -91,6 +91,12 @@ struct Volume {
   std::int64_t group(const Index& unit) const noexcept;
 };
 
+// Undo the codec of a whole chunk.
+//
+// Returns Problem::none, or what is wrong with the stored bytes.
+[[nodiscard]] Problem decode_chunk(VolumeSource::Codec codec, Bytes stored, std::uint8_t* out, std::int64_t size,
+                                   Scratch& scratch) noexcept;
+
 // A unit, and the memory that it fills.
 struct UnitOut {
   Index place{};

@@ -17,7 +17,7 @@ from fastpipe.torch.sources import why_no_source
 from fastpipe.torch.views import ends_of, is_rows
 
 if TYPE_CHECKING:
-    from fastpipe.volumes.indices import KeyedIndex
+    from fastpipe.volumes.places import KeyedIndex
 
 __all__ = ["LoaderPlan", "order_note", "stock_loader", "work_note"]
 
@@ -181,7 +181,7 @@ class _IndicesOfEpochs:
         self._sampler, self._seed, self._epoch = sampler, seed, epoch
 
     def __iter__(self) -> Iterator[Any]:
-        from fastpipe.volumes.indices import KeyedIndex
+        from fastpipe.volumes.places import KeyedIndex
 
         epoch, self._epoch = self._epoch, self._epoch + 1
         for asked in self._sampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -16,11 +17,8 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.read.chunks.foreign import library_at, once
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import grown_unit
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["Blosc2Volume"]
 
@@ -110,7 +108,7 @@ class _Handle:
         return not failed
 
 
-@once
+@functools.cache
 def _library() -> Any:
     """c-blosc2, which the package brings along."""
     blosc2 = require("blosc2", extra="volume")
@@ -123,10 +121,15 @@ def _library() -> Any:
     }
     folder = Path(blosc2.__file__).parent
     for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.glob("*.libs/libblosc2.*")]):
-        library = library_at(found, functions)
-        if library is not None:
-            library.blosc2_init()
-            return library
+        try:
+            library = ctypes.CDLL(os.fspath(found))
+            for name, (result, arguments) in functions.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        except (AttributeError, OSError):
+            continue
+        library.blosc2_init()
+        return library
     raise ImportError("the package blosc2 does not show c-blosc2: pip install --upgrade blosc2")
 
 

@@ -1,76 +1,123 @@
-"""What chunks of volumes are compressed with as a whole, undone by C libraries that let go of the GIL."""
+"""What chunks of volumes are compressed with as a whole, undone by the native core."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping
+import os
+import struct
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.read.chunks.inflate import inflate
-from fastpipe.read.chunks.zstd import zstd_contexts
+from fastpipe.core.native import native
 
-__all__ = ["DECODE"]
+__all__ = ["BLOSC_HEADER", "BloscHeader", "ChunkError", "decode", "read_fully"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_GZIP = b"\x1f\x8b\x08"  # with which a member begins
+BLOSC_HEADER = 16  # bytes
+_HEADER = struct.Struct("<4B3I")
+_UNKNOWN = 7
+_PROBLEMS = {  # of fastpipe/native/codecs.h
+    1: "its header is cut off, or is none",
+    2: "its header is not that of {nbytes} bytes",
+    3: "its blocks are of a size that there is not",
+    4: "its data end too early",
+    5: "damaged data, or more or fewer than {nbytes} bytes",
+    6: "the checksum is not that of the data",
+    _UNKNOWN: "it is compressed by a codec that is not known",
+}
 
 
-def _zstd(stored: UInt8Array, out: UInt8Array) -> None:
-    contexts = zstd_contexts()
-    if contexts is None:
-        require("numcodecs.zstd", extra="volume")
-        raise ImportError("the package numcodecs has no zstd: pip install --upgrade numcodecs")
-    count = contexts.library.ZSTD_decompressDCtx(
-        contexts(), out.ctypes.data, len(out), stored.ctypes.data, len(stored)
-    )
-    if contexts.library.ZSTD_isError(count):
-        name = contexts.library.ZSTD_getErrorName(count).decode()
-        raise ValueError(f"zstd: {name}, where {len(out)} bytes were expected")
-    if count != len(out):
-        raise ValueError(f"zstd: {count} bytes in the place of {len(out)}")
+class ChunkError(ValueError):
+    """A chunk's bytes are not what its codec makes, or are not all there."""
 
 
-def _gzip(stored: UInt8Array, out: UInt8Array) -> None:
-    # The last four bytes say how much there is, so that nothing larger is ever made.
-    said = int.from_bytes(stored[-4:].tobytes(), "little")
-    # Of several members the library would undo the first one only.
-    may_have_more = stored.tobytes().find(_GZIP, 1) >= 0
-    if said == len(out) % (1 << 32) and not may_have_more:
-        deflate = require("deflate", extra="volume")
-        try:
-            made = deflate.gzip_decompress(stored)
-        except deflate.DeflateError:
-            made = b""
-        if len(made) == len(out):
-            out[:] = np.frombuffer(made, np.uint8)
-            return
-    _by_zlib(stored, out)
+class BloscHeader(NamedTuple):
+    """What a buffer of Blosc's says of itself: c-blosc's README_CHUNK_FORMAT.rst.
+
+    Attributes:
+        itemsize: of its elements, as far as its compressor was told.
+        nbytes: of its content.
+        block: of that, in each block, which can be decoded alone.
+        stored: bytes of the buffer.
+    """
+
+    itemsize: int
+    nbytes: int
+    block: int
+    stored: int
+
+    @classmethod
+    def of(cls, data: bytes, nbytes: int) -> BloscHeader:
+        """Of a buffer's first bytes.
+
+        Args:
+            data: at least 16 bytes.
+            nbytes: that its content is to have.
+
+        Raises:
+            ChunkError: they are no header, or that of another content.
+        """
+        if len(data) < BLOSC_HEADER:
+            raise ChunkError("its header is cut off")
+        _, _, _, itemsize, content, block, stored = _HEADER.unpack_from(data)
+        if content != nbytes or not itemsize or not 0 < block <= content or stored < BLOSC_HEADER:
+            raise ChunkError(f"its header is not that of {nbytes} bytes")
+        return cls(itemsize, content, block, stored)
 
 
-def _by_zlib(stored: UInt8Array, out: UInt8Array) -> None:
-    """The same, for the reason why it fails, and for files of several members."""
-    made, left = 0, stored.tobytes()
-    while left:
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            part = stream.decompress(left, len(out) - made + 1)
-        except zlib.error as error:
-            raise ValueError(f"gzip: {error}") from None
-        if not stream.eof and len(part) <= len(out) - made:
-            raise ValueError("gzip: the data are cut off")
-        if made + len(part) > len(out):
-            break
-        out[made : made + len(part)] = np.frombuffer(part, np.uint8)
-        made, left = made + len(part), stream.unused_data
-    if left or made != len(out):
-        raise ValueError(f"gzip: {'more' if left else made} bytes in the place of {len(out)}")
+def decode(codec: str, stored: Any, out: UInt8Array) -> None:
+    """Undo the codec of a whole chunk.
+
+    Args:
+        codec: one of ``zarr_metadata.CODECS``.
+        stored: the chunk's bytes.
+        out: uint8 (N,): memory that its content fills.
+
+    Raises:
+        ChunkError: it is damaged, or of another size.
+    """
+    problem = native.decode_chunk(codec, stored, out)
+    if problem == _UNKNOWN and codec == "blosc":
+        _decode_rare(bytes(stored), out)
+    elif problem:
+        said = _PROBLEMS.get(problem, "there is not enough memory").format(nbytes=len(out))
+        raise ChunkError(f"{codec}: {said}" if codec != "none" else _of_another_size(stored, out))
 
 
-# From stored bytes, uint8 (N,), into memory, uint8 (M,), that they fill; else a ValueError says why not.
-DECODE: Mapping[str, Callable[[UInt8Array, UInt8Array], None]] = {
-    "zstd": _zstd, "gzip": _gzip, "zlib": inflate,
-}  # fmt: skip
+def _of_another_size(stored: Any, out: UInt8Array) -> str:
+    return f"it has {memoryview(stored).nbytes} bytes in the place of {len(out)}"
+
+
+def _decode_rare(stored: bytes, out: UInt8Array) -> None:
+    """Decode a buffer of Blosc's whose compressor only the library may have, such as Snappy."""
+    blosc = require("numcodecs.blosc", extra="volume")
+    try:
+        made = blosc.decompress(stored)
+    except (RuntimeError, ValueError) as error:
+        raise ChunkError(f"blosc: {error}") from None
+    if len(made) != len(out):
+        raise ChunkError(f"blosc: {len(made)} bytes in the place of {len(out)}")
+    out[:] = np.frombuffer(made, np.uint8)
+
+
+def read_fully(descriptor: int, memory: Any, offset: int) -> None:
+    """Fill memory with bytes of a file, however many calls that takes.
+
+    Args:
+        descriptor: of the file.
+        memory: an array or a view of uint8, C-contiguous.
+        offset: where the first of them is in the file.
+
+    Raises:
+        ChunkError: the file ends before.
+        OSError: it cannot be read.
+    """
+    left = memoryview(memory)
+    while len(left):
+        count = os.preadv(descriptor, [left], offset)
+        if not count:
+            raise ChunkError("the file ends within it")
+        left, offset = left[count:], offset + count

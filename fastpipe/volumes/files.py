@@ -15,10 +15,8 @@ import numpy.typing as npt
 from fastpipe._sizes import in_bytes
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
-from fastpipe.read.chunks.stored import read_fully
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.codecs import read_fully
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["RawVolume", "npy_volume", "raw_unit", "read_box"]
 

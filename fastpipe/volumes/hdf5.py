@@ -25,9 +25,7 @@ from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import load_plugins, require_filters
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["HDF5Volume", "hdf5_volume"]
 

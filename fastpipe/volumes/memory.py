@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.native import native
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.volume import UnitReader, Volume
+from fastpipe.volumes.volume import UnitGrid, UnitReader, Volume
 
 __all__ = ["MemoryVolume", "received", "sendable"]
 

@@ -18,9 +18,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.files import RawVolume
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import UnitReader, Volume
+from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["Converter", "ScaledVolume", "nifti_volume"]
 

@@ -11,14 +11,13 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.files import npy_volume
-from fastpipe.volumes.grouped import in_worthwhile_units
 from fastpipe.volumes.hdf5 import hdf5_volume
 from fastpipe.volumes.memory import MemoryVolume
 from fastpipe.volumes.nifti import Converter, nifti_volume
-from fastpipe.volumes.swapped import NativeVolume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
 from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.wrappers import NativeVolume, in_worthwhile_units
 from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_metadata import ZarrArray, is_zarr, zarr_array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,14 @@ from fastpipe.errors import OptionError
 __all__ = [
     "FixedPatches",
     "ForegroundPatches",
+    "KeyedIndex",
     "PatchPlaces",
     "PatchSpace",
     "Places",
     "UniformPatches",
     "given_places",
     "grid_places",
+    "keys_of",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -257,3 +259,34 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
             f"{tuple(shapes[which].tolist())}" + ("" if pads else "; padding= lets patches reach beyond it")
         )
     return Places(volumes, starts)
+
+
+class KeyedIndex(int):
+    """A sample's number in the epoch of a seed.
+
+    Attributes:
+        seed, epoch: of the epoch.
+    """
+
+    seed: int
+    epoch: int
+
+    def __new__(cls, index: int, seed: int, epoch: int) -> KeyedIndex:
+        made = super().__new__(cls, index)
+        made.seed, made.epoch = seed, epoch
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeyedIndex, (int(self), self.seed, self.epoch)
+
+
+def keys_of(indices: Sequence[int] | npt.NDArray[np.int64]) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+    """By seed and epoch the places among indices that carry these; empty where one carries none."""
+    if isinstance(indices, np.ndarray):
+        return {}
+    found: dict[tuple[int, int], list[int]] = {}
+    for row, index in enumerate(indices):
+        if not isinstance(index, KeyedIndex):
+            return {}
+        found.setdefault((index.seed, index.epoch), []).append(row)
+    return {key: np.array(rows) for key, rows in found.items()}

@@ -1,157 +1,504 @@
-"""Which chunks of volumes that are somewhere else patches need: fetched before they are asked for."""
+"""Zarr arrays that are somewhere else: what they are, and which of their chunks there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import logging
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.volumes.foreseen import Foreseen
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import GroupedVolume
-from fastpipe.volumes.places import Places
-from fastpipe.volumes.remote_chunks import ChunkStore, Needed, RemoteChunks
-from fastpipe.volumes.sources import Role
-from fastpipe.volumes.swapped import NativeVolume
+from fastpipe.arrays.objects import new_reader
+from fastpipe.errors import MissingDependencyError, OptionError, StoreError, VolumeError
+from fastpipe.index.listing import Listing, Rows
+from fastpipe.index.remote import scan_store
+from fastpipe.index.storage import FrozenSamples, offsets_of
+from fastpipe.options import Stage
+from fastpipe.protocols import Store
+from fastpipe.stage.folder import StageFolder
+from fastpipe.stage.reading import ObjectReader
+from fastpipe.stage.stores import Location, Retries, RetryingStore, is_url, open_store
+from fastpipe.volumes.opening import zarr_of_objects
 from fastpipe.volumes.volume import Volume
-from fastpipe.volumes.zarr import ZarrVolume
+from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed
 
-__all__ = ["PatchChunks", "Units"]
+__all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
 
-Int64Array = npt.NDArray[np.int64]
-Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
+_log = logging.getLogger("fastpipe.stage")
 
-
-class _Array(NamedTuple):
-    """An array whose chunks are objects.
-
-    Attributes:
-        number: of the array, among those of all roles.
-        volume: number of the volume.
-        lead: dimensions in front of those that patches are cut along.
-        units: what is decoded, and remembered, at once.
-        chunks: what is fetched at once.
-        objects: these.
-    """
-
-    number: int
-    volume: int
-    lead: int
-    units: UnitGrid
-    chunks: UnitGrid
-    objects: RemoteChunks
-
-    def touched(self, places: Places, patch: Int64Array) -> Int64Array:
-        """Numbers of the units that patches touch, one patch after the other."""
-        starts = places.starts[places.volumes == self.volume]
-        shape = np.array(self.units.shape, np.int64)
-        low, high = np.zeros((len(starts), len(shape)), np.int64), np.tile(shape, (len(starts), 1))
-        # Of what is beyond the ends (padding) the nearest inside.
-        low[:, self.lead :] = np.clip(starts, 0, shape[self.lead :] - 1)
-        high[:, self.lead :] = np.clip(starts + patch, 1, shape[self.lead :])
-        numbers, are_there = self.units.touched_by_each(low, np.maximum(high, low + 1))
-        return numbers[are_there]
-
-    def rows(self, numbers: Int64Array) -> Int64Array:
-        """The objects of units, as far as there are any."""
-        if self.units.unit != self.chunks.unit and self.units.unit:
-            unit = np.array(self.units.unit, np.int64)
-            starts = np.stack(np.unravel_index(numbers, self.units.counts), axis=-1) * unit
-            stops = np.minimum(starts + unit, self.units.shape)
-            chunks, are_there = self.chunks.touched_by_each(starts, stops)
-            numbers = chunks[are_there]
-        rows = self.objects.rows(numbers)
-        return rows[rows >= 0]
+_AT_A_TIME = 16  # volumes whose metadata are asked for
+_HURRIED = Retries(tries=2)  # where tensorstore may know better how to get there
+_WEB = ("http", "https")
+_UNREADABLE = (
+    "that goes with Zarr whose chunks are in no shards, and compressed by blosc, zstd, gzip, zlib or nothing"
+)
 
 
-class PatchChunks:
-    """The chunks of all arrays of a dataset that are somewhere else.
+class RemoteVolumes:
+    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away.
 
     Args:
-        arrays: these arrays.
-        patch: the patches' size.
+        storage_options: as fsspec's file system for their URLs takes them.
+        stage: where chunks are copied near, or None.
+
+    Attributes:
+        stores: where their chunks are.
     """
 
-    def __init__(self, arrays: Sequence[_Array], patch: Sequence[int]) -> None:
-        self._arrays, self._patch = arrays, np.array(patch, np.int64)
-        self.stores: list[ChunkStore] = list(dict.fromkeys(one.objects.store for one in arrays))
-        # What an order has for batches that have not begun yet.
-        self._expected: dict[tuple[int, bytes], Int64Array] = {}
+    def __init__(self, storage_options: Mapping[str, Any] | None, stage: Stage | None) -> None:
+        self._options, self._stage = storage_options, stage
+        # Whether something was asked for that only is possible chunk by chunk.
+        self._must = stage is not None or storage_options is not None
+        self.stores: list[ChunkStore] = []
+        self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
 
-    @classmethod
-    def of(cls, roles: Sequence[Role], patch: Sequence[int]) -> PatchChunks | None:
-        """Those of some arrays; None where all are near."""
-        volumes = [(role, number) for role in roles for number in range(len(role.volumes))]
-        found = []
-        for place, (role, number) in enumerate(volumes):
-            volume = role.volumes[number]
-            inner = _innermost(volume)
-            if isinstance(inner, ZarrVolume) and isinstance(inner.objects, RemoteChunks):
-                lead = len(role.lead)
-                found.append(_Array(place, number, lead, volume.grid, inner.chunks, inner.objects))
-        return cls(found, patch) if found else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_expected": {}}
-
-    def need(self, places: Places, units: Units) -> Needed:
-        """Say that patches will be read; what is remembered of them is not fetched.
+    def look(self, paths: Sequence[str]) -> None:
+        """Find arrays, and which of their chunks there are; those that are not to be read here are left out.
 
         Args:
-            places: where they are.
-            units: for each array where its units are remembered, and the number there of its first.
+            paths: their URLs, or folders.
+
+        Raises:
+            FileNotFoundError: there is nothing.
+            VolumeError: one is damaged; or, with a stage or options, it cannot be read chunk by chunk.
+            OptionError: a URL cannot work.
+            StoreError: a store does not answer as it must.
         """
-        needed = Needed()
-        rows: dict[ChunkStore, list[Int64Array]] = {store: [] for store in self.stores}
-        for one in self._arrays:
-            numbers = one.touched(places, self._patch)
-            slots, first = units[one.number]
-            store = one.objects.store
-            if slots is None:
-                rows[store].append(one.rows(numbers))
+        if self._stage is not None:
+            StageFolder(self._stage).close()  # whether it can be used shows now
+        paths = list(dict.fromkeys(paths))
+        stores: dict[tuple[str, str], ChunkStore] = {}
+        asked = [self._asked(path, stores) for path in paths]
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
+            found = list(
+                pool.map(lambda one: None if one is None else _seen(one[0], one[1], self._policy), asked)
+            )
+        for path, one, seen in zip(paths, asked, found, strict=True):
+            if one is None or seen is None:
+                self._refuse(path, None)
+            elif isinstance(seen, Exception):
+                self._refuse(path, seen)
             else:
-                some = one.rows(_missing(slots, np.unique(numbers) + first) - first)
-                rows[store].append(some[~store.are_needed(some)])
-        for place, (store, parts) in enumerate(rows.items()):
-            some = np.concatenate(parts)
-            store.need(some, needed)
-            expected = self._expected.pop((place, _name(places)), None)
-            if expected is not None:
-                store.are_here(np.setdiff1d(expected, some))
-        return needed
+                self._found[path] = seen[0], one[0].add(path, one[1], *seen)
+        self.stores = [store for store in stores.values() if store.is_used]
+        for store in self.stores:
+            store.complete()
+        self._options = None  # stores have them, and say them to nobody
 
-    def foreseen(self, store: ChunkStore, places: Places, foreseen: Foreseen) -> Int64Array:
-        """The objects of a store that will have to be fetched for the patches of a batch."""
-        parts = [np.zeros(0, np.int64)]
-        for one in self._arrays:
-            if one.objects.store is store:
-                parts.append(one.rows(foreseen.missed(one.number, one.touched(places, self._patch))))
-        return np.concatenate(parts)
+    def volume(self, path: str, place: str) -> Volume | None:
+        """One that was found.
 
-    def expect(self, store: ChunkStore, places: Places, rows: Int64Array) -> None:
-        """Note that an order has these rows for a batch."""
+        Args:
+            path: as it was looked for.
+            place: which argument it is, for messages.
+        """
+        found = self._found.get(path)
+        return None if found is None else zarr_of_objects(_shown(path), *found, place)
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of the stage and of connections."""
+        for store in self.stores:
+            store.close()
+
+    @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched."""
+        found = [store.downloaded for store in self.stores]
+        return sum(count for count, _ in found), sum(nbytes for _, nbytes in found)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes find here what one of them has fetched."""
+        return self._stage is not None
+
+    @property
+    def _policy(self) -> Retries:
+        """How often metadata are asked for."""
+        return Retries() if self._must else _HURRIED
+
+    def _asked(self, path: str, stores: dict[tuple[str, str], ChunkStore]) -> tuple[ChunkStore, str] | None:
+        """Where to ask for an array, and what its keys begin with; None where nobody can list it."""
+        try:
+            location = Location.of(path)
+            if location.scheme in _WEB:  # which chunks there are cannot be known
+                return None
+            root = path if location.scheme else "/"
+            prefix = location.prefix if location.scheme else f"{os.path.abspath(path).strip('/')}/"
+            key = location.scheme, location.bucket if location.scheme else "/"
+            if key not in stores:
+                store, inside = open_store(root, self._options if location.scheme else None)
+                stores[key] = ChunkStore(store, inside, self._stage)
+            return stores[key], prefix
+        except (OptionError, MissingDependencyError):
+            if self._must:
+                raise
+            return None
+
+    def _refuse(self, path: str, why: Exception | None) -> None:
+        """Say that an array cannot be read here, if nobody else can."""
+        if not self._must:
+            if why is not None:
+                _log.info("%s is left to tensorstore: %s", path, str(why))
+            return
+        if why is None:
+            why = VolumeError(
+                f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there are: "
+                "leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
+            )
+        raise why
+
+
+def remote_volumes(
+    given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
+) -> RemoteVolumes | None:
+    """What brings the chunks of volumes here; None where all of them are in local files.
+
+    Args:
+        given: paths, URLs and arrays.
+        storage_options, stage: as for ``RemoteVolumes``.
+
+    Raises:
+        OptionError: an option is given that has no effect for these.
+        Others: as of ``RemoteVolumes.look``.
+    """
+    paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
+    urls = [path for path in paths if is_url(path)]
+    first = paths[0] if paths else "an array"
+    if storage_options is not None and not urls:
+        raise OptionError(
+            f"storage_options= is for a volume that is a URL, such as 's3://bucket/scan.zarr'; got {first!r}"
+        )
+    if not urls and stage is None:
+        return None
+    # Beside a URL a path is one of this machine; else it is a folder of a network, or a mount.
+    far = urls or [path for path in paths if is_zarr(path)]
+    if not far:
+        raise OptionError(
+            f"stage= is for Zarr arrays, whose chunks are copied near one by one; got {first!r}: leave it "
+            "out, or make a copy of that kind: fastpipe repack"
+        )
+    remote = RemoteVolumes(storage_options, stage)
+    remote.look(far)
+    return remote
+
+
+def _seen(store: ChunkStore, prefix: str, policy: Retries) -> tuple[ZarrArray, Listing] | Exception:
+    """An array below a prefix, and the objects there; an error where it cannot be read here."""
+    try:
+        array = _array(RetryingStore(store.bare, policy), store.location, prefix)
+        _, listing = scan_store(
+            store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
+        )  # fmt: skip
+        return array, listing
+    except (StoreError, VolumeError, FileNotFoundError, MissingDependencyError) as error:
+        return error
+
+
+def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
+    url = location.path(prefix).rstrip("/")
+    is_group = False
+    for name in METADATA:
+        try:
+            content = store.get(f"{prefix}{name}").data
+        except FileNotFoundError:
+            continue
+        found = parsed(f"{url}/{name}", content)
+        if isinstance(found, str):
+            raise VolumeError(
+                f"{url} cannot be read chunk by chunk, as {found}: {_UNREADABLE}. Leave stage= and "
+                "storage_options= out, and tensorstore reads it, or make a copy of that kind: fastpipe repack"
+            )
+        if found is not None:
+            return found
+        is_group = True
+        break
+    inside = store.folders(prefix)
+    if is_group or inside:
+        what = "is a Zarr group" if is_group else "is no Zarr array"
+        names = ", ".join(inside) or "nothing"
+        raise VolumeError(f"{url} {what}; name an array in it behind a slash: it has {names}")
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+
+
+def _shown(path: str) -> str:
+    """What a volume is called."""
+    return path.rstrip("/") if is_url(path) else path
+
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class ChunkStore:
+    """One store, and the chunks in it that a dataset needs.
+
+    Args:
+        bare: the store, which is asked once.
+        location: of its beginning.
+        stage: where chunks are copied near, or None.
+
+    Attributes:
+        asking: the store, asked again where that may help; for listing.
+        bare, location: as given.
+    """
+
+    def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
+        self.bare, self.location, self._stage = bare, location, stage
+        self.asking = RetryingStore(bare)
+        self._parts: list[Rows] = []
+        self._count = 0
+        self._listing: Listing | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._reader: ObjectReader | None = None
+        self._pid = os.getpid()
+        self._given_up: deque[_Reads] = deque()
+        self._living: Counter[int] = Counter()  # rows, by how many batches that are being made need them
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_lock", "_reader", "_pid", "_given_up", "_living")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._begin()
+
+    @property
+    def how(self) -> str:
+        """How objects come here, in words."""
+        near = "fetched ahead" if self._stage is None else f"staged in {str(self._stage.dir)!r}"
+        return f"by {self.asking.describe()}, {near}"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any array is in it."""
+        return self._listing is not None or bool(self._parts)
+
+    def add(self, path: str, prefix: str, array: ZarrArray, listing: Listing) -> RemoteChunks:
+        """Note the chunks of an array.
+
+        Args:
+            path: its URL, or folder.
+            prefix: what all of its keys begin with.
+            array: what its metadata say.
+            listing: the objects below that.
+        """
+        counts = [-(-size // side) for size, side in zip(array.shape, array.chunk, strict=True)]
+        numbers, rows = [], []
+        for row in range(len(listing)):
+            place = array.place(listing.key(row)[len(prefix) :])
+            if place is not None:
+                number = 0
+                for at, count in zip(place, counts, strict=True):
+                    number = number * count + at
+                numbers.append(number)
+                rows.append(row)
+        order = np.argsort(np.array(numbers, np.int64), kind="stable")
+        rows = [rows[at] for at in order.tolist()]
+        keys, versions = [listing.key(row) for row in rows], [listing.version(row) for row in rows]
+        self._parts.append(Rows.of("", keys, [listing.size(row) for row in rows], versions))
+        first, self._count = self._count, self._count + len(rows)
+        state = f"{path} {listing.digest.hex()}"
+        return RemoteChunks(self, prefix, array, counts, first, np.array(numbers, np.int64)[order], state)
+
+    def complete(self) -> None:
+        """All arrays are noted."""
+        rows = Rows.joined(self._parts)
+        paths = FrozenSamples(
+            bytes(rows.paths.block), offsets_of(rows.paths.lengths), np.zeros(len(rows), np.int64),
+            self.location.store,
+        )  # fmt: skip
+        self._listing = Listing(paths, "", rows.sizes, rows.versions)
+        self._parts = []
+
+    def reader(self) -> ObjectReader:
+        """This process's reader, made when it is first needed."""
+        self._be_here()
+        if self._reader is None:
+            with self._lock:
+                if self._reader is None:
+                    assert self._listing is not None
+                    self._reader = new_reader(self.bare, self._listing, self._stage, self.location.key)
+        return self._reader
+
+    def _be_here(self) -> None:
+        """Begin anew in a child that was forked."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def need(self, rows: Int64Array, needed: Needed) -> None:
+        """Say that rows will be read, each as often as it is among them.
+
+        Args:
+            rows: which.
+            needed: notes it.
+        """
+        reader = self.reader()
+        self.settle()
         if len(rows):
-            self._expected[self.stores.index(store), _name(places)] = rows
+            with self._lock:
+                self._living.update(rows.tolist())
+            needed.add(self, rows.tolist())
+            reader.need(rows)
 
-    def expect_nothing(self) -> None:
-        """Another order begins."""
-        self._expected.clear()
+    def are_needed(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether rows are needed already, by batches that are being made."""
+        self.settle()
+        return np.array([self._living[row] > 0 for row in rows.tolist()], np.bool_)
+
+    def settle(self) -> None:
+        """Let go of what batches that are over have not read."""
+        self._be_here()
+        while self._given_up:
+            try:
+                reads = self._given_up.popleft()
+            except IndexError:  # another thread has had the last
+                return
+            with self._lock:
+                self._living.subtract(reads.rows)
+                self._living += Counter()  # without those that nobody needs
+            rows = np.array(list(reads.left.elements()), np.int64)
+            if len(rows) and self._reader is not None:
+                self._reader.forgo(rows, were_needed=True)
+
+    def give_up(self, reads: _Reads) -> None:
+        """A batch is over.  This may be called from anywhere, also by the garbage collector."""
+        if reads.pid == self._pid == os.getpid():  # not in a child that has a copy of it
+            self._given_up.append(reads)
+
+    def are_here(self, rows: Int64Array) -> None:
+        """Say that rows that an order may have need not be read this time."""
+        if len(rows) and self._reader is not None and self._pid == os.getpid():
+            self._reader.forgo(rows, were_needed=False)
+
+    @property
+    def downloaded(self) -> tuple[int, int]:
+        """Objects and bytes that this process has fetched."""
+        is_mine = self._reader is not None and self._pid == os.getpid()
+        return self._reader.counted() if is_mine and self._reader is not None else (0, 0)
+
+    def close(self) -> None:
+        """End the threads of this process, and let go of the stage and of connections."""
+        reader, self._reader = self._reader, None
+        if reader is not None and self._pid == os.getpid():
+            reader.close()
 
 
-def _missing(slots: Any, keys: Int64Array) -> Int64Array:
-    """Those of units that nobody remembers, or is decoding."""
-    missing: Int64Array = keys[~slots.are_there(keys, or_coming=True)]
-    return missing
+class _Reads(NamedTuple):
+    """Rows that a batch of a process reads; those that it has not read yet, and how often it will."""
+
+    pid: int
+    rows: list[int]
+    left: Counter[int]
 
 
-def _name(places: Places) -> bytes:
-    """What tells a batch from others: its first patch."""
-    return places.volumes[:1].tobytes() + places.starts[:1].tobytes()
+class Needed:
+    """The rows that a batch will read.  When it is dropped, those that it has not read are let go of."""
+
+    def __init__(self) -> None:
+        self._reads: dict[ChunkStore, _Reads] = {}
+        self._lock = threading.Lock()
+
+    def add(self, store: ChunkStore, rows: list[int]) -> None:
+        """Rows of a store will be read; once for each store."""
+        reads = self._reads[store] = _Reads(os.getpid(), rows, Counter(rows))
+        weakref.finalize(self, store.give_up, reads).atexit = False
+
+    def was_read(self, store: ChunkStore, row: int) -> None:
+        """A row was read, or could not be."""
+        with self._lock:
+            reads = self._reads.get(store)
+            if reads is not None and reads.left[row] > 0:
+                reads.left[row] -= 1
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block this thread reads for this batch."""
+        before, _current.needed = _current.needed, self
+        try:
+            yield
+        finally:
+            _current.needed = before
 
 
-def _innermost(volume: Volume) -> Volume:
-    while isinstance(volume, (GroupedVolume, NativeVolume)):
-        volume = volume.inner
-    return volume
+class _Current(threading.local):
+    """For whom a thread is reading."""
+
+    needed: Needed | None = None
+
+
+_current = _Current()
+
+
+class RemoteChunks:
+    """The chunks of one array: a ``protocols.ChunkObjects``.
+
+    Args:
+        store: where they are.
+        prefix: what all of its keys begin with.
+        array: what its metadata say.
+        counts: chunks along each dimension.
+        first: the row of the first chunk that there is.
+        numbers: int64 (N,): which chunks there are, ascending.
+        state: which objects they are, and of which versions, in words.
+
+    Attributes:
+        store, state: as given.
+    """
+
+    def __init__(
+        self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
+        numbers: Int64Array, state: str,
+    ) -> None:  # fmt: skip
+        self.store, self.state = store, state
+        self._prefix, self._array, self._counts = prefix, array, tuple(counts)
+        self._first, self._numbers = first, numbers
+
+    @property
+    def how(self) -> str:
+        """As of the store."""
+        return self.store.how
+
+    def path(self, chunk: int) -> str:
+        """Of a chunk, whether it is there or not."""
+        place = tuple(int(at) for at in np.unravel_index(chunk, self._counts))
+        return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
+
+    def rows(self, chunks: Int64Array) -> Int64Array:
+        """The rows of chunks in the store; -1 for those that were never written."""
+        if not len(self._numbers):
+            return np.full(len(chunks), -1, np.int64)
+        places = np.minimum(np.searchsorted(self._numbers, chunks), len(self._numbers) - 1)
+        return np.where(self._numbers[places] == chunks, places + self._first, -1)
+
+    def read(self, chunk: int) -> bytes | None:
+        """A chunk's object; None where it was never written."""
+        row = int(self.rows(np.array([chunk]))[0])
+        if row < 0:
+            return None
+        try:
+            return self.store.reader().read("", row)
+        finally:
+            if _current.needed is not None:
+                _current.needed.was_read(self.store, row)
+
+    @contextmanager
+    def together(self, chunks: Sequence[int]) -> Iterator[None]:
+        """Within the block each of these is read: they are fetched side by side."""
+        if _current.needed is not None or len(chunks) < 2:  # a batch has said so already
+            yield
+            return
+        needed = Needed()
+        rows = self.rows(np.array(chunks, np.int64))
+        self.store.need(rows[rows >= 0], needed)
+        with needed.reading():
+            yield

@@ -21,19 +21,23 @@ from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.types import Key
-from fastpipe.volumes.checks import check_held, checked_nan, checked_size, filling
-from fastpipe.volumes.indices import keys_of
-from fastpipe.volumes.margins import WithMargin, checked_margin
-from fastpipe.volumes.padding import Padding
-from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
-from fastpipe.volumes.plan import PatchPlan
-from fastpipe.volumes.remembering import Remembered, budget_of, planned_room
-from fastpipe.volumes.remote import PatchChunks
+from fastpipe.volumes.options import (
+    Padding,
+    WithMargin,
+    check_held,
+    checked_margin,
+    checked_nan,
+    checked_size,
+    filling,
+)
+from fastpipe.volumes.patch_chunks import PatchChunks
+from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
 from fastpipe.volumes.runtime import Options, Runtime, is_bad
-from fastpipe.volumes.sampled import places_of
-from fastpipe.volumes.sources import opened_roles
+from fastpipe.volumes.sampling import places_of
+from fastpipe.volumes.sources import PatchPlan, opened_roles
 from fastpipe.volumes.stock import SlicedPatches
-from fastpipe.volumes.touring import Touring
+from fastpipe.volumes.tours import Touring
+from fastpipe.volumes.units import Remembered, budget_of, planned_room
 
 __all__ = ["PatchSamples"]
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastpipe._natural import natural_sorted
+from fastpipe._sizes import in_bytes
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import OptionError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import Stage
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.remote_volumes import RemoteVolumes, remote_volumes
+from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.tables import matched_volumes
 from fastpipe.volumes.volume import DIMS, Volume
 
-__all__ = ["Role", "opened_roles"]
+__all__ = ["PatchPlan", "Role", "opened_roles"]
 
 
 class Role(NamedTuple):
@@ -112,3 +115,52 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
                 f"that patches are cut along, and {first.name} {lead}: a batch has one shape"
             )
     return Role(name, list(volumes), lead, first.dtype)
+
+
+class PatchPlan:
+    """What a dataset of patches does with its volumes.  ``print`` it.
+
+    Attributes:
+        lines: one for each array, and one for what is remembered.
+
+    Args:
+        roles: the arrays.
+        patch_size: of the patches.
+        remembered: how much is remembered, in words.
+        amplification: bytes that were decoded so far for each that was used; None before the first.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        patch_size: Sequence[int],
+        remembered: str,
+        amplification: float | None,
+    ) -> None:
+        self.lines = [_line(role, patch_size) for role in roles]
+        self.lines.append(f"decoded parts  →  {remembered}")
+        if amplification is not None:
+            self.lines.append(f"so far  →  {amplification:.2f} bytes were decoded for each that was used")
+
+    def __repr__(self) -> str:
+        return "PatchPlan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
+
+
+def _order(role: Role) -> str:
+    names = [volume.name for volume in role.volumes]
+    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    return "natural order" if is_natural else "the given order"
+
+
+def _line(role: Role, patch_size: Sequence[int]) -> str:
+    first, count = role.volumes[0], len(role.volumes)
+    patch = (*role.lead, *patch_size)
+    nbytes = math.prod(patch) * role.dtype.itemsize
+    where = first.name if count == 1 else f"{count} volumes in {_order(role)}, from {first.name}"
+    shape = "×".join(map(str, first.shape))
+    hows = list(dict.fromkeys(volume.how for volume in role.volumes))
+    more = f", and {len(hows) - 1} other ways" if len(hows) > 1 else ""
+    return (
+        f"{role.name}: {where}, {shape} {role.dtype}  →  patches of {'×'.join(map(str, patch))} "
+        f"({in_bytes(nbytes)}) from {hows[0]}{more}"
+    )

@@ -15,10 +15,8 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import grown_unit
-from fastpipe.volumes.state import folder_state
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
+from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["TensorStoreVolume"]
 

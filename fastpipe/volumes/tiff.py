@@ -18,16 +18,20 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
+from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
-from fastpipe.read.chunks.stored import read_fully
+from fastpipe.volumes.codecs import read_fully
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import FileState
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["TiffVolume", "is_tiff_name", "slices_volume", "tiff_volume"]
 
 Int64Array = npt.NDArray[np.int64]
+
+# By the number of a compression in TIFF, the filters of fastpipe/native/codecs.h that undo it.
+_FILTERS: dict[int, list[tuple[int, int, int, int]]] = {
+    1: [], 8: [(1, 1, 0, 0)], 32946: [(1, 1, 0, 0)], 50000: [(32015, 1, 0, 0)],
+}  # fmt: skip
 
 
 def is_tiff_name(name: str) -> bool:
@@ -68,6 +72,35 @@ class _Segments(NamedTuple):
     tables: bytes | None
 
 
+class _Stored(NamedTuple):
+    """How the native core undoes what segments went through.
+
+    Attributes:
+        filters: as the core takes them; None where tifffile has to.
+        dtype: of the elements, as they are stored.
+        fill: bytes of an element of a segment that was never written.
+        is_clipped: whether the last segments of a page end where it does.
+    """
+
+    filters: list[tuple[int, int, int, int]] | None
+    dtype: np.dtype[Any]
+    fill: bytes
+    is_clipped: bool
+
+    @classmethod
+    def of(cls, page: Any) -> _Stored:
+        """What one of tifffile's pages says."""
+        dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
+        is_plain = (
+            page.predictor == 1
+            and page.fillorder == 1
+            and page.bitspersample == 8 * dtype.itemsize
+            and not page.is_subsampled
+        )
+        filters = _FILTERS.get(int(page.compression)) if is_plain else None
+        return cls(filters, dtype, np.array(page.nodata).astype(dtype).tobytes(), not page.is_tiled)
+
+
 class _Slice(NamedTuple):
     """A file of a folder, as it was found.
 
@@ -96,8 +129,10 @@ def tiff_volume(path: str) -> Volume:
         return _slices(path, [os.path.join(path, name) for name in names], "natural order")
     if (raw := _raw(path)) is not None:
         return raw
-    shape, page, segments, _ = _series(path)
-    return TiffVolume(path, [path], shape, page, segments)
+    shape, page, segments, first = _series(path)
+    made = TiffVolume(path, [path], shape, page, segments)
+    made.stored = _Stored.of(first)
+    return made
 
 
 def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
@@ -244,6 +279,7 @@ class TiffVolume(Volume):
         order: str = "",
     ) -> None:
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
+        self.stored: _Stored | None = None
         self.order = order
         self.shape, self.dtype = tuple(shape), page.dtype
         lead = [1] * (len(self.shape) - len(page.shape))
@@ -259,6 +295,20 @@ class TiffVolume(Volume):
         self.how = f"TIFF, {many}" + (
             "not compressed" if page.is_raw else f"parts of {what} ({nbytes}; {page.compression})"
         )
+
+    def native_source(self) -> Any | None:
+        """Where its strips or tiles are; None of several files, and where tifffile has to undo them."""
+        stored, segments = self.stored, self.segments
+        if stored is None or stored.filters is None or segments is None or self.page.is_raw:
+            return None
+        offsets, sizes = (np.concatenate([one[place] for one in segments]) for place in (0, 1))
+        source = native.volume_in_segments(
+            os.fsencode(self.name), self.opened.state, self.shape, self.grid.unit, self.dtype.itemsize,
+            np.where(sizes > 0, offsets, -1), sizes, None, stored.filters, stored.fill, stored.is_clipped,
+        )  # fmt: skip
+        if stored.dtype.isnative:
+            return source
+        return source.swap(self.dtype.itemsize // 2 if self.dtype.kind == "c" else self.dtype.itemsize)
 
     def open(self) -> UnitReader:
         """Open it in this process."""

@@ -9,17 +9,53 @@ patch of each in turn: those of a batch come from different places.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.native import native
 from fastpipe.index.order import tour_words
-from fastpipe.volumes.places import PatchSpace, Places
+from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
+from fastpipe.volumes.sources import Role
 
-__all__ = ["Geometry", "Stripes", "tour_of"]
+__all__ = ["Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "planned", "tour_of", "unit_visits"]
 
 Int64Array = npt.NDArray[np.int64]
+
+
+def unit_visits(
+    shape: Sequence[int], unit: Sequence[int], patch: Sequence[int], starts: Int64Array
+) -> npt.NDArray[np.int32]:
+    """For each unit of a volume the number of patches that touch it: int32, of the grid's shape.
+
+    Args:
+        shape: of the volume, along the D dimensions that patches are cut along.
+        unit: of a unit.
+        patch: of a patch.
+        starts: int64 (N, D): where patches begin, perhaps outside of the volume.
+
+    >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
+    array([1, 2, 1], dtype=int32)
+    """
+    sizes, sides = np.array(shape, np.int64), np.array(unit, np.int64)
+    lows = np.maximum(starts, 0) // sides
+    highs = (np.minimum(starts + np.array(patch, np.int64), sizes) - 1) // sides + 1
+    counts = -(-sizes // sides)
+    # One more where a patch begins and one less behind its end, along each dimension; summed up that is it.
+    steps = np.zeros(counts + 1, np.int32)
+    for corner in itertools.product((False, True), repeat=len(counts)):
+        at = np.where(np.array(corner), highs, lows)
+        np.add.at(steps, tuple(at.T), -1 if sum(corner) % 2 else 1)
+    for dim in range(steps.ndim):
+        steps = np.cumsum(steps, axis=dim, dtype=np.int32)
+    inside: npt.NDArray[np.int32] = steps[tuple(slice(int(count)) for count in counts)]
+    return inside
 
 
 class Stripes(NamedTuple):
@@ -89,3 +125,227 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     return ranks
+
+
+_FRONTS = (1, 2, 4, 8, 16, 32, 64)
+_TRIED = 256  # patches on which stripes are tried
+_LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical
+_WORTH = 1.25  # decoded bytes for each that is used: more is not given for a wider window
+_LITTLE = 1.15  # times as much is given where patches are too far apart for little to be decoded
+_ENDLESS = 1 << 62
+
+
+def planned(
+    geometry: Geometry, places: Places, room: float, fronts: int | None = None
+) -> tuple[int, Stripes, float]:
+    """How volumes are best visited; found by trying on some patches of an epoch.
+
+    Args:
+        geometry: of the volumes.
+        places: where the patches of an epoch are.
+        room: bytes for units that are remembered.
+        fronts: parts of the tour; None finds the largest number with which not much more is decoded than
+            is used.
+
+    Returns:
+        How many fronts, what stripes, and how many bytes are decoded for each that is used.
+    """
+    if not len(places.volumes):
+        return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
+    trial = TourTrial(geometry, places)
+    chosen, worth = None, _WORTH
+    for count in [fronts] if fronts is not None else _FRONTS:
+        stripes, _ = trial.best_stripes(room / count)
+        times = trial.amplification(trial.beginning(stripes, count), room)
+        if chosen is None:
+            worth = max(_WORTH, _LITTLE * times)
+        if chosen is None or times <= worth:
+            chosen = count, stripes, times
+        if times > worth or count >= len(places.volumes):
+            break
+    assert chosen is not None
+    return chosen
+
+
+class TriedOrder(NamedTuple):
+    """The units of patches in the order in which these come.
+
+    Attributes:
+        units: int64 (M,): numbers of units from 0 to K - 1, patch after patch.
+        ends: int64 (N,): where those of each patch end.
+        visits: int64 (K,): how many patches of the epoch touch each unit.
+    """
+
+    units: Int64Array
+    ends: Int64Array
+    visits: Int64Array
+
+
+class TourTrial:
+    """Tries orders on the patches of an epoch.
+
+    Args:
+        geometry: of the volumes.
+        places: where the patches are; at least one.
+
+    """
+
+    def __init__(self, geometry: Geometry, places: Places) -> None:
+        self._geometry, self._places = geometry, places
+        space, units = geometry.space, geometry.units
+        counts = -(-space.shapes // units)
+        # Units are counted through all volumes.
+        self._firsts = np.cumsum(np.concatenate([[0], counts.prod(axis=1)]))
+        self._steps = np.ones_like(counts)
+        for dim in range(counts.shape[1] - 2, -1, -1):
+            self._steps[:, dim] = self._steps[:, dim + 1] * counts[:, dim + 1]
+        visits = [
+            unit_visits(
+                space.shapes[volume].tolist(), unit, space.patch.tolist(),
+                places.starts[places.volumes == volume],
+            ).ravel()
+            for volume, unit in enumerate(units.tolist())
+        ]  # fmt: skip
+        self._visits = np.concatenate(visits)
+
+    @functools.cached_property
+    def tours(self) -> list[tuple[Stripes, TriedOrder]]:
+        """The beginnings of all tours from one place that differ: where there are few patches, few."""
+        space, units = self._geometry.space, self._geometry.units
+        cells = (-(-space.counts // units)).max(axis=0).tolist()
+        found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
+        for axis in range(len(cells)):
+            widths = ([1] if dim == axis else _some_widths(cell) for dim, cell in enumerate(cells))
+            for some in itertools.product(*widths):
+                stripes = Stripes(axis, some)
+                patches = self._beginning(stripes, 1)
+                if (content := patches.tobytes()) not in found:
+                    found[content] = stripes, self.order_of(patches)
+        return list(found.values())
+
+    def best_stripes(self, room: float) -> tuple[Stripes, float]:
+        """The stripes with which the least is decoded on a tour with so much room, and how many bytes for
+        each that is used."""
+        stripes, least = self.tours[0][0], math.inf
+        for one, order in self.tours:
+            times = self.amplification(order, room, least)
+            if times < least:
+                stripes, least = one, times
+        return stripes, least
+
+    def beginning(self, stripes: Stripes, fronts: int) -> TriedOrder:
+        """Some patches at the beginning of an order with so many fronts."""
+        return self.order_of(self._beginning(stripes, fronts))
+
+    def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
+        """Bytes of units that are decoded for each byte of patches in an order, if what will not be wanted
+        again is forgotten first, and then what was not used for the longest time; not less than ``limit``
+        where it is beyond that.
+
+        Args:
+            order: as found in ``tours``.
+            room: bytes for units that are remembered.
+            limit: as above.
+        """
+        geometry = self._geometry
+        held = max(1, int(room // max(1, geometry.unit_nbytes)))
+        used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
+        voxels: int = math.prod(geometry.units[0].tolist())
+        most = _ENDLESS if limit == math.inf else int(limit * used / voxels)
+        decoded: int = native.decoded_units(*order, held, most)
+        return decoded * voxels / used
+
+    def _beginning(self, stripes: Stripes, fronts: int) -> Int64Array:
+        """The numbers of these patches."""
+        ranks = tour_of(self._geometry, self._places, stripes, seed=0, epoch=0)
+        tour = np.argsort(ranks, kind="stable")
+        fronts = min(fronts, len(tour))
+        each = min(len(tour) // fronts, max(_TRIED // fronts, _LEAST_OF_FRONT))
+        firsts = np.arange(fronts) * len(tour) // fronts
+        some: Int64Array = tour[(firsts[None, :] + np.arange(each)[:, None]).ravel()]
+        return some
+
+    def order_of(self, patches: Int64Array) -> TriedOrder:
+        """Patches in an order.
+
+        Args:
+            patches: int64 (N,): their numbers, as they come.
+        """
+        space, volumes = self._geometry.space, self._places.volumes[patches]
+        starts, units = self._places.starts[patches], self._geometry.units[volumes]
+        lows = np.maximum(starts, 0) // units
+        highs = (np.minimum(starts + space.patch, space.shapes[volumes]) - 1) // units
+        numbers, ends = native.touched_units(
+            self._firsts[volumes], lows, highs - lows + 1, self._steps[volumes]
+        )
+        some, places = np.unique(numbers, return_inverse=True)
+        return TriedOrder(places.astype(np.int64), ends, self._visits[some].astype(np.int64))
+
+
+def _some_widths(most: int) -> list[int]:
+    """Widths of stripes that are tried, in units, up to the largest; the larger the farther apart."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(most, 2 * sizes[-1]))
+    return sizes
+
+
+_PLANNED_BY = 1 << 16  # patches of an epoch by which a tour is planned
+
+
+class Touring:
+    """Plans tours through the volumes of a dataset.  Can be sent to other processes.
+
+    Args:
+        roles: the arrays.
+        space: where patches can be.
+        places: where they are.
+        room: bytes for what is remembered.
+    """
+
+    def __init__(self, roles: Sequence[Role], space: PatchSpace, places: PatchPlaces, room: int) -> None:
+        self._places, self._room = places, room
+        # What costs most to read twice decides; other arrays have other units.
+        leading = max(roles, key=lambda role: sum(volume.nbytes for volume in role.volumes))
+        dims = len(space.patch)
+        units = np.array([volume.grid.unit[len(leading.lead) :] for volume in leading.volumes], np.int64)
+        voxels = sum(volume.nbytes for role in roles for volume in role.volumes)
+        more = voxels / max(1, sum(volume.nbytes for volume in leading.volumes))
+        largest = max(
+            int(np.prod(leading.lead)) * leading.dtype.itemsize * int(np.prod(unit)) for unit in units
+        )
+        self._geometry = Geometry(space, units.reshape(-1, dims), int(largest * more))
+        self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
+
+    def planned(self, window: int | None) -> tuple[int, Stripes, float]:
+        """For so many places at a time, or as many as go: how many, by which stripes, and how many bytes are
+        decoded for each that is used."""
+        if window not in self._planned:
+            # By what another seed draws: an order does not depend on the budget but through this.
+            some = self._places.places(0, 0, np.arange(min(self._places.count, _PLANNED_BY)))
+            found = planned(self._geometry, some, self._room, window)
+            self._planned[window] = self._planned[found[0]] = found
+        return self._planned[window]
+
+    def ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The place of each patch of an epoch in the tour: int64 (N,)."""
+        _, stripes, _ = self.planned(window)
+        places = self._places.places(seed, epoch, np.arange(self._places.count))
+        return tour_of(self._geometry, places, stripes, seed=seed, epoch=epoch)
+
+    def about(self, window: int) -> str:
+        """What decides a tour, beside seed and epoch."""
+        space = self._geometry.space
+        shapes = zlib.crc32(np.concatenate([space.shapes, self._geometry.units]).tobytes())
+        return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"
+
+    def groups(self, places: Places) -> npt.NDArray[np.int64]:
+        """The unit in which each patch begins, counted through all volumes: int64 (N,)."""
+        space, units = self._geometry.space, self._geometry.units
+        counts = -(-space.shapes // units)
+        firsts = np.concatenate([[0], np.cumsum(counts.prod(axis=1))])
+        cells = np.maximum(places.starts, 0) // units[places.volumes]
+        numbers = np.zeros(len(cells), np.int64)
+        for dim in range(cells.shape[1]):
+            numbers = numbers * counts[places.volumes, dim] + cells[:, dim]
+        return np.asarray(firsts[places.volumes] + numbers, np.int64)

@@ -19,14 +19,8 @@ from fastpipe._sizes import in_bytes
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
-from fastpipe.read.chunks.errors import ChunkError
-from fastpipe.read.chunks.scratch import STORED, scratch
-from fastpipe.read.chunks.stored import read_fully
-from fastpipe.volumes import blosc
-from fastpipe.volumes.codecs import DECODE
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.state import folder_state
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, ChunkError, decode, read_fully
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
 from fastpipe.volumes.zarr_metadata import ZarrArray
 
 __all__ = ["ZarrVolume"]
@@ -36,6 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _LOOKED_AT = 64  # chunks, to find one that was written
 _LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
+_OVERHEAD = 1 << 16  # that a stored chunk may be larger than twice its content
 
 
 class ZarrVolume(Volume, UnitReader):
@@ -102,13 +97,13 @@ class ZarrVolume(Volume, UnitReader):
                 return slab
         return side
 
-    def _some_header(self) -> blosc.BloscHeader | None:
+    def _some_header(self) -> BloscHeader | None:
         """The header of a chunk that was written: all of an array's are compressed alike."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             try:
                 with open(self._file(number), "rb") as file:
-                    return blosc.BloscHeader.of(file.read(blosc.HEADER_NBYTES), self._chunk_nbytes)
+                    return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
             except (FileNotFoundError, ChunkError):
                 continue
         return None
@@ -201,7 +196,7 @@ class ZarrVolume(Volume, UnitReader):
             if data is None:
                 self._fill(parts)
             else:
-                self._decode_all(np.frombuffer(data, np.uint8), parts)
+                self._decode_all(data, parts)
             return
         except FileNotFoundError:  # what was never written had not been listed
             why = "it was listed, and is not there any more"
@@ -211,17 +206,14 @@ class ZarrVolume(Volume, UnitReader):
             why = str(error)
         raise DamagedUnitError(f"{objects.path(chunk)}, the chunk at {self._where(chunk)}: {why}")
 
-    def _decode_all(self, stored: UInt8Array, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        ((_, out),) = parts
-        codec = self._array.codec
-        if codec == "blosc":
-            blosc.decompress(stored, out)
-        elif codec == "none":
-            if len(stored) != len(out):
-                raise ValueError(f"it has {len(stored)} bytes in the place of {len(out)}")
-            out[:] = stored
-        else:
-            DECODE[codec](stored, out)
+    def _decode_all(self, stored: Any, parts: Sequence[tuple[int, UInt8Array]]) -> None:
+        if len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
+            decode(self._array.codec, stored, parts[0][1])
+            return
+        whole = np.empty(self._chunk_nbytes, np.uint8)
+        decode(self._array.codec, stored, whole)
+        for begin, out in parts:
+            out[:] = whole[begin : begin + len(out)]
 
     def _fill(self, parts: Sequence[tuple[int, UInt8Array]]) -> None:
         fill = np.frombuffer(self._array.fill, np.uint8)
@@ -237,17 +229,9 @@ class ZarrVolume(Volume, UnitReader):
         return f"[{box}]"
 
     def _decode(self, descriptor: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        size, codec = os.fstat(descriptor).st_size, self._array.codec
-        if codec == "blosc":
-            blosc.read_parts(descriptor, size, self._chunk_nbytes, parts, scratch(STORED, size))
-            return
-        if codec == "none":
-            if size != self._chunk_nbytes:
-                raise ValueError(f"it has {size} bytes in the place of {self._chunk_nbytes}")
-            for begin, out in parts:
-                read_fully(descriptor, out, begin)
-            return
-        ((_, out),) = parts
-        stored = scratch(STORED, size)
+        size = os.fstat(descriptor).st_size
+        if size > 2 * self._chunk_nbytes + _OVERHEAD:  # before memory is taken for it
+            raise ChunkError(f"it has {size} bytes, more than any chunk of {self._chunk_nbytes}")
+        stored = np.empty(size, np.uint8)
         read_fully(descriptor, stored, 0)
-        DECODE[codec](stored, out)
+        self._decode_all(stored, parts)

@@ -30,8 +30,8 @@ from fastpipe.files.volumes.inspecting import Cost, Rates, fit_of, volume_facts
 from fastpipe.files.volumes.measuring import Speed, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
-from fastpipe.volumes.grid import UnitGrid
 from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.volume import UnitGrid
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
 zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")

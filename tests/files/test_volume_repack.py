@@ -25,8 +25,8 @@ from fastpipe.errors import OptionError
 from fastpipe.files.volumes import arguments, bricks, repacking, unfinished, zarr_writing
 from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout
 from fastpipe.volumes.files import npy_volume
-from fastpipe.volumes.grid import UnitGrid
 from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.volume import UnitGrid
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
 zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")

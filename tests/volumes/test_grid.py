@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import grown_unit, in_worthwhile_units
 from fastpipe.volumes.memory import MemoryVolume
+from fastpipe.volumes.volume import UnitGrid
+from fastpipe.volumes.wrappers import grown_unit, in_worthwhile_units
 
 
 @st.composite

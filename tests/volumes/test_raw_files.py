@@ -230,7 +230,7 @@ def test_a_file_that_ends_within_a_unit_is_damaged_there(
     volume = open_volume(path)
     assert isinstance(volume, RawVolume)
     reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
-    monkeypatch.setattr("fastpipe.volumes.state.FileState.check", lambda self, where=None: None)
+    monkeypatch.setattr("fastpipe.volumes.volume.FileState.check", lambda self, where=None: None)
     os.truncate(path, 1 << 20)
     reader.read(np.array([0]), [out])
     with pytest.raises(DamagedUnitError, match=r"x\.npy, the part at \[.*1024\]: the file ends within it"):

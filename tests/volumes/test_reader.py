@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from fastpipe.cache.unit_file import UnitFile
 from fastpipe.errors import OptionError
-from fastpipe.volumes.grid import UnitGrid
 from fastpipe.volumes.memory import MemoryVolume
 from fastpipe.volumes.reader import Counts, PatchReader, padded_indices
-from fastpipe.volumes.volume import DamagedUnitError, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume
 
 Forked = Callable[[Callable[[], object]], int]
 MODES = ["constant", "edge", "reflect", "symmetric", "wrap"]

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from fastpipe.core.native import native
 from fastpipe.index.order import interleaved
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
-from fastpipe.volumes.tour_trials import TourTrial, planned
-from fastpipe.volumes.tours import Geometry, Stripes, tour_of
-from fastpipe.volumes.visits import unit_visits
+from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of, unit_visits
 
 
 def geometry_of(shapes: Any, units: Any, patch: Any, itemsize: int = 1) -> Geometry:

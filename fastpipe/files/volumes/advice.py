@@ -21,9 +21,8 @@ from fastpipe.files.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFac
 from fastpipe.files.volumes.measuring import Speed, decode_speed
 from fastpipe.files.volumes.model import PatchModel, Stored
 from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout, encoder, metadata, write_chunk
-from fastpipe.volumes.grid import UnitGrid
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.volume import UnitGrid, Volume
 
 __all__ = ["Rechunked", "command", "rechunked", "worthwhile", "worthwhile_uniform"]
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.index.order import interleaved
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
-from fastpipe.volumes.tour_trials import TourTrial, planned
-from fastpipe.volumes.tours import Geometry, Stripes, tour_of
+from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of
 
 __all__ = ["PatchModel", "Stored", "Tour"]
 

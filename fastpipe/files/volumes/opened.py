@@ -14,10 +14,9 @@ from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import VolumeError
 from fastpipe.files.volumes.arguments import is_hdf5
 from fastpipe.hdf5.files import opened
-from fastpipe.volumes.grouped import GroupedVolume
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.swapped import NativeVolume
 from fastpipe.volumes.volume import Volume
+from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
 from fastpipe.volumes.zarr import ZarrVolume
 
 __all__ = ["Noted", "attributes_of", "chunk_of", "open_source", "state_of", "stored_nbytes"]

@@ -36,10 +36,9 @@ from fastpipe.files.volumes.zarr_writing import (
     sync_chunk,
     write_chunk,
 )
-from fastpipe.volumes.grid import UnitGrid
-from fastpipe.volumes.grouped import GroupedVolume
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.volume import DamagedUnitError, Volume
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, Volume
+from fastpipe.volumes.wrappers import GroupedVolume
 
 __all__ = ["repack_volume"]
 

@@ -67,6 +67,13 @@ std::string fill_of(const nb::bytes& fill, std::int64_t itemsize) {
   return {fill.c_str(), fill.size()};
 }
 
+VolumeSource::Codec codec_of(const std::string& name) {
+  const char* const codecs[] = {"none", "blosc", "gzip", "zlib", "zstd"};
+  const auto found = std::find(std::begin(codecs), std::end(codecs), name);
+  check(found != std::end(codecs), "a codec");
+  return static_cast<VolumeSource::Codec>(found - codecs);
+}
+
 BoundSource in_memory(const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
   BoundSource made;
   const std::size_t dims = array.ndim();
@@ -97,9 +104,7 @@ BoundSource in_files(const nb::bytes& folder, const nb::bytes& metadata, const s
                      const std::string& separator, const Sides& shape, const Sides& chunk, std::int64_t itemsize,
                      const std::string& codec, const nb::bytes& fill) {
   BoundSource made;
-  const char* const codecs[] = {"none", "blosc", "gzip", "zlib", "zstd"};
-  const auto found = std::find(std::begin(codecs), std::end(codecs), codec);
-  check(found != std::end(codecs) && separator.size() == 1 && prefix.size() < 64, "a codec, and names of chunks");
+  check(separator.size() == 1 && prefix.size() < 64, "names of chunks");
   made.source.kind = VolumeSource::Kind::files;
   made.source.folder = path_of(folder);
   made.source.metadata = path_of(metadata);
@@ -108,7 +113,7 @@ BoundSource in_files(const nb::bytes& folder, const nb::bytes& metadata, const s
   made.source.chunks = grid_of(shape, chunk);
   made.source.dims = static_cast<int>(shape.size());
   made.source.itemsize = itemsize;
-  made.source.codec = static_cast<VolumeSource::Codec>(found - codecs);
+  made.source.codec = codec_of(codec);
   made.source.fill = fill_of(fill, itemsize);
   return made;
 }
@@ -260,6 +265,22 @@ void register_patches(nb::module_& m) {
         nb::arg("itemsize"), nb::arg("offsets").noconvert(), nb::arg("sizes").noconvert(),
         nb::arg("masks").noconvert().none(), nb::arg("filters"), nb::arg("fill"), nb::arg("is_clipped") = false,
         "An array whose chunks are parts of a file; filters: number, element, codec and block of each.");
+  m.def(
+      "decode_chunk",
+      [](const std::string& codec, nb::handle stored, Out<std::uint8_t, 1> out) {
+        const VolumeSource::Codec by = codec_of(codec);
+        const Buffer buffer(stored);
+        Scratch& scratch = own_scratch();
+        scratch.chunk.reset();
+        Problem problem = Problem::none;
+        {
+          nb::gil_scoped_release free;
+          problem = decode_chunk(by, buffer.bytes(), out.data(), static_cast<std::int64_t>(out.size()), scratch);
+        }
+        return static_cast<int>(problem);
+      },
+      nb::arg("codec"), nb::arg("stored"), nb::arg("out").noconvert(),
+      "Undo the codec of a whole chunk; 0, or the number of a Problem of codecs.h.");
   nb::class_<BoundVolume>(m, "Volume", "An array that is read in units: see volume.h.")
       .def(
           "__init__",

@@ -107,7 +107,7 @@ void register_units(nb::module_& m) {
       .def_static(
           "nbytes",
           [](std::int64_t keys, std::int64_t slots, std::int64_t slot_nbytes) {
-            constexpr std::int64_t kMost = std::int64_t{1} << 60;
+            constexpr std::int64_t kMost = std::int64_t{1} << 62;
             if (keys < 0 || keys > kMost / 8 || slots < 1 || slots > kMost / 24 || slot_nbytes < 0 ||
                 slot_nbytes > kMost / slots) {
               throw nb::value_error("memory of a size that there can be");

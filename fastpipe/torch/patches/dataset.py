@@ -19,8 +19,8 @@ from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
 from fastpipe.torch.threads import process_of
-from fastpipe.volumes.indices import KeyedIndex
 from fastpipe.volumes.memory import received, sendable
+from fastpipe.volumes.places import KeyedIndex
 from fastpipe.volumes.samples import PatchSamples
 
 __all__ = ["FastPatchDataset"]

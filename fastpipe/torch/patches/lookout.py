@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from fastpipe.torch.ahead import Ahead
 from fastpipe.torch.views import integers, located
-from fastpipe.volumes.foreseen import Foreseen
+from fastpipe.volumes.patch_chunks import PatchChunks, Units
 from fastpipe.volumes.places import PatchPlaces, Places
-from fastpipe.volumes.remote import PatchChunks, Units
+from fastpipe.volumes.units import Foreseen
 
 __all__ = ["PatchLookout"]
 

@@ -19,9 +19,9 @@ from fastpipe.index.arrays import FileArrays
 from fastpipe.index.kept import default_folder
 from fastpipe.volumes import blosc2 as blosc2_volumes
 from fastpipe.volumes import files as raw_volumes
-from fastpipe.volumes import grouped as grouped_volumes
 from fastpipe.volumes import samples as samples_module
 from fastpipe.volumes import tensorstore as tensorstore_volumes
+from fastpipe.volumes import wrappers as grouped_volumes
 from fastpipe.volumes import zarr as zarr_volumes
 
 Writer = Callable[[str, Any, Sequence[int]], str]

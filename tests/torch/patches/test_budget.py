@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.sampling import Grid, Uniform
-from fastpipe.volumes import remembering
+from fastpipe.volumes import units
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -64,7 +64,7 @@ def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
 @given(sizes=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=60))
 def test_units_of_many_sizes_share_slots(sizes: list[int]) -> None:
     """Of files of many shapes each would have a slot or none."""
-    slots = remembering._slot_sizes(sizes)
+    slots = units._slot_sizes(sizes)
     assert set(slots) == set(sizes)
     assert all(size <= slot <= 1.25 * (size + 63) and slot % 64 == 0 for size, slot in slots.items())
     ratio = max(slots.values()) / min(slots.values())
@@ -74,7 +74,7 @@ def test_units_of_many_sizes_share_slots(sizes: list[int]) -> None:
 def test_slots_that_are_shared_hold_units_of_several_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembering, "_MOST_SIZES", 1)
+    monkeypatch.setattr(units, "_MOST_SIZES", 1)
     random = np.random.default_rng(0)
     paths, arrays = [], []
     for number, chunk in enumerate([(4, 4, 20), (4, 4, 19), (4, 4, 8), (4, 4, 7)]):
@@ -130,7 +130,7 @@ def test_ranks_that_cannot_meet_have_one_budget_together(
         return sum(memory.slots for memory in dataset._remembered._memories.values() if memory is not None)
 
     whole = slots_of()
-    monkeypatch.setattr(remembering, "joined_memory", alone)
+    monkeypatch.setattr(units, "joined_memory", alone)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with caplog.at_level("WARNING", "fastpipe"):
         assert 0 < slots_of() <= whole // 8

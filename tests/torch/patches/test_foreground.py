@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from fastpipe import FastLoader, FastPatchDataset
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Uniform
-from fastpipe.volumes import samples, scanning
+from fastpipe.volumes import samples
+from fastpipe.volumes import sampling as sampling_module
 from fastpipe.volumes.opening import open_volume
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
@@ -209,13 +210,13 @@ def test_places_do_not_depend_on_how_labels_are_stored(tmp_path: Path, write_vol
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The volumes that were gone through."""
     found: list[str] = []
-    real = scanning._scan
+    real = sampling_module._scan
 
     def scan(role: Any, number: int, look: Any) -> None:
         found.append(role.volumes[number].name)
         real(role, number, look)
 
-    monkeypatch.setattr(scanning, "_scan", scan)
+    monkeypatch.setattr(sampling_module, "_scan", scan)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastpipe.cache.unit_file import UnitFile
-from fastpipe.volumes.foreseen import Foreseen
+from fastpipe.volumes.units import Foreseen
 
 
 def _memory() -> UnitFile:

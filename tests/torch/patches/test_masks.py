@@ -12,7 +12,7 @@ import pytest
 from fastpipe import FastLoader, FastPatchDataset, Shuffle
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Uniform
-from fastpipe.volumes import scanning
+from fastpipe.volumes import sampling as sampling_module
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -161,8 +161,8 @@ def test_counts_are_kept(
 ) -> None:
     path = write_volume("zarr3 zstd", tmp_path / "mask", ball(), (20, 20, 20))
     scanned = []
-    real = scanning._scan
-    monkeypatch.setattr(scanning, "_scan", lambda *some: (scanned.append(1), real(*some)))
+    real = sampling_module._scan
+    monkeypatch.setattr(sampling_module, "_scan", lambda *some: (scanned.append(1), real(*some)))
     places = [
         FastPatchDataset(
             np.zeros(SHAPE, "u1"), PATCH, mask=path, sampling=Uniform(40, mask_fraction=least), seed=1

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
-from fastpipe.volumes import remembering
+from fastpipe.volumes import units
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -157,7 +157,7 @@ def test_an_order_does_not_depend_on_the_memory_that_is_free(
 ) -> None:
     orders = []
     for free in (1 << 20, 1 << 40):
-        monkeypatch.setattr(remembering, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(units, "free_memory", lambda free=free: free)
         dataset = FastPatchDataset(paths["whole chunks"], PATCH, sampling=Uniform(50), seed=1)
         orders.append(list(dataset.batch_sampler(8, shuffle=GROUPS)))
     assert orders[0] == orders[1]

@@ -1,8 +1,9 @@
-"""Patches that reach beyond a volume's ends."""
+"""What a dataset of patches is asked for: sizes, margins, what is beyond the ends of volumes."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,11 +11,106 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._casting import unheld
 from fastpipe.errors import OptionError
-from fastpipe.volumes.checks import check_held
+from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.reader import PatchReader, padded_indices
 
-__all__ = ["Padding", "read_patch"]
+__all__ = [
+    "Padding",
+    "WithMargin",
+    "check_held",
+    "checked_margin",
+    "checked_nan",
+    "checked_size",
+    "filling",
+    "read_patch",
+]
+
+
+def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
+    try:
+        size = tuple(operator.index(side) for side in patch_size)
+    except TypeError:
+        size = ()
+    if not size or min(size) < 1:
+        raise OptionError(f"patch_size must be numbers from 1, one for each dimension, got {patch_size!r}")
+    return size
+
+
+def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
+    if nan in ("keep", "error"):
+        return nan
+    if not isinstance(nan, (int, float)) or isinstance(nan, bool):
+        raise OptionError(f"nan must be 'keep', 'error' or a number, got {nan!r}")
+    if dtype.kind in "fc":
+        check_held(nan, dtype, "nan=")
+    return nan
+
+
+def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse a number that elements of a type would hold as another; floats round.
+
+    Raises:
+        OptionError: they would.
+    """
+    if dtype.kind in "fc":
+        is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
+    else:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        is_lost = bool(unheld(np.asarray(whole), dtype).any())
+    if is_lost:
+        raise OptionError(f"{what} is {value}, which elements of {dtype} cannot hold: give one that they can")
+
+
+def filling(space: PatchSpace) -> int:
+    """As many patches as have the size of the volumes."""
+    voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
+    return int(max(1, voxels // math.prod(space.patch.tolist())))
+
+
+def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
+    """Voxels on each side, of each dimension.
+
+    Args:
+        margin: a number for all, one for each, or something that says what it needs: ``margin(patch_size)``.
+        patch_size: of the patches.
+
+    Raises:
+        OptionError: it is nothing of these.
+    """
+    asks = getattr(margin, "margin", None)
+    given = asks(tuple(patch_size)) if callable(asks) else margin
+    try:
+        found = tuple(operator.index(one) for one in np.atleast_1d(np.asarray(given, object)).tolist())
+    except TypeError:
+        found = (-1,)
+    found = found * len(patch_size) if len(found) == 1 else found
+    if len(found) != len(patch_size) or min(found) < 0:
+        raise OptionError(
+            "margin must be a number of voxels from 0, one for each dimension, or an augmentation of "
+            f"fastpipe.augment, got {margin!r}"
+        )
+    return found
+
+
+class WithMargin:
+    """Where patches begin with what is around them.
+
+    Args:
+        places: where they begin themselves.
+        margin: voxels on each side, of each dimension.
+    """
+
+    def __init__(self, places: PatchPlaces, margin: Sequence[int]) -> None:
+        self._places, self._margin = places, np.array(margin, np.int64)
+        self.count, self.is_random = places.count, places.is_random
+
+    def places(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Places:
+        """As of ``PatchPlaces``; perhaps before the volume's beginning."""
+        found = self._places.places(seed, epoch, indices)
+        return Places(found.volumes, found.starts - self._margin)
+
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 

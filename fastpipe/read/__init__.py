@@ -1,1 +1,0 @@
-"""Bytes to arrays: files, and the decoders that turn encoded images into pixels."""
