@@ -205,7 +205,10 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 
 def _dataset(file: Any, name: str, shown: str) -> Any:
     h5py = require("h5py", extra="hdf5")
-    found = file.get(name)
+    try:
+        found = file.get(name)
+    except KeyError as error:  # of the library, where the name is there and what it leads to is not
+        raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
     if isinstance(found, h5py.Dataset):
         check_is_in_file(found, file, name, shown)
         try:

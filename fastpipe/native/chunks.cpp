@@ -436,7 +436,7 @@ void RowBatch::read_rows(const Task& task) {
       const std::int64_t offset = dataset.offsets[chunk.number];
       if (offset < 0) {
         fill_part(part, dataset.fill, chunk.out(sample));
-      } else if (error != 0) {
+      } else if (error != 0 || offset > kLargest) {
         fail(chunk, Status::declined(Reason::unreadable, error));
       } else {
         const bool is_read = for_runs(part, [&](std::int64_t in_chunk, std::int64_t in_sample) {
