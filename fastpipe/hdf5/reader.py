@@ -186,7 +186,8 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     lead = [int(at) for at in np.unravel_index(sample, shape[:sample_dims])]
     out = np.empty(shape[sample_dims:], layout.dtype)
     grid = grid_of(shape, chunk)
-    fill = np.frombuffer(layout.fill, layout.dtype)
+    # Arrays throughout, also of one element: an element that is text has other indices.
+    fill = np.frombuffer(layout.fill, layout.dtype).reshape(())
     for inner in np.ndindex(*grid[sample_dims:]):
         place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones
         number = int(np.ravel_multi_index(place, grid))
@@ -196,11 +197,11 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
         )
         if layout.kind != "compact" and layout.offsets[number] < 0:
-            out[box] = fill[0]
+            out[(*box, ...)] = fill
             continue
         decoded = reader.decode_alone(number).view(layout.dtype).reshape(chunk)
-        row = decoded[tuple(at % side for at, side in zip(lead, chunk))]  # noqa: B905
-        out[box] = row[tuple(slice(side.stop - side.start) for side in box)]
+        row = decoded[(*(at % side for at, side in zip(lead, chunk)), ...)]  # noqa: B905
+        out[(*box, ...)] = row[(*(slice(side.stop - side.start) for side in box), ...)]
     return out
 
 

@@ -347,6 +347,7 @@ void RowBatch::plan_groups(std::int32_t number) {
         kind = dataset.memory->is_there(key) ? there : dataset.memory->is_coming(key) ? coming : missing;
       }
       total += cost_of(group);
+      arena.reset();  // a chunk that was looked at for the first time was read, to see whether it is whole
     }
     const std::int64_t wanted = std::clamp(total / (kShares * threads), kLeastTask, kMostTask);
     const auto plan = [&](Kind kind, std::int64_t from, std::int64_t to) {
@@ -448,7 +449,7 @@ void RowBatch::read_rows(const Task& task) {
       const std::int64_t offset = dataset.offsets[chunk.number];
       if (offset < 0) {
         fill_part(part, dataset.fill, chunk.out(sample));
-      } else if (error != 0) {
+      } else if (error != 0 || offset > kLargest) {
         fail(chunk, Status::declined(Reason::unreadable, error));
       } else if (offset > kLargest) {
         fail(chunk, Status::declined(Reason::too_large));
