@@ -192,16 +192,18 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
         place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones
         number = int(np.ravel_multi_index(place, grid))
         corner = [at * side for at, side in zip(inner, chunk[sample_dims:], strict=True)]
-        box = tuple(
-            slice(at, min(at + side, size))
+        sizes = [
+            min(side, size - at)
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
-        )
+        ]
+        # With an ellipsis, as also of no dimensions an array is wanted.
+        box: Any = (*(slice(at, at + size) for at, size in zip(corner, sizes, strict=True)), ...)
+        inside: Any = (*(at % side for at, side in zip(lead, chunk)), *map(slice, sizes), ...)  # noqa: B905
         if layout.kind != "compact" and layout.offsets[number] < 0:
-            out[(*box, ...)] = fill
+            out[box] = fill
             continue
         decoded = reader.decode_alone(number).view(layout.dtype).reshape(chunk)
-        row = decoded[(*(at % side for at, side in zip(lead, chunk)), ...)]  # noqa: B905
-        out[(*box, ...)] = row[(*(slice(side.stop - side.start) for side in box), ...)]
+        out[box] = decoded[inside]
     return out
 
 

@@ -347,7 +347,6 @@ void RowBatch::plan_groups(std::int32_t number) {
         kind = dataset.memory->is_there(key) ? there : dataset.memory->is_coming(key) ? coming : missing;
       }
       total += cost_of(group);
-      arena.reset();  // a chunk that was looked at for the first time was read, to see whether it is whole
     }
     const std::int64_t wanted = std::clamp(total / (kShares * threads), kLeastTask, kMostTask);
     const auto plan = [&](Kind kind, std::int64_t from, std::int64_t to) {
