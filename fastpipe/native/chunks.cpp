@@ -194,9 +194,8 @@ Status unreadable() { return Status::declined(Reason::unreadable, errno); }
 Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t chunk, Range wanted, std::uint8_t* out,
                     Scratch& scratch, RowTotals* totals) noexcept {
   const std::int64_t nbytes = dataset.grid.chunk_nbytes, size = dataset.sizes[chunk];
-  if (size < 0 || size > 2 * nbytes + kMore || dataset.offsets[chunk] > kLargest) {
-    return Status::declined(Reason::too_large);
-  }
+  if (size < 0 || size > 2 * nbytes + kMore) return Status::declined(Reason::too_large);
+  if (dataset.offsets[chunk] > kLargest) return Status::declined(Reason::unreadable, EOVERFLOW);
   totals->decoded.fetch_add(nbytes, std::memory_order_relaxed);
   Watch watch;
   if (dataset.filters.empty()) {
@@ -451,7 +450,7 @@ void RowBatch::read_rows(const Task& task) {
       } else if (error != 0 || offset > kLargest) {
         fail(chunk, Status::declined(Reason::unreadable, error));
       } else if (offset > kLargest) {
-        fail(chunk, Status::declined(Reason::too_large));
+        fail(chunk, Status::declined(Reason::unreadable, EOVERFLOW));
       } else {
         const bool is_read = for_runs(part, [&](std::int64_t in_chunk, std::int64_t in_sample) {
           return read_at(file.descriptor(), chunk.out(sample) + in_sample, part.run, offset + sample.at + in_chunk);
