@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from fastpipe.bench.progress import Progress
+    from fastpipe.console import Progress
 
     errors = Console(stderr=True)
     try:

@@ -42,6 +42,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"types"},
     "_extras": {"errors"},
     "_sizes": set(),
+    "console": {"_sizes"},
     "_natural": set(),
     "_processes": set(),
     "_machine": set(),
@@ -63,8 +64,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
-    "hdf5": _BASE | {"core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
-    "volumes": _STORED | _MIDDLE | {"core", "hdf5", "sampling", "arrays", "volumes"},
+    "hdf5": _BASE | {"console", "core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
+    "volumes": _STORED | _MIDDLE | {"console", "core", "hdf5", "sampling", "arrays", "volumes"},
     "torch": _BASE
     | _MIDDLE
     | {
@@ -83,6 +84,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "tf": _COMPILED | _MIDDLE | {"_beside", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
+        "console",
         "errors",
         "_extras",
         "_processes",
@@ -97,9 +99,10 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "volumes",
         "",
     },
-    "verify": {"errors", "options", "types", "_extras", "bench", "verify", ""},
+    "verify": {"console", "errors", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED
     | {
+        "console",
         "core",
         "hdf5",
         "volumes",
@@ -112,11 +115,12 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "files",
         "",
     },
-    "generation": _STORED | {"cache", "files", "bench", "generation"},
+    "generation": _STORED | {"console", "cache", "hdf5", "files", "bench", "generation"},
     # Its doctor looks with the library's own decoders, stores and limits, not with others like them.
     "profiling": _STORED
     | {
         "_beside",
+        "console",
         "core",
         "volumes",
         "images",
@@ -128,13 +132,13 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "profiling",
         "",
     },
-    "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
+    "cli": {"console", "errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
 # Imported by a function of theirs, as it is paid by who uses it: kernels that take seconds to load, stores,
 # devices, arrays, caches; what only one command of the command line has.
 _LAZY = {
-    "cli.py": {"bench"},
+    "cli.py": {"bench", "console"},
     "images/batch.py": {"cache"},
     "torch/batches.py": {"device"},
     "torch/describe.py": {"volumes"},
@@ -145,6 +149,8 @@ _LAZY = {
     "torch/sources.py": {"device", "torch"},
     "torch/split.py": {"augment"},
 }
+# What commands show of files; only they load these.
+_SHOWING = {"hdf5/inspect_report.py", "hdf5/repacking.py", "volumes/report.py", "volumes/repacking.py"}
 _LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
 
 
@@ -231,9 +237,10 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
 def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:
     tree = ast.parse(path.read_text())
     at_import = set(_run_by_importing(tree))
+    shows = path.relative_to(_PACKAGE).as_posix() in _SHOWING
     for statement, name in _imports(tree):
         if statement in at_import:
-            light = name.split(".")[0] in _LIGHT
+            light = name.split(".")[0] in _LIGHT or (shows and name.split(".")[0] == "rich")
             assert light, f"line {statement.lineno}: load {name} through _extras.require"
 
 

@@ -16,12 +16,12 @@ from fastpipe.bench.generate import case as generate
 from fastpipe.bench.gpu import case as gpu
 from fastpipe.bench.hdf5 import case as hdf5
 from fastpipe.bench.overview import case as overview
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.s3 import case as s3
 from fastpipe.bench.tf import case as tf
 from fastpipe.bench.volume import case as volume
+from fastpipe.console import Progress
 
 __all__ = ["CASES", "add_arguments", "prepare", "run"]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 
 __all__ = ["Command", "positive"]
 

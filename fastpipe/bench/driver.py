@@ -20,11 +20,11 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.compare import old_result, print_changes
 from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.report import print_result
 from fastpipe.bench.results import SCHEMA, UNIT, RowInfo, save
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Sample, Session, calibrate, interleave
 from fastpipe.bench.writing import check_target, whole
+from fastpipe.console import Progress
 from fastpipe.errors import MissingDependencyError
 
 __all__ = ["FILES", "Driver", "add_file_arguments", "add_run_arguments", "check_files"]

@@ -18,7 +18,6 @@ from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec, why_not_installed
 from fastpipe.bench.peers import PEERS, PeerRow, interpreter
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import (
     MAIN_ROW,
     RowInfo,
@@ -30,6 +29,7 @@ from fastpipe.bench.results import (
 )
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.bench.startup import first_batch_seconds
+from fastpipe.console import Progress
 
 __all__ = ["add_arguments", "loader_specs", "run", "worker_counts"]
 

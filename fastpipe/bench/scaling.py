@@ -17,9 +17,9 @@ from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.floor import DecodeRow
 from fastpipe.bench.loaders import LoaderRow, LoaderSpec
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
 from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
+from fastpipe.console import Progress
 
 __all__ = ["add_arguments", "run", "scaling_of", "thread_counts"]
 

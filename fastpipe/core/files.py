@@ -8,10 +8,13 @@ import stat
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "read_file"]
+__all__ = ["FLAGS", "is_hdf5", "read_file"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
 
 @ranged("read")
@@ -49,3 +52,21 @@ def _read_all(descriptor: int, size: int) -> bytes:
         block = os.read(descriptor, 1 << 20)
         blocks.append(block)
     return b"".join(blocks)
+
+
+def is_hdf5(path: str) -> bool:
+    """Whether there is a file with HDF5's signature, which stands at its begin or behind a user block.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        end, at = os.fstat(file.fileno()).st_size, 0
+        while at < end:
+            file.seek(at)
+            if file.read(len(_SIGNATURE)) == _SIGNATURE:
+                return True
+            at = 2 * at or 512
+    return False

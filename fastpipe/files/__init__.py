@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastpipe.files.inspect_report import inspect
-    from fastpipe.files.repacking import repack
     from fastpipe.files.scanning.running import restore, scan
     from fastpipe.files.staging import clear_stage, fill_stage, stage_status
-    from fastpipe.files.volumes.repacking import repack_volume
-    from fastpipe.files.volumes.report import inspect_volume
+    from fastpipe.hdf5.inspect_report import inspect
+    from fastpipe.hdf5.repacking import repack
+    from fastpipe.volumes.repacking import repack_volume
+    from fastpipe.volumes.report import inspect_volume
 
 __all__ = [
     "clear_stage", "fill_stage", "inspect", "inspect_volume", "repack", "repack_volume", "restore", "scan",
@@ -26,10 +26,10 @@ __all__ = [
 ]  # fmt: skip
 
 _LAZY = {
-    "inspect": "fastpipe.files.inspect_report",
-    "inspect_volume": "fastpipe.files.volumes.report",
-    "repack": "fastpipe.files.repacking",
-    "repack_volume": "fastpipe.files.volumes.repacking",
+    "inspect": "fastpipe.hdf5.inspect_report",
+    "inspect_volume": "fastpipe.volumes.report",
+    "repack": "fastpipe.hdf5.repacking",
+    "repack_volume": "fastpipe.volumes.repacking",
     "restore": "fastpipe.files.scanning.running",
     "scan": "fastpipe.files.scanning.running",
     "clear_stage": "fastpipe.files.staging",

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from fastpipe import files
 from fastpipe.bench.command import positive
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes.arguments import is_volume, sides, size
+from fastpipe.files.arguments import is_volume, sides, size
 
 __all__ = ["add_arguments", "run"]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fastpipe import files
 from fastpipe.bench.command import positive
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run"]

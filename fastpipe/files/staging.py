@@ -11,9 +11,8 @@ from rich.text import Text
 
 import fastpipe
 from fastpipe._sizes import in_bytes
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress, in_time
 from fastpipe.errors import StageError
-from fastpipe.files.pace import in_time
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
 

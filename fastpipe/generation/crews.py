@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from fastpipe.errors import FastpipeError, OptionError
-from fastpipe.files.checkpoints import write_whole
 from fastpipe.generation.limits import OneThreadEach, limit_this_thread
 from fastpipe.generation.processes import Processes
 from fastpipe.generation.storing import Nowhere, Places, Stores
 from fastpipe.generation.work import FUNCTION, Done, Task, Work, pickled, run_from_folder
+from fastpipe.hdf5.checkpoints import write_whole
 
 __all__ = ["Cluster", "Crew", "Here", "Kind", "Separate", "Threads", "unpicklable"]
 

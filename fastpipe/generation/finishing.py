@@ -19,7 +19,6 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._machine import available_cpus
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.files.checkpoints import sync_folder, write_all
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Column, Form, length_name
 from fastpipe.generation.job import Job, shard_path
@@ -34,6 +33,7 @@ from fastpipe.generation.layout import (
     gaps,
 )
 from fastpipe.generation.storing import Places, Stored, Stores, bytes_of, data_file
+from fastpipe.hdf5.checkpoints import sync_folder, write_all
 
 __all__ = ["LEFT_OUT", "OldRows", "damaged", "files_with_rows", "finish", "name_files", "places_of"]
 

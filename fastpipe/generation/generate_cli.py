@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe.bench.command import positive
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes.arguments import size
+from fastpipe.files.arguments import size
 from fastpipe.generation.public import generate, probe
 
 __all__ = ["add_arguments", "run"]

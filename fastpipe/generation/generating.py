@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastpipe.errors import GenerationError, OptionError, WorkerError
-from fastpipe.files.growing import folder_of
 from fastpipe.generation.asked import Asked
 from fastpipe.generation.crews import Cluster, Crew, Here, Separate, Threads
 from fastpipe.generation.finishing import LEFT_OUT, OldRows, damaged, finish, name_files, places_of
@@ -24,6 +23,7 @@ from fastpipe.generation.reporting import Report
 from fastpipe.generation.scheduling import Missing, Schedule
 from fastpipe.generation.storing import Places, Stores
 from fastpipe.generation.work import Task
+from fastpipe.hdf5.growing import folder_of
 
 __all__ = ["Generation"]
 

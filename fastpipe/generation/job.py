@@ -15,13 +15,13 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import GenerationError, OptionError
-from fastpipe.files.growing import LOCK, GrowingFolder, has_empty_lock
 from fastpipe.generation.code_version import changed, code_name, code_version
 from fastpipe.generation.form import Form
 from fastpipe.generation.journal import JOURNAL
 from fastpipe.generation.making import Policy
 from fastpipe.generation.storing import Stored
 from fastpipe.generation.work import FUNCTION
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, has_empty_lock
 
 __all__ = [
     "Finished",

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe.files.checkpoints import sync_folder, write_whole
 from fastpipe.generation.storing import Stored
+from fastpipe.hdf5.checkpoints import sync_folder, write_whole
 
 __all__ = ["JOURNAL", "Journal"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.files.checkpoints import write_all
 from fastpipe.generation.form import Column, Form, length_name
+from fastpipe.hdf5.checkpoints import write_all
 
 __all__ = [
     "Array",

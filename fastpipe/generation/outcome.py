@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe._sizes import in_bytes
+from fastpipe.console import in_time
 from fastpipe.errors import FastpipeError, GenerationError
-from fastpipe.files.growing import folder_of
-from fastpipe.files.pace import in_time
 from fastpipe.generation.job import Job
 from fastpipe.generation.storing import Stored
+from fastpipe.hdf5.growing import folder_of
 
 __all__ = ["Generated", "rows_of", "told"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastpipe._sizes import in_bytes, in_duration
-from fastpipe.files.pace import in_time
+from fastpipe.console import in_time
 from fastpipe.generation.crews import Crew, Here, Separate, Threads
 from fastpipe.generation.work import Done, Task
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
-from fastpipe.files.pace import in_time
+from fastpipe.console import in_time
 
 __all__ = ["Report"]
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.files.checkpoints import sync_folder, write_all, write_whole
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.layout import Region
+from fastpipe.hdf5.checkpoints import sync_folder, write_all, write_whole
 
 __all__ = ["Nowhere", "Parts", "Places", "Stored", "Stores", "bytes_of", "data_file"]
 

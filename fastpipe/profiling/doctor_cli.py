@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 from fastpipe.profiling import doctor
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.bench.command import positive
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.script import profile_script

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fastpipe._extras import require
 from fastpipe.bench.data import existing_folder, listed
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import write_json
+from fastpipe.console import Progress
 from fastpipe.verify.chains import NAMED, chain_of
 from fastpipe.verify.compare import Outcome, compare_folder
 from fastpipe.verify.report import content, print_outcome

@@ -23,9 +23,9 @@ from rich.console import Console
 from fastpipe.bench.overview import apart, case, child
 from fastpipe.bench.overview.apart import outcome_apart
 from fastpipe.bench.overview.cases import CASES
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import load, main_of, save, validate
 from fastpipe.cli import main
+from fastpipe.console import Progress
 
 # A process that has another, which does not end by itself; nor does the first.
 _START = """

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 
 ODD = "[red]:x:.jpg"  # rich would make a colour and a picture of it
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.files import checkpoints, pace
-from fastpipe.files.checkpoints import CheckpointedFile
-from fastpipe.files.pace import Pace
+from fastpipe.console import Pace
+from fastpipe.hdf5 import checkpoints, pace
+from fastpipe.hdf5.checkpoints import CheckpointedFile
 
 STEPS = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 90), st.binary(min_size=1, max_size=40)),

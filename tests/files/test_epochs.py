@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.files.epochs import uniform_decodes
+from fastpipe.hdf5.epochs import uniform_decodes
 from fastpipe.hdf5.geometry import Geometry
 
 

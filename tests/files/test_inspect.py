@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from fastpipe.cli import main
-from fastpipe.files.advice import advise
-from fastpipe.files.filters import in_words
-from fastpipe.files.inspecting import DatasetFacts, inspect_file
+from fastpipe.hdf5.advice import advise
+from fastpipe.hdf5.filter_words import in_words
 from fastpipe.hdf5.filters import FilterStep
+from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
 
 Make = Callable[[Any], object]
 MIB = 1 << 20

@@ -18,7 +18,7 @@ import pytest
 
 from fastpipe.cli import main
 from fastpipe.errors import HDF5Error
-from fastpipe.files import checking, partial, planning, repacking
+from fastpipe.hdf5 import checking, partial, planning, repacking
 
 Repack = Callable[..., tuple[int, str, str]]
 ROWS = np.random.default_rng(0).standard_normal((4000, 40))
@@ -170,7 +170,7 @@ def test_two_at_once(source: Path, out: Path, repack: Repack) -> None:
     holder = f"""
 import sys
 from pathlib import Path
-from fastpipe.files.partial import Partial
+from fastpipe.hdf5.partial import Partial
 with Partial(Path({str(out)!r})):
     print(flush=True)
     sys.stdin.read()

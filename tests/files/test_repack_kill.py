@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from fastpipe.cli import main
-from fastpipe.files import planning, repacking
-from fastpipe.files.checkpoints import CheckpointedFile
+from fastpipe.hdf5 import planning, repacking
+from fastpipe.hdf5.checkpoints import CheckpointedFile
 from fastpipe.testing.dying import dying_at
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")

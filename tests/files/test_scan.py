@@ -18,8 +18,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder
-from fastpipe.bench.progress import Progress
 from fastpipe.cli import main
+from fastpipe.console import Progress
 from fastpipe.errors import BadSampleError
 from fastpipe.files.scanning import judging
 from fastpipe.files.scanning.folder import in_threads, scan_images

@@ -24,12 +24,12 @@ from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe._machine import available_cpus
 from fastpipe.cli import main
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.files.volumes import advice, inspecting, measuring, report
-from fastpipe.files.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
-from fastpipe.files.volumes.inspecting import Cost, Rates, fit_of, volume_facts
-from fastpipe.files.volumes.measuring import Speed, decode_speed
-from fastpipe.files.volumes.model import PatchModel, Stored
-from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
+from fastpipe.volumes import advice, inspecting, measuring, report
+from fastpipe.volumes.advice import Rechunked, worthwhile, worthwhile_uniform
+from fastpipe.volumes.inspecting import Cost, Rates, fit_of, volume_facts
+from fastpipe.volumes.measuring import Speed, decode_speed
+from fastpipe.volumes.model import PatchModel, Stored
+from fastpipe.volumes.opened import chunk_of, stored_nbytes
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import UnitGrid
 
@@ -323,7 +323,7 @@ def test_how_much_of_the_disk_volumes_take(tmp_path: Path, planes: Path) -> None
 
 
 def test_of_very_many_files_the_bytes_are_not_counted(planes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.files.volumes import opened
+    from fastpipe.volumes import opened
 
     monkeypatch.setattr(opened, "_MOST_FILES", 10)
     assert stored_nbytes(str(planes)) is None
@@ -456,7 +456,7 @@ def test_what_is_advised_in_words(
 def test_of_elements_that_zarr_has_not_no_copy_is_tried(
     planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastpipe.files.volumes.zarr_writing._TYPES", set())
+    monkeypatch.setattr("fastpipe.volumes.zarr_writing._TYPES", set())
     content = found(inspect(planes, "--patch", "8,8,8", "--json"))
     assert content["rechunked"] == [] and content["advice"] is None
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes import arguments, bricks, repacking, unfinished, zarr_writing
-from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout
+from fastpipe.volumes import arguments, bricks, repacking, unfinished, zarr_writing
 from fastpipe.volumes.files import npy_volume
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import UnitGrid
+from fastpipe.volumes.zarr_writing import Codec, ZarrLayout
 
 zarr = pytest.importorskip("zarr", reason="needs zarr-python: pip install zarr (Python 3.11 or later)")
 zarr_sync = pytest.importorskip("zarr.core.sync", reason="needs zarr-python 3: pip install zarr")
@@ -749,7 +749,7 @@ def test_two_at_once(source: Path, out: Path, repack: Repack) -> None:
     holder = f"""
 import sys
 from pathlib import Path
-from fastpipe.files.volumes.unfinished import Unfinished
+from fastpipe.volumes.unfinished import Unfinished
 with Unfinished(Path({str(out)!r}), {{}}):
     print(flush=True)
     sys.stdin.read()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fastpipe.cli import main
-from fastpipe.files.volumes import repacking
-from fastpipe.files.volumes.bricks import Bricks
 from fastpipe.testing.dying import dying_at
+from fastpipe.volumes import repacking
+from fastpipe.volumes.bricks import Bricks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 

@@ -26,9 +26,9 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.data import Photos, folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import interpreter
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, rate_of, verdict
 from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.console import Progress
 
 __all__ = ["add_arguments", "run"]
 

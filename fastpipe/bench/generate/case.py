@@ -23,9 +23,9 @@ from fastpipe.bench.generate.peers import PEERS, Peer, PeerRow
 from fastpipe.bench.generate.predicted import Prediction, predictions
 from fastpipe.bench.generate.rows import SECTIONS, MadeRow, Section, specs
 from fastpipe.bench.generate.targets import PREDICTED, targets
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, verdict
 from fastpipe.bench.runner import ContenderError, Plan, Session, summarise
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run"]

@@ -27,9 +27,9 @@ from fastpipe.bench.gpu.sections import SECTIONS, Candidate, Run, Section
 from fastpipe.bench.gpu.sizes import sizes_for
 from fastpipe.bench.gpu.training import TrainRow, figures_of
 from fastpipe.bench.loaders import make_dataset, train_transform
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Plan, Session
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = ["SECONDS", "add_arguments", "merged", "run", "with_references"]

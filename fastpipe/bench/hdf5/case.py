@@ -37,9 +37,9 @@ from fastpipe.bench.hdf5.rows import TableRow, TableSpec, best_workers, specs_of
 from fastpipe.bench.hdf5.sources import InOrder
 from fastpipe.bench.hdf5.targets import first_batch_targets, memory_target, rate_targets
 from fastpipe.bench.peers import interpreter
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = ["WORKER_COUNTS", "add_arguments", "run"]

@@ -20,8 +20,8 @@ from fastpipe.bench import machine
 from fastpipe.bench.driver import Driver, add_file_arguments
 from fastpipe.bench.overview.apart import outcome_apart
 from fastpipe.bench.overview.cases import CASES
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import main_of, times_digits
+from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "chosen", "run", "sentence"]

@@ -22,9 +22,9 @@ from fastpipe.bench import machine
 from fastpipe.bench.driver import FILES
 from fastpipe.bench.overview.cases import CASES, Ground
 from fastpipe.bench.overview.pair import Pair
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import write_json
 from fastpipe.bench.runner import ContenderError
+from fastpipe.console import Progress
 from fastpipe.errors import FastpipeError
 
 __all__ = ["outcome"]

@@ -19,7 +19,6 @@ from fastpipe.bench.command import positive
 from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import RowInfo, entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError, Session
 from fastpipe.bench.s3.bucket import CLASSES, FOLDER, Bucket
@@ -31,6 +30,7 @@ from fastpipe.bench.s3.refetched import refetched
 from fastpipe.bench.s3.rows import WORKERS, EmptyStages, FirstEpochs, LaterEpochs, MountRow
 from fastpipe.bench.s3.stall import Stalled, fast_stall, mount_stall, stalls
 from fastpipe.bench.s3.targets import targets
+from fastpipe.console import Progress
 from fastpipe.testing.mounts import Mount, rclone_mount, s3fs_mount
 
 __all__ = ["add_arguments", "run"]

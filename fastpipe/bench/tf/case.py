@@ -18,7 +18,6 @@ from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.data import folder_to_use
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, rate_of, verdict
 from fastpipe.bench.runner import Contender, Session
 from fastpipe.bench.tf.apart import Apart, ApartRow
@@ -27,6 +26,7 @@ from fastpipe.bench.tf.data import FULL, QUICK, Lengths, Photos, Setting
 from fastpipe.bench.tf.framework import tensorflow
 from fastpipe.bench.tf.rows import SECTIONS, EpochRow, specs
 from fastpipe.bench.tf.targets import targets
+from fastpipe.console import Progress
 from fastpipe.errors import FastpipeError
 
 __all__ = ["add_arguments", "run"]

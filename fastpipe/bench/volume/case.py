@@ -17,7 +17,6 @@ from fastpipe.bench import machine
 from fastpipe.bench.command import positive
 from fastpipe.bench.driver import Driver, add_run_arguments
 from fastpipe.bench.peers import Peer, interpreter
-from fastpipe.bench.progress import Progress
 from fastpipe.bench.results import entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.bench.volume.amplification import amplifications
@@ -27,6 +26,7 @@ from fastpipe.bench.volume.memory import memory_of_topologies
 from fastpipe.bench.volume.peers import VOLUME_PEERS, VolumePeerRow, row_info
 from fastpipe.bench.volume.rows import COLD, QUARTER, WARM, SlicedRow, WholeEpochs, sliced_loader, specs
 from fastpipe.bench.volume.targets import targets
+from fastpipe.console import Progress
 
 __all__ = ["add_arguments", "run"]
 

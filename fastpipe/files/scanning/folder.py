@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastpipe._sizes import counted, in_bytes
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress, in_time
 from fastpipe.engine.pool import Job, ThreadPool
-from fastpipe.files.pace import in_time
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
 from fastpipe.files.scanning.verdicts import shown

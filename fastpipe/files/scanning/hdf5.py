@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from fastpipe._extras import require
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.engine.bad import is_of_machine
-from fastpipe.files.rows import dtype_of
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import Ticker, in_threads
 from fastpipe.files.scanning.verdicts import Verdict
@@ -21,6 +20,7 @@ from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.files import opened
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
+from fastpipe.hdf5.rows import dtype_of
 
 __all__ = ["scan_hdf5"]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fastpipe._sizes import counted
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe._machine import default_threads
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images
 from fastpipe.files.scanning.hdf5 import scan_hdf5

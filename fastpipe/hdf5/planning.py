@@ -9,11 +9,11 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.files.advice import SMALL_NBYTES
-from fastpipe.files.codecs import Codec
-from fastpipe.files.inspecting import storage_of
-from fastpipe.files.rows import has_references, is_plain
+from fastpipe.hdf5.advice import SMALL_NBYTES
+from fastpipe.hdf5.codecs import Codec
+from fastpipe.hdf5.inspecting import storage_of
 from fastpipe.hdf5.library import filters_of
+from fastpipe.hdf5.rows import has_references, is_plain
 
 __all__ = ["MEMORY_NBYTES", "Options", "Target", "make_plan"]
 

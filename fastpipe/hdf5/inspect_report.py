@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
-from fastpipe.bench.progress import Progress
 from fastpipe.cache.budget import free_memory
-from fastpipe.files.advice import SMALL_NBYTES, Advice, advise
-from fastpipe.files.inspecting import DatasetFacts, inspect_file
-from fastpipe.files.tables import table
+from fastpipe.console import Progress, table
+from fastpipe.hdf5.advice import SMALL_NBYTES, Advice, advise
+from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
 
 __all__ = ["inspect"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe.errors import HDF5Error, OptionError
-from fastpipe.files.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
-from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
+from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 

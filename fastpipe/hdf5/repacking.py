@@ -17,17 +17,16 @@ from rich.text import Text
 from fastpipe._extras import require
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Pace, Progress
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
-from fastpipe.files.checking import check_rows, check_structure
-from fastpipe.files.codecs import parse_codec, set_filters
-from fastpipe.files.copying import copy_references, copy_structure
-from fastpipe.files.pace import Pace
-from fastpipe.files.partial import Partial, clear, exists_already, identity, left_behind
-from fastpipe.files.planning import MEMORY_NBYTES, Options, Target, make_plan
-from fastpipe.files.rows import RowSource, read_rows, write_rows
+from fastpipe.hdf5.checking import check_rows, check_structure
+from fastpipe.hdf5.codecs import parse_codec, set_filters
+from fastpipe.hdf5.copying import copy_references, copy_structure
 from fastpipe.hdf5.files import opened
 from fastpipe.hdf5.library import filters_of, load_filters, missing
+from fastpipe.hdf5.partial import Partial, clear, exists_already, identity, left_behind
+from fastpipe.hdf5.planning import MEMORY_NBYTES, Options, Target, make_plan
+from fastpipe.hdf5.rows import RowSource, read_rows, write_rows
 
 __all__ = ["repack"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.files.checkpoints import sync_folder, unfinished_name, write_whole
-from fastpipe.files.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
+from fastpipe.hdf5.checkpoints import sync_folder, unfinished_name, write_whole
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 

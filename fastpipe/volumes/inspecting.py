@@ -10,9 +10,9 @@ from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes.measuring import Speed, copy_seconds, decode_speed
-from fastpipe.files.volumes.model import PatchModel, Stored
-from fastpipe.files.volumes.opened import chunk_of, stored_nbytes
+from fastpipe.volumes.measuring import Speed, copy_seconds, decode_speed
+from fastpipe.volumes.model import PatchModel, Stored
+from fastpipe.volumes.opened import chunk_of, stored_nbytes
 from fastpipe.volumes.volume import Volume
 
 __all__ = [

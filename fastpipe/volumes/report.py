@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Progress, table
 from fastpipe.errors import OptionError
-from fastpipe.files.tables import table
-from fastpipe.files.volumes.advice import (
+from fastpipe.volumes.advice import (
     Rechunked,
     command,
     rechunked,
     worthwhile,
     worthwhile_uniform,
 )
-from fastpipe.files.volumes.inspecting import (
+from fastpipe.volumes.inspecting import (
     Cost,
     PatchFacts,
     VolumeFacts,
@@ -32,7 +31,7 @@ from fastpipe.files.volumes.inspecting import (
     patch_facts,
     volume_facts,
 )
-from fastpipe.files.volumes.opened import open_source
+from fastpipe.volumes.opened import open_source
 
 __all__ = ["inspect_volume"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.files.filters import (
+from fastpipe.hdf5.filter_words import (
     BLOSC,
     DEFLATE,
     FLETCHER32,
@@ -19,8 +19,8 @@ from fastpipe.files.filters import (
     in_words,
     may_lose,
 )
-from fastpipe.files.rows import is_plain
 from fastpipe.hdf5.library import filters_of, load_plugins, missing
+from fastpipe.hdf5.rows import is_plain
 
 __all__ = ["CODECS", "Codec", "parse_codec", "set_filters"]
 

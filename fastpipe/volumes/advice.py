@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from fastpipe._machine import available_cpus
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes.bricks import finish_all, read_box
-from fastpipe.files.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFacts, stored_as
-from fastpipe.files.volumes.measuring import Speed, decode_speed
-from fastpipe.files.volumes.model import PatchModel, Stored
-from fastpipe.files.volumes.zarr_writing import Codec, ZarrLayout, encoder, metadata, write_chunk
+from fastpipe.volumes.bricks import finish_all, read_box
+from fastpipe.volumes.inspecting import Cost, PatchFacts, Rates, VolumeFacts, stored_as
+from fastpipe.volumes.measuring import Speed, decode_speed
+from fastpipe.volumes.model import PatchModel, Stored
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import UnitGrid, Volume
+from fastpipe.volumes.zarr_writing import Codec, ZarrLayout, encoder, metadata, write_chunk
 
 __all__ = ["Rechunked", "command", "rechunked", "worthwhile", "worthwhile_uniform"]
 

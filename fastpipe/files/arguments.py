@@ -1,4 +1,4 @@
-"""What the commands' arguments mean for volumes; loads nothing that is large."""
+"""What the commands' arguments mean; loads nothing that is large."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 
-__all__ = ["is_hdf5", "is_volume", "sides", "size"]
+from fastpipe.core.files import is_hdf5
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+__all__ = ["is_volume", "sides", "size"]
+
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -41,24 +42,6 @@ def size(text: str) -> int:
     if nbytes < 1:
         raise argparse.ArgumentTypeError(f"must be a number of bytes, such as 8GiB; got {text!r}")
     return nbytes
-
-
-def is_hdf5(path: str) -> bool:
-    """Whether there is a file with HDF5's signature, which stands at its begin or behind a user block.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        end, at = os.fstat(file.fileno()).st_size, 0
-        while at < end:
-            file.seek(at)
-            if file.read(len(_SIGNATURE)) == _SIGNATURE:
-                return True
-            at = 2 * at or 512
-    return False
 
 
 def is_volume(path: str) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import HDF5Error
-from fastpipe.files.copying import attributes_of, objects_of, referred, replaced
-from fastpipe.files.rows import read_all, read_rows, same_values
+from fastpipe.hdf5.copying import attributes_of, objects_of, referred, replaced
 from fastpipe.hdf5.library import filters_of, missing
+from fastpipe.hdf5.rows import read_all, read_rows, same_values
 
 __all__ = ["check_rows", "check_structure"]
 

@@ -19,14 +19,16 @@ from rich.text import Text
 
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
-from fastpipe.bench.progress import Progress
+from fastpipe.console import Pace, Progress
 from fastpipe.errors import OptionError, VolumeError
-from fastpipe.files.checkpoints import write_whole
-from fastpipe.files.pace import Pace
-from fastpipe.files.volumes.bricks import Bricks, finish_all, planned_bricks, read_box
-from fastpipe.files.volumes.opened import attributes_of, open_source, state_of, stored_nbytes
-from fastpipe.files.volumes.unfinished import Unfinished, clear, exists_already, forget_empty, is_left_behind
-from fastpipe.files.volumes.zarr_writing import (
+from fastpipe.hdf5.checkpoints import write_whole
+from fastpipe.volumes.bricks import Bricks, finish_all, planned_bricks, read_box
+from fastpipe.volumes.opened import attributes_of, open_source, state_of, stored_nbytes
+from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.unfinished import Unfinished, clear, exists_already, forget_empty, is_left_behind
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, Volume
+from fastpipe.volumes.wrappers import GroupedVolume
+from fastpipe.volumes.zarr_writing import (
     Codec,
     ZarrLayout,
     chunk_path,
@@ -36,9 +38,6 @@ from fastpipe.files.volumes.zarr_writing import (
     sync_chunk,
     write_chunk,
 )
-from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, Volume
-from fastpipe.volumes.wrappers import GroupedVolume
 
 __all__ = ["repack_volume"]
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import OptionError
-from fastpipe.files.volumes.opened import chunk_of
-from fastpipe.files.volumes.zarr_writing import ZarrLayout
+from fastpipe.volumes.opened import chunk_of
 from fastpipe.volumes.volume import UnitReader, Volume
+from fastpipe.volumes.zarr_writing import ZarrLayout
 
 __all__ = ["Bricks", "aligned", "finish_all", "planned_bricks", "read_box", "read_together"]
 

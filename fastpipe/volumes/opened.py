@@ -11,8 +11,8 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.cache.converted import ConvertedFiles
+from fastpipe.core.files import is_hdf5
 from fastpipe.errors import VolumeError
-from fastpipe.files.volumes.arguments import is_hdf5
 from fastpipe.hdf5.files import opened
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import Volume

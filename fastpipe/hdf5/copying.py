@@ -13,9 +13,9 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.files.inspecting import storage_of
-from fastpipe.files.planning import Target
-from fastpipe.files.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
+from fastpipe.hdf5.inspecting import storage_of
+from fastpipe.hdf5.planning import Target
+from fastpipe.hdf5.rows import dtype_of, has_references, is_plain, read_all, read_rows, write_rows
 
 __all__ = ["attributes_of", "copy_references", "copy_structure", "objects_of", "referred"]
 

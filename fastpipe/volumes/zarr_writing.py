@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.files.checkpoints import sync_folder
+from fastpipe.hdf5.checkpoints import sync_folder
 
 __all__ = [
     "Codec",

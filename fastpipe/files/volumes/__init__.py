@@ -1,1 +1,0 @@
-"""What ``fastpipe inspect`` and ``fastpipe repack`` do with volumes."""
