@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -217,8 +217,16 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
         if found.shape:
             return found
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
+    if found is None and name in file:
+        try:
+            file[name]
+        except KeyError as error:
+            raise HDF5Error(
+                f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}"
+            ) from error
     names: list[str] = []
-    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    with suppress(KeyError):  # a dataset that cannot be opened ends the list
+        file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     raise KeyError(f"{shown} has no dataset {name!r}; it has {', '.join(sorted(names)) or 'none'}")
 
 

@@ -30,6 +30,7 @@ _Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, size
 _BLOCK_NBYTES = 1 << 20
 _KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
 _NO_FILTERS = 0xFFFFFFFF  # a mask
+_FARTHEST = np.uint64(1 << 60)  # behind all files, and far from where sums overflow
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -177,7 +178,8 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         numbers = _numbers(dataset, np.array(corners, np.int64), chunk)
         if numbers is None:
             return None
-        offsets[numbers], sizes[numbers], masks[numbers] = found_offsets, found_sizes, found_masks
+        offsets[numbers], sizes[numbers] = _bounded(found_offsets), _bounded(found_sizes)
+        masks[numbers] = found_masks
         block = dataset.file.userblock_size
         if block and leaves_out_user_block():
             offsets[numbers] += block
@@ -187,6 +189,11 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
             masks[edges] = _NO_FILTERS
     return offsets, sizes, masks
+
+
+def _bounded(numbers: Sequence[int]) -> Int64Array:
+    """Return addresses or sizes as int64: a damaged file may say any number of 64 bits."""
+    return np.minimum(np.array(numbers, np.uint64), _FARTHEST).astype(np.int64)
 
 
 def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
@@ -246,7 +253,7 @@ def _whole(dataset: Any, kind: str) -> _Places:
     offset = dataset.id.get_offset() if is_there else None
     nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
     return (
-        np.array([-1 if offset is None else offset], np.int64),
+        np.array([-1], np.int64) if offset is None else _bounded([offset]),
         np.array([nbytes], np.int64),
         np.zeros(1, np.uint32),
     )

@@ -186,21 +186,24 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     lead = [int(at) for at in np.unravel_index(sample, shape[:sample_dims])]
     out = np.empty(shape[sample_dims:], layout.dtype)
     grid = grid_of(shape, chunk)
-    fill = np.frombuffer(layout.fill, layout.dtype)
+    # Arrays throughout, also of one element: an element that is text has other indices.
+    fill = np.frombuffer(layout.fill, layout.dtype).reshape(())
     for inner in np.ndindex(*grid[sample_dims:]):
         place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones
         number = int(np.ravel_multi_index(place, grid))
         corner = [at * side for at, side in zip(inner, chunk[sample_dims:], strict=True)]
-        box = tuple(
-            slice(at, min(at + side, size))
+        sizes = [
+            min(side, size - at)
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
-        )
+        ]
+        # With an ellipsis, as also of no dimensions an array is wanted.
+        box: Any = (*(slice(at, at + size) for at, size in zip(corner, sizes, strict=True)), ...)
+        inside: Any = (*(at % side for at, side in zip(lead, chunk)), *map(slice, sizes), ...)  # noqa: B905
         if layout.kind != "compact" and layout.offsets[number] < 0:
-            out[box] = fill[0]
+            out[box] = fill
             continue
         decoded = reader.decode_alone(number).view(layout.dtype).reshape(chunk)
-        row = decoded[tuple(at % side for at, side in zip(lead, chunk))]  # noqa: B905
-        out[box] = row[tuple(slice(side.stop - side.start) for side in box)]
+        out[box] = decoded[inside]
     return out
 
 

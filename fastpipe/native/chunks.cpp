@@ -194,7 +194,9 @@ Status unreadable() { return Status::declined(Reason::unreadable, errno); }
 Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t chunk, Range wanted, std::uint8_t* out,
                     Scratch& scratch, RowTotals* totals) noexcept {
   const std::int64_t nbytes = dataset.grid.chunk_nbytes, size = dataset.sizes[chunk];
-  if (size < 0 || size > 2 * nbytes + kMore) return Status::declined(Reason::too_large);
+  if (size < 0 || size > 2 * nbytes + kMore || dataset.offsets[chunk] > kLargest) {
+    return Status::declined(Reason::too_large);
+  }
   totals->decoded.fetch_add(nbytes, std::memory_order_relaxed);
   Watch watch;
   if (dataset.filters.empty()) {
@@ -322,7 +324,6 @@ void RowBatch::plan_groups(std::int32_t number) {
   sorted.groups.push_back({-1, static_cast<std::int64_t>(samples.size())});
 
   enum Kind : std::uint8_t { there, missing, coming };
-  Arena arena(0);
   std::vector<std::uint8_t> kinds(static_cast<std::size_t>(count));
   for (std::int64_t part = 0; part < dataset.grid.parts; ++part) {
     SampleGrid::Part shape;
@@ -339,7 +340,7 @@ void RowBatch::plan_groups(std::int32_t number) {
       std::uint8_t& kind = kinds[static_cast<std::size_t>(group)];
       kind = missing;
       if (dataset.inside != nullptr || dataset.offsets[chunk] < 0 ||
-          (dataset.kept != nullptr && dataset.kept->find(chunk, arena) >= 0)) {
+          (dataset.kept != nullptr && dataset.kept->has(chunk))) {
         kind = there;
       } else if (dataset.memory != nullptr) {
         const std::int64_t key = dataset.first_key + chunk;
@@ -447,8 +448,10 @@ void RowBatch::read_rows(const Task& task) {
       const std::int64_t offset = dataset.offsets[chunk.number];
       if (offset < 0) {
         fill_part(part, dataset.fill, chunk.out(sample));
-      } else if (error != 0) {
+      } else if (error != 0 || offset > kLargest) {
         fail(chunk, Status::declined(Reason::unreadable, error));
+      } else if (offset > kLargest) {
+        fail(chunk, Status::declined(Reason::too_large));
       } else {
         const bool is_read = for_runs(part, [&](std::int64_t in_chunk, std::int64_t in_sample) {
           return read_at(file.descriptor(), chunk.out(sample) + in_sample, part.run, offset + sample.at + in_chunk);
@@ -564,23 +567,26 @@ Status RowBatch::decode_alone(const Chunk& chunk, Scratch& scratch) {
 }
 
 // Give the caller a chunk to keep.
-void RowBatch::keep(const Chunk& chunk, const std::uint8_t* data) {
+void RowBatch::keep(const Chunk& chunk, const std::uint8_t* data) noexcept {
   KeptChunks* kept = chunk.dataset.kept.get();
   const std::int64_t nbytes = chunk.dataset.grid.chunk_nbytes;
   if (kept == nullptr || most_keep_nbytes <= 0 || !kept->wants(chunk.number)) return;
-  KeepChunk made;
   {
     const std::lock_guard<std::mutex> guard(keep_lock_);
     if (nbytes > most_keep_nbytes - keep_nbytes_) return;
     keep_nbytes_ += nbytes;
   }
+  KeepChunk made;
   made.data.reset(static_cast<std::uint8_t*>(std::malloc(static_cast<std::size_t>(nbytes))));
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), data, static_cast<std::size_t>(nbytes));
   made.source = chunk.number_of_source;
   made.chunk = chunk.number;
-  const std::lock_guard<std::mutex> guard(keep_lock_);
-  keep_.push_back(std::move(made));
+  try {
+    const std::lock_guard<std::mutex> guard(keep_lock_);
+    keep_.push_back(std::move(made));
+  } catch (...) {  // without memory it is not kept
+  }
 }
 
 }  // namespace fastpipe

@@ -108,6 +108,13 @@ Digest KeptChunks::digest(std::int64_t chunk) const noexcept {
   return blake2b({number, sizeof number}, tag);
 }
 
+bool KeptChunks::has(std::int64_t chunk) const noexcept {
+  const std::int64_t known = places_[static_cast<std::size_t>(chunk)].load(std::memory_order_relaxed);
+  if (known >= 0 || known == -2 - store_.table->size()) return known >= 0;
+  EntryRecord record;
+  return store_.table->find(digest(chunk), &record) >= 0;
+}
+
 std::int64_t KeptChunks::find(std::int64_t chunk, Arena& arena) noexcept {
   std::atomic<std::int64_t>& place = places_[static_cast<std::size_t>(chunk)];
   const std::int64_t known = place.load(std::memory_order_relaxed);

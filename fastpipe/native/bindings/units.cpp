@@ -1,6 +1,7 @@
 #include "../units.h"
 
 #include <nanobind/stl/unique_ptr.h>
+#include <unistd.h>
 
 #include <memory>
 
@@ -16,12 +17,14 @@ Bytes1 view(nb::handle owner, const UnitMemory& units, const std::uint8_t* data)
   return Bytes1(const_cast<std::uint8_t*>(data), {static_cast<std::size_t>(units.shape().slot_nbytes)}, owner);
 }
 
-// A unit that is being read, or written, by one thread; on the way out it is let go of.
+// A unit that is being read, or written, by one thread; on the way out it is let go of.  In a forked child it stays the
+// parent's: there, the lock may be one that nobody opens.
 template <typename Held>
 struct Lent {
   UnitMemory& units;
   Held held;
   bool is_over = false;
+  const pid_t process = getpid();
   Lent(UnitMemory& units_, const Held& held_) : units(units_), held(held_) {}
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
@@ -29,11 +32,11 @@ struct Lent {
 };
 template <>
 Lent<UnitMemory::Found>::~Lent() {
-  if (!is_over) static_cast<void>(units.release(held));
+  if (!is_over && process == getpid()) static_cast<void>(units.release(held));
 }
 template <>
 Lent<UnitMemory::Claim>::~Lent() {
-  if (!is_over) units.abandon(held);
+  if (!is_over && process == getpid()) units.abandon(held);
 }
 using FoundUnit = Lent<UnitMemory::Found>;
 using ClaimedUnit = Lent<UnitMemory::Claim>;

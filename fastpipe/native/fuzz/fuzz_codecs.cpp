@@ -31,8 +31,9 @@ struct Chunk {
 // the upper half; an element's bytes.  Three for the size, one for bitshuffle's blocks, one for whether a checksum is
 // made right.
 Chunk read_options(Bytes input) {
-  constexpr ChunkFilter filters[] = {ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
-                                ChunkFilter::lz4,     ChunkFilter::bitshuffle, ChunkFilter::zstd,       ChunkFilter::blosc2, ChunkFilter{4}};
+  constexpr ChunkFilter filters[] = {
+      ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
+      ChunkFilter::lz4,     ChunkFilter::bitshuffle, ChunkFilter::zstd,       ChunkFilter::blosc2, ChunkFilter{4}};
   const std::uint8_t* const data = input.data;
   Chunk chunk;
   chunk.mask = data[1];
@@ -115,7 +116,8 @@ bool has_blocks(const Chunk& chunk) {
   for (std::size_t i = 0; i < chunk.steps.size(); ++i) {
     const FilterStep& step = chunk.steps[i];
     if ((chunk.mask >> i & 1) != 0 || (step.filter == ChunkFilter::shuffle && step.element == 1)) continue;
-    return step.filter == ChunkFilter::blosc || step.filter == ChunkFilter::lz4 || step.filter == ChunkFilter::bitshuffle;
+    return step.filter == ChunkFilter::blosc || step.filter == ChunkFilter::lz4 ||
+           step.filter == ChunkFilter::bitshuffle;
   }
   return false;
 }

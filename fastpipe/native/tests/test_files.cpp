@@ -6,11 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../files.h"
@@ -225,4 +229,141 @@ TEST("read_full: an error is one") {
   errno = 0;
   CHECK(read_full(-1, out, 10, 10) == -1);
   CHECK(errno == EBADF);
+}
+
+// ---- parts of files -----------------------------------------------------------------------------------------------
+
+namespace {
+
+using fastpipe::DataFile;
+using fastpipe::read_at;
+
+DataFile::State state_of(const std::string& path) {
+  struct stat facts;
+  CHECK(::stat(path.c_str(), &facts) == 0);
+  return {static_cast<std::uint64_t>(facts.st_dev), static_cast<std::uint64_t>(facts.st_ino), facts.st_size,
+          std::int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec};
+}
+
+// The first byte of a file; -1 where it cannot be opened, -2 where it cannot be read.
+int first_byte(DataFile& file) {
+  const DataFile::Opened opened(file);
+  std::uint8_t byte = 0;
+  if (opened.descriptor() < 0) return -1;
+  return read_at(opened.descriptor(), &byte, 1, 0) ? byte : -2;
+}
+
+}  // namespace
+
+TEST("read_at: parts of a file, and none behind its end") {
+  Folder folder;
+  const std::vector<std::uint8_t> bytes = some_bytes(100);
+  const int descriptor = ::open(folder.write("file", bytes).c_str(), O_RDONLY);
+  std::vector<std::uint8_t> out(101, 0xEE);
+  for (const std::int64_t offset : {0, 1, 50, 99, 100}) {
+    const std::int64_t size = 100 - offset;
+    CHECK(read_at(descriptor, out.data(), size, offset));
+    CHECK(std::equal(out.begin(), out.begin() + size, bytes.begin() + offset) && out[100] == 0xEE);
+    errno = EBADF;
+    CHECK(!read_at(descriptor, out.data(), size + 1, offset) && errno == 0);
+  }
+  CHECK(read_at(descriptor, out.data(), 0, std::int64_t{1} << 40));
+  CHECK(!read_at(descriptor, out.data(), 1, std::int64_t{1} << 40) && errno == 0);
+  CHECK(!read_at(descriptor, out.data(), 1, -1) && errno == EINVAL);
+  ::close(descriptor);
+  CHECK(!read_at(-1, out.data(), 1, 0) && errno == EBADF);
+}
+
+TEST("data files: one descriptor stays open, and is closed in the end") {
+  Folder folder;
+  const std::string path = folder.write("file", some_bytes(100));
+  const int before = count_descriptors();
+  {
+    DataFile file(path, state_of(path));
+    CHECK(count_descriptors() == before);
+    for (int i = 0; i < 10; ++i) CHECK(first_byte(file) == some_bytes(1)[0]);
+    CHECK(count_descriptors() == before + 1);
+    const DataFile::Opened one(file), other(file);
+    CHECK(one.descriptor() == other.descriptor() && count_descriptors() == before + 1);
+  }
+  CHECK(count_descriptors() == before);
+}
+
+TEST("data files: of many only some stay open, and all can be read") {
+  Folder folder;
+  const int before = count_descriptors();
+  std::vector<std::unique_ptr<DataFile>> files;
+  for (int i = 0; i < 200; ++i) {
+    const std::string path = folder.write(std::to_string(i).c_str(), {static_cast<std::uint8_t>(i)});
+    files.push_back(std::make_unique<DataFile>(path, state_of(path)));
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 200; ++i) CHECK(first_byte(*files[static_cast<std::size_t>(i)]) == i);
+    CHECK(count_descriptors() == before + 128);
+  }
+  files.erase(files.begin(), files.begin() + 50);  // which makes room for others
+  CHECK(count_descriptors() == before + 78);
+  for (int i = 0; i < 150; ++i) CHECK(first_byte(*files[static_cast<std::size_t>(i)]) == i + 50);
+  CHECK(count_descriptors() == before + 128);
+  files.clear();
+  CHECK(count_descriptors() == before);
+}
+
+TEST("data files: threads that open the same files leave no descriptor behind") {
+  Folder folder;
+  const int before = count_descriptors();
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<DataFile>> files;
+    for (int i = 0; i < 140; ++i) {
+      const std::string name = std::to_string(i);
+      const std::string path =
+          round == 0 ? folder.write(name.c_str(), {static_cast<std::uint8_t>(i)}) : folder.path(name.c_str());
+      files.push_back(std::make_unique<DataFile>(path, state_of(path)));
+    }
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 8; ++number) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 140; ++i) wrong += first_byte(*files[static_cast<std::size_t>(i)]) == i ? 0 : 1;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0 && count_descriptors() == before + 128);
+    files.clear();
+    CHECK(count_descriptors() == before);
+  }
+}
+
+TEST("data files: a file that is not what it was is not read, and leaves nothing open") {
+  Folder folder;
+  const int before = count_descriptors();
+  for (const bool is_open : {false, true}) {
+    const std::string path = folder.write("file", some_bytes(100));
+    DataFile written(path, state_of(path)), cut(path, state_of(path)), touched(path, state_of(path));
+    if (is_open) CHECK(first_byte(written) >= 0 && first_byte(cut) >= 0 && first_byte(touched) >= 0);
+    const timespec times[] = {{0, UTIME_OMIT}, {1'000'000'000, 5}};
+    CHECK(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+    errno = 0;
+    CHECK(first_byte(touched) == -1 && errno == ESTALE);
+    CHECK(::truncate(path.c_str(), 50) == 0);
+    CHECK(first_byte(cut) == -1 && errno == ESTALE);
+    folder.write("file", some_bytes(100));  // of the same size
+    CHECK(first_byte(written) == -1 && errno == ESTALE);
+    DataFile replaced(path, state_of(path));
+    if (is_open) CHECK(first_byte(replaced) >= 0);
+    CHECK(::rename(folder.write("other", some_bytes(100)).c_str(), path.c_str()) == 0);
+    CHECK(first_byte(replaced) == (is_open ? some_bytes(1)[0] : -1));  // what is open is what it was
+    ::unlink(path.c_str());
+    CHECK(first_byte(replaced) == (is_open ? some_bytes(1)[0] : -1) && (is_open || errno == ENOENT));
+    if (!is_open) CHECK(count_descriptors() == before);
+  }
+  CHECK(count_descriptors() == before);
+}
+
+TEST("data files: a fifo does not block, and a folder is no file") {
+  Folder folder;
+  const std::string path = folder.path("fifo");
+  CHECK(::mkfifo(path.c_str(), 0600) == 0);
+  DataFile fifo(path, state_of(path)), directory("/", state_of("/"));
+  CHECK(first_byte(fifo) == -2 && first_byte(directory) == -2);
 }

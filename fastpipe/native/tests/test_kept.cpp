@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "../kept.h"
@@ -172,4 +175,183 @@ TEST("kept: the second time a digest comes it is marked") {
   CHECK(::pwrite(store.kept.descriptor, zeros.data(), zeros.size(), 0) == 16);
   CHECK(!mark(store.kept, {5, 0}) && mark(store.kept, {5, 0}));
   CHECK(!mark(store.kept, {std::numeric_limits<std::uint64_t>::max(), 0}));
+}
+
+// ---- chunks -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::int64_t kChunk = 100;  // bytes
+
+// A store of chunks; each begins at its number times 128.
+struct ChunkStore {
+  KeptStore store;
+  std::unique_ptr<KeptChunks> chunks;
+  Arena arena;
+
+  explicit ChunkStore(bool verifies = false, std::int64_t marks = 0, bool is_mapped = false) {
+    store.table = std::make_shared<EntryTable>();
+    store.descriptor = ::memfd_create("kept", 0);
+    store.size = kSize;
+    store.verifies = verifies;
+    store.marks = marks;
+    store.tag = "a file and a dataset";
+    CHECK(::ftruncate(store.descriptor, kSize) == 0);
+    if (is_mapped) {
+      store.memory = static_cast<const std::uint8_t*>(
+          ::mmap(nullptr, static_cast<std::size_t>(kSize), PROT_READ, MAP_SHARED, store.descriptor, 0));
+    }
+    chunks = std::make_unique<KeptChunks>(store, 20, kChunk);
+  }
+  ~ChunkStore() {
+    if (store.memory != nullptr) {
+      ::munmap(const_cast<std::uint8_t*>(store.memory), static_cast<std::size_t>(kSize));
+    }
+    ::close(store.descriptor);
+  }
+  ChunkStore(const ChunkStore&) = delete;
+  ChunkStore& operator=(const ChunkStore&) = delete;
+
+  EntryRecord record(std::int64_t number, std::int64_t place) const {
+    EntryRecord made;
+    std::vector<std::uint8_t> bytes(kChunk, static_cast<std::uint8_t>(number + 1));
+    made.digest = chunks->digest(number);
+    made.offset = static_cast<std::uint64_t>(place);
+    made.nbytes = kChunk;
+    made.sum = sum_of({bytes.data(), bytes.size()});
+    return made;
+  }
+  void add(EntryRecord record) {
+    record.check = check_of(record);
+    std::uint64_t end = 0;
+    CHECK(store.table->extend(&record, 1, &end));
+  }
+  void keep(std::int64_t number, std::int64_t place) {
+    const std::vector<std::uint8_t> bytes(kChunk, static_cast<std::uint8_t>(number + 1));
+    CHECK(::pwrite(store.descriptor, bytes.data(), bytes.size(), static_cast<off_t>(place)) == kChunk);
+    add(record(number, place));
+  }
+  std::int64_t find(std::int64_t number) {
+    const std::int64_t found = chunks->find(number, arena);
+    arena.reset();
+    return found;
+  }
+};
+
+}  // namespace
+
+TEST("kept chunks: are found where they are, also those that were looked for before") {
+  for (const bool verifies : {false, true}) {
+    for (const bool is_mapped : {false, true}) {
+      ChunkStore store(verifies, 0, is_mapped);
+      for (int round = 0; round < 2; ++round) CHECK(store.find(7) == -1 && store.find(19) == -1);
+      store.keep(7, 256);
+      CHECK(store.find(7) == 256 && store.find(19) == -1);
+      store.keep(19, 512);
+      CHECK(store.find(19) == 512 && store.find(7) == 256 && store.find(0) == -1);
+    }
+  }
+}
+
+TEST("kept chunks: other files' and datasets' are not theirs") {
+  ChunkStore store;
+  KeptStore same = store.store, other = store.store;
+  other.tag = "another file";
+  KeptChunks again(same, 20, kChunk), theirs(other, 20, kChunk), longer(same, 20, kChunk + 1);
+  store.keep(3, 128);
+  CHECK(again.find(3, store.arena) == 128 && theirs.find(3, store.arena) == -1);
+  CHECK(longer.find(3, store.arena) == -1);
+}
+
+TEST("kept chunks: a chunk that is known is not looked up, nor is one that is not while nothing is new") {
+  ChunkStore store;
+  store.keep(3, 128);
+  CHECK(store.find(3) == 128 && store.find(4) == -1);
+  store.store.table->forget(0);  // what is known of it stays: in memory nothing is overwritten
+  CHECK(store.find(3) == 128);
+  ChunkStore fresh;
+  fresh.keep(3, 128);
+  fresh.store.table->forget(0);
+  CHECK(fresh.find(3) == -1);
+}
+
+TEST("kept chunks: records that reach outside the data file, or are of another size, are passed over") {
+  constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+  for (const std::uint64_t offset : {std::uint64_t{kSize} - kChunk + 1, std::uint64_t{kSize}, most / 2 + 1, most}) {
+    ChunkStore store;
+    EntryRecord record = store.record(3, 0);
+    record.offset = offset;
+    store.add(record);
+    CHECK(store.find(3) == -1);
+    store.keep(3, 640);  // another one with the same digest
+    CHECK(store.find(3) == 640);
+  }
+  for (const std::uint64_t nbytes : {std::uint64_t{0}, std::uint64_t{99}, std::uint64_t{101}, most}) {
+    ChunkStore store;
+    EntryRecord record = store.record(3, 0);
+    record.nbytes = nbytes;
+    store.add(record);
+    CHECK(store.find(3) == -1);
+    store.keep(3, 640);
+    CHECK(store.find(3) == 640);
+  }
+}
+
+TEST("kept chunks: bytes that changed are seen when they are first read, and the next entry is taken") {
+  ChunkStore store(true);
+  store.keep(3, 128);
+  const std::uint8_t other = 99;
+  CHECK(::pwrite(store.store.descriptor, &other, 1, 200) == 1);
+  CHECK(store.find(3) == -1);
+  store.keep(3, 256);
+  CHECK(store.find(3) == 256);
+  ChunkStore trusting(false);
+  trusting.keep(3, 128);
+  CHECK(::pwrite(trusting.store.descriptor, &other, 1, 200) == 1 && trusting.find(3) == 128);
+}
+
+TEST("kept chunks: mapped bytes that the data file does not have are not pointed to") {
+  for (const bool verifies : {false, true}) {
+    ChunkStore store(verifies, 0, true);
+    store.keep(3, 128);
+    store.keep(4, 2048);
+    CHECK(::ftruncate(store.store.descriptor, 300) == 0);
+    CHECK(store.find(3) == 128 && store.find(4) == -1);
+  }
+}
+
+TEST("kept chunks: with marks they are wanted from the second time on") {
+  ChunkStore always, store(false, 64);
+  for (int round = 0; round < 2; ++round) CHECK(always.chunks->wants(3));
+  CHECK(!store.chunks->wants(3) && store.chunks->wants(3) && store.chunks->wants(3));
+  const int read_only = ::open("/dev/null", O_RDONLY);
+  KeptStore broken = store.store;
+  broken.descriptor = read_only;
+  KeptChunks chunks(broken, 20, kChunk);
+  CHECK(!chunks.wants(3) && !chunks.wants(3));  // kept later, or never
+  ::close(read_only);
+}
+
+TEST("kept chunks: threads that look while others keep find the right places") {
+  ChunkStore store(true);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  std::atomic<bool> ends{false};
+  for (int number = 0; number < 3; ++number) {
+    threads.emplace_back([&] {
+      Arena arena;
+      while (!ends) {
+        for (std::int64_t chunk = 0; chunk < 20; ++chunk) {
+          const std::int64_t place = store.chunks->find(chunk, arena);
+          wrong += place == -1 || place == chunk * 128 ? 0 : 1;
+          arena.reset();
+        }
+      }
+    });
+  }
+  for (std::int64_t chunk = 0; chunk < 20; ++chunk) store.keep(chunk, chunk * 128);
+  ends = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  for (std::int64_t chunk = 0; chunk < 20; ++chunk) CHECK(store.find(chunk) == chunk * 128);
 }

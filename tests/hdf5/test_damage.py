@@ -1,0 +1,351 @@
+"""Chunks whose bytes were changed, cut off or added to: what is read is what h5py reads, or is declined and then
+said to be damaged; and nothing else of the file suffers.
+
+There are damages that the HDF5 library does not see and that are errors here: a chunk whose filters make more or
+fewer bytes of it than it has.  Of more the library drops the rest, and of fewer it gives the rest of the memory
+as it was.  Its plugins may also end the process, so it reads in another one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+from h5py import h5d, h5p, h5s, h5t, h5z
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from fastpipe.core.native import native
+from fastpipe.errors import HDF5Error
+from fastpipe.hdf5.chunks import ChunkReader, FileState
+from fastpipe.hdf5.errors import ChunkError, DamagedError
+from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.filters import FilterStep, described
+from fastpipe.hdf5.layout import Layout, read_layout
+from fastpipe.hdf5.reader import RowReader
+
+ROWS, IN_CHUNK = 12, 4
+MIDDLE = slice(IN_CHUNK, 2 * IN_CHUNK)  # rows of the chunk that is damaged
+
+FILTERS: dict[str, tuple[int, tuple[int, ...]] | None] = {
+    "none": None,
+    "gzip": (h5z.FILTER_DEFLATE, (4,)),
+    "lzf": (h5z.FILTER_LZF, ()),
+    **{
+        name: (int(one.filter_id), tuple(map(int, one.filter_options)))
+        for name, one in {
+            "lz4": hdf5plugin.LZ4(),
+            "lz4, small blocks": hdf5plugin.LZ4(nbytes=100),
+            "zstd": hdf5plugin.Zstd(),
+            "blosc blosclz": hdf5plugin.Blosc(cname="blosclz", shuffle=1),
+            "blosc lz4": hdf5plugin.Blosc(cname="lz4", shuffle=2),
+            "blosc zlib": hdf5plugin.Blosc(cname="zlib", shuffle=0),
+            "blosc zstd": hdf5plugin.Blosc(cname="zstd", shuffle=1),
+            "bitshuffle": hdf5plugin.Bitshuffle(cname="none"),
+            "bitshuffle lz4": hdf5plugin.Bitshuffle(cname="lz4", nelems=16),
+            "bitshuffle zstd": hdf5plugin.Bitshuffle(cname="zstd"),
+            "blosc2": hdf5plugin.Blosc2(cname="zstd"),
+        }.items()
+    },
+}
+
+
+@st.composite
+def damages(draw: Any) -> dict[str, Any]:
+    return {
+        "name": draw(st.sampled_from(sorted(FILTERS))),
+        "before": draw(st.sampled_from([(), (), ("shuffle",), ("fletcher32",)])),
+        "after": draw(st.sampled_from([(), (), ("fletcher32",), ("shuffle",)])),
+        "dtype": draw(st.sampled_from(["u1", "<i2", ">f4", "<f8"])),
+        "side": draw(st.integers(1, 600)),
+        "values": draw(st.sampled_from([(0,), (0, 1, 7, 255), tuple(range(256))])),
+        "kind": draw(st.sampled_from(["flip", "flip", "range", "numbers", "cut", "longer"])),
+        "places": draw(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=3)),
+        "bits": draw(st.integers(1, 255)),
+        "number": draw(st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def write(path: Path, case: dict[str, Any]) -> Any:
+    """The file, and what is in it; None where the library cannot read it."""
+    dtype, shape = np.dtype(case["dtype"]), (ROWS, case["side"])
+    values = np.array(case["values"], np.uint8)
+    raw = np.random.default_rng(case["seed"]).choice(values, ROWS * case["side"] * dtype.itemsize)
+    data = raw.view(dtype).reshape(shape)
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_chunk((IN_CHUNK, case["side"]))
+    for name in (*case["before"], case["name"], *case["after"]):
+        if name == "shuffle":
+            properties.set_shuffle()
+        elif name == "fletcher32":
+            properties.set_fletcher32()
+        elif FILTERS[name] is not None:
+            code, options = FILTERS[name]  # type: ignore[misc]
+            properties.set_filter(code, h5z.FLAG_OPTIONAL, options)
+    with h5py.File(path, "w") as file:
+        dataset = h5d.create(file.id, b"x", h5t.py_create(dtype), h5s.create_simple(shape), properties)
+        h5py.Dataset(dataset)[...] = data
+    with h5py.File(path, "r") as file:
+        try:
+            return file["x"][...]
+        except OSError:
+            return None
+
+
+def damage(path: Path, case: dict[str, Any]) -> None:
+    """Change the chunk in the middle."""
+    with h5py.File(path, "r+") as file:
+        dataset = file["x"].id
+        info = dataset.get_chunk_info_by_coord((IN_CHUNK, 0))
+        mask, stored = dataset.read_direct_chunk((IN_CHUNK, 0))
+        raw, random = bytearray(stored), np.random.default_rng(case["seed"])
+        if case["kind"] == "cut":
+            del raw[max(1, case["places"][0] % len(raw)) :]
+        elif case["kind"] == "longer":
+            raw += random.integers(0, 256, 1 + case["places"][0] % 50, np.uint8).tobytes()
+        if len(raw) != len(stored):
+            dataset.write_direct_chunk((IN_CHUNK, 0), bytes(raw), mask)
+            return
+    for number, place in enumerate(case["places"]):
+        # Half of them at the beginning, where headers are.
+        at = place % (len(raw) if number else min(len(raw), 40))
+        if case["kind"] == "flip":
+            raw[at] ^= case["bits"]
+        elif case["kind"] == "range":
+            end = min(len(raw), at + 1 + place % 77)
+            raw[at:end] = random.integers(0, 256, end - at, np.uint8).tobytes()
+        else:
+            order = "big" if place % 2 else "little"
+            raw[at : at + 4] = case["number"].to_bytes(4, order)[: len(raw) - at]
+    with open(path, "r+b") as file:
+        file.seek(info.byte_offset)
+        file.write(raw)
+
+
+def by_h5py(path: Path) -> bytes | None:
+    """The rows of the chunk in the middle, by the library; None where it does not read them."""
+    there, here = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            with h5py.File(path, "r") as file:
+                try:
+                    found = file["x"][MIDDLE].tobytes()
+                except OSError:
+                    found = None
+            with open(here, "wb") as out:
+                out.write(pickle.dumps(found))
+        finally:
+            os._exit(0)
+    os.close(here)
+    with open(there, "rb") as given_back:
+        content = given_back.read()
+    return None if os.waitpid(pid, 0)[1] or not content else pickle.loads(content)
+
+
+def check(case: dict[str, Any], reader_of: Any, read_natively: Any, read_alone: Any) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.h5"
+        data = write(path, case)
+        if data is None:
+            return "h5py cannot read what it wrote"
+        damage(path, case)
+        with h5py.File(path, "r") as file:
+            layout = read_layout(file["x"])
+        if layout.kind == "h5py":
+            assert "twice" in layout.why
+            return layout.why
+        reader = reader_of(path, layout=layout, threads=2)
+        ways = [read_natively(reader, np.arange(ROWS), 0xAB), read_natively(reader, np.arange(ROWS), 0x54, 2)]
+        for rows in ways:
+            assert rows.is_made[: MIDDLE.start].all()
+            assert rows.is_made[MIDDLE.stop :].all()
+            for others in (slice(MIDDLE.start), slice(MIDDLE.stop, None)):
+                assert rows.arrays[0][others].tobytes() == data[others].tobytes()
+            assert rows.is_made[MIDDLE].all() or not rows.is_made[MIDDLE].any()
+        ours = ways[0].arrays[0][MIDDLE].tobytes() if ways[0].is_made.all() else None
+        assert ours == (ways[1].arrays[0][MIDDLE].tobytes() if ways[1].is_made.all() else None)
+        alone, why = None, ""
+        try:
+            alone = read_alone(reader, range(MIDDLE.start, MIDDLE.stop)).tobytes()
+        except DamagedError as error:
+            why = str(error)
+            assert f"x.h5, dataset /x, chunk 1 at [4:8, 0:{case['side']}]: " in why
+        assert ours is None or alone == ours
+        check_chunk(path, layout, alone)
+        theirs = by_h5py(path)
+        if theirs is not None and alone is not None:
+            assert alone == theirs
+        if theirs is not None and alone is None:
+            assert "expected" in why or "end too early" in why or "more than the" in why, why
+        # A sample of blocks that are whole needs no others.
+        nbytes = data[0].nbytes
+        for row in range(MIDDLE.start, MIDDLE.stop):
+            one = read_natively(reader, [row])
+            if one.is_made[0] and alone is not None:
+                begin = (row - MIDDLE.start) * nbytes
+                assert one.arrays[0].tobytes() == alone[begin : begin + nbytes]
+            assert one.is_made[0] or alone is None or ours is None
+        return (
+            f"{'read' if alone is not None else 'refused'}, {'read' if theirs is not None else 'not'} by h5py"
+        )
+
+
+def check_chunk(path: Path, layout: Layout, expected: bytes | None) -> None:
+    chunks = ChunkReader(layout, FileState.of(path.stat()))
+    out = np.full((3, chunks.nbytes), 0x3C, np.uint8)
+    if expected is None:
+        with pytest.raises(ChunkError, match=r"chunk 1 at \[4:8, 0:"):
+            chunks.decode(np.arange(3), out)
+    else:
+        chunks.decode(np.arange(3), out)
+        assert out[1].tobytes() == expected
+
+
+@settings(max_examples=200)
+@given(case=damages())
+def test_damage_is_an_error_or_what_h5py_reads(
+    case: dict[str, Any], reader_of: Any, read_natively: Any, read_alone: Any
+) -> None:
+    event(check(case, reader_of, read_natively, read_alone))
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, derandomize=False)
+@given(case=damages())
+def test_much_damage_is_an_error_or_what_h5py_reads(
+    case: dict[str, Any], reader_of: Any, read_natively: Any, read_alone: Any
+) -> None:
+    check(case, reader_of, read_natively, read_alone)
+
+
+@pytest.mark.parametrize("name", sorted(set(FILTERS) - {"none"}))
+def test_a_filter_says_what_is_wrong(
+    name: str, tmp_path: Path, reader_of: Any, read_natively: Any, read: Any
+) -> None:
+    """Bytes of no filter at all: nothing is read, and file, dataset, chunk and filter are named."""
+    case = {
+        "name": name, "before": (), "after": (), "dtype": "<i2", "side": 300, "values": (0, 1, 7, 255), "seed": 0,
+        "kind": "range", "places": [0], "bits": 1,
+    }  # fmt: skip
+    path = tmp_path / "x.h5"
+    data = write(path, case)
+    with h5py.File(path, "r+") as file:
+        file["x"].id.write_direct_chunk((IN_CHUNK, 0), b"\xfe" * 1000)
+    reader = reader_of(path)
+    rows = read_natively(reader, np.arange(ROWS))
+    assert np.flatnonzero(~rows.is_made).tolist() == [4, 5, 6, 7]
+    assert rows.statuses[4, :2].tolist() == [2, 6]  # declined: damaged
+    spoken = {"bitshuffle lz4": "bitshuffle", "lz4, small blocks": "lz4"}.get(name, name.split()[0])
+    with pytest.raises(DamagedError, match=rf"x\.h5, dataset /x, chunk 1 at \[4:8, 0:300\]: {spoken}: "):
+        read(reader, [5])
+    np.testing.assert_array_equal(read(reader, [0, 11]), data[[0, 11]])
+
+
+@pytest.mark.parametrize("name", sorted(set(FILTERS) - {"none"}))
+def test_bytes_that_stop_are_declined_wherever_they_do(name: str) -> None:
+    """Each length of what one filter stored, in memory of exactly that size."""
+    step, stored, nbytes = stored_by(name)
+    whole = native.undo_filter(step, stored, nbytes)
+    assert not isinstance(whole, int)
+    for length in range(len(stored)):
+        assert isinstance(native.undo_filter(step, stored[:length], nbytes), int)
+
+
+def stored_by(name: str) -> tuple[tuple[int, int, int, int], bytes, int]:
+    """A filter as the core takes it, what it made of a chunk, and the bytes of that chunk."""
+    with tempfile.TemporaryDirectory() as folder:
+        case: dict[str, Any] = {
+            "name": name, "before": (), "after": (), "dtype": "<i4", "side": 400, "values": (0, 1, 7), "seed": 3,
+        }  # fmt: skip
+        write(Path(folder) / "x.h5", case)
+        with h5py.File(Path(folder) / "x.h5", "r") as file:
+            (filter_,) = read_layout(file["x"]).filters
+            mask, stored = file["x"].id.read_direct_chunk((IN_CHUNK, 0))
+    assert mask == 0
+    return described(FilterStep(*filter_)), stored, IN_CHUNK * 400 * 4
+
+
+# ---- what a file says of where its bytes are -------------------------------------------------------
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(48, dtype="<i4").reshape(12, 4), chunks=(4, 4))
+    return tmp_path / "x.h5"
+
+
+HUGE = [1 << 40, (1 << 62), (1 << 63) - 1, (1 << 63) - 64]
+
+
+@pytest.mark.parametrize("offset", [*HUGE, -2, -(1 << 63)])
+@pytest.mark.parametrize("filters", [(), (FilterStep(1, (4,), "gzip"),)])
+def test_a_chunk_that_lies_where_there_is_no_file(
+    plain: Path, layout_of: Any, reader_of: Any, read_natively: Any, read: Any, offset: int, filters: Any
+) -> None:
+    layout = layout_of(plain)
+    layout.offsets[1] = offset
+    reader = reader_of(plain, layout=layout._replace(filters=filters))
+    rows = read_natively(reader, np.arange(4, 8))
+    if offset < 0:  # nothing was written
+        assert rows.is_made.all()
+        assert not rows.arrays[0].any()
+        return
+    assert not rows.is_made.any()
+    assert (rows.statuses[:, :2] == (2, 1)).all()  # declined: unreadable
+    with pytest.raises(DamagedError, match=r"chunk 1 at \[4:8, 0:4\]: the file ends within it"):
+        read(reader, [5])
+
+
+@pytest.mark.parametrize("size", HUGE)
+def test_a_chunk_of_more_bytes_than_the_file_has(
+    plain: Path, layout_of: Any, reader_of: Any, read_natively: Any, read: Any, size: int
+) -> None:
+    layout = layout_of(plain)
+    layout.sizes[1] = size
+    reader = reader_of(plain, layout=layout._replace(filters=(FilterStep(1, (4,), "gzip"),)))
+    assert not read_natively(reader, [4, 5]).is_made.any()
+    with pytest.raises(DamagedError, match=r"chunk 1 at \[4:8, 0:4\]: "):
+        read(reader, [5])
+
+
+def _patched(path: Path, old: int, new: int, behind: bytes = b"") -> None:
+    """Put another address into the file's records, where it is before some bytes."""
+    raw, old_bytes = path.read_bytes(), old.to_bytes(8, "little") + behind
+    assert raw.count(old_bytes) == 1
+    path.write_bytes(raw.replace(old_bytes, new.to_bytes(8, "little") + behind))
+
+
+@pytest.mark.parametrize("offset", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 64, (1 << 64) - 2])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": None}])
+def test_an_address_in_the_file_that_leads_nowhere(
+    tmp_path: Path, offset: int, options: dict[str, Any], read: Any
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        data = np.arange(48, dtype="<i4").reshape(12, 4)
+        file.create_dataset("x", data=data, **{"chunks": (4, 4), **options})
+        layout = read_layout(file["x"])
+    behind = b"" if layout.kind == "chunked" else data.nbytes.to_bytes(8, "little")
+    _patched(path, int(layout.offsets[-1]), offset, behind)
+    try:
+        files = SampleFiles([path], ["x"])
+    except HDF5Error as error:  # the library sees that a dataset as a whole is not there
+        assert "x.h5: 'x' cannot be opened, it may be damaged: " in str(error)
+        assert layout.kind == "contiguous"
+        return
+    reader = RowReader(files)
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /x.*: the file ends within it"):
+        read(reader, [11])
+    if layout.kind == "chunked":
+        np.testing.assert_array_equal(read(reader, [7, 0]), data[[7, 0]])
