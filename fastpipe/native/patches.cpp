@@ -206,8 +206,10 @@ bool look_along(std::int64_t start, std::int64_t size, std::int64_t length, Padd
 }
 
 // Put elements where they belong: from a box, by what is taken of it along each dimension.
+//
+// beyond: a row of constants.
 void take_elements(const std::uint8_t* box, const Index& box_sizes, const Along* along, const PatchKind& kind,
-                   std::uint8_t* out) noexcept {
+                   const std::uint8_t* beyond, std::uint8_t* out) noexcept {
   const std::int64_t itemsize = kind.itemsize, columns = kind.size[4];
   const std::int64_t rows = product(kind.size) / columns;
   const std::int64_t* taken = along[4].taken;
@@ -221,16 +223,16 @@ void take_elements(const std::uint8_t* box, const Index& box_sizes, const Along*
       source += at * step;
       step *= box_sizes[dim];
     }
-    for (std::int64_t column = 0; column < columns;) {
-      if (is_beyond || taken[column] < 0) {
-        std::memcpy(out + column++ * itemsize, kind.constant, static_cast<std::size_t>(itemsize));
-        continue;
-      }
-      std::int64_t end = column + 1;
-      while (end < columns && taken[end] == taken[end - 1] + 1) ++end;
-      std::memcpy(out + column * itemsize, box + (source + taken[column]) * itemsize,
+    if (is_beyond) {
+      std::memcpy(out, beyond, static_cast<std::size_t>(columns * itemsize));
+      continue;
+    }
+    for (std::int64_t column = 0, end = 0; column < columns; column = end) {
+      const bool is_there = taken[column] >= 0;
+      end = column + 1;
+      while (end < columns && taken[end] == (is_there ? taken[end - 1] + 1 : -1)) ++end;
+      std::memcpy(out + column * itemsize, is_there ? box + (source + taken[column]) * itemsize : beyond,
                   static_cast<std::size_t>((end - column) * itemsize));
-      column = end;
     }
   }
 }
@@ -355,7 +357,11 @@ Status PatchBatch::make(const Item& item, Scratch& scratch) {
       boxes *= along[dim].runs;
     }
     auto* whole = scratch.arena.array<std::uint8_t>(static_cast<std::size_t>(product(sizes) * kind.itemsize));
-    if (whole == nullptr) return Status::declined(Reason::no_memory);
+    auto* beyond = scratch.arena.array<std::uint8_t>(static_cast<std::size_t>(kind.size[4] * kind.itemsize));
+    if (whole == nullptr || beyond == nullptr) return Status::declined(Reason::no_memory);
+    for (std::int64_t i = 0; i < kind.size[4]; ++i) {
+      std::memcpy(beyond + i * kind.itemsize, kind.constant, static_cast<std::size_t>(kind.itemsize));
+    }
     for (std::int64_t number = 0; number < boxes; ++number) {
       BoxOut some;
       some.steps = steps_of(sizes, kind.itemsize);
@@ -371,7 +377,7 @@ Status PatchBatch::make(const Item& item, Scratch& scratch) {
       if (!read_box(*volume, descriptor, some, scratch)) return Status::declined(Reason::damaged);
     }
     const Timer timer(&totals.copy);
-    take_elements(whole, sizes, along, kind, out);
+    take_elements(whole, sizes, along, kind, beyond, out);
   }
   if (kind.nan != PatchKind::Nan::keep && !settle_nan(kind, out)) return Status::declined(Reason::damaged);
   return Status::made();
