@@ -148,7 +148,9 @@ struct Dataset {
     reopen();
   }
   void reopen() { set->file = std::make_shared<DataFile>(path, state_of(path)); }
-  const std::uint8_t* sample(std::int64_t number) const { return array.bytes.data() + number * set->grid.sample_nbytes; }
+  const std::uint8_t* sample(std::int64_t number) const {
+    return array.bytes.data() + number * set->grid.sample_nbytes;
+  }
 };
 
 // Memory of decoded chunks.
@@ -384,13 +386,12 @@ TEST("a grid: numbers that are too large, or that there are not, are refused") {
 
 TEST("rows: any dataset gives the bytes that it was made of") {
   std::mt19937 random(3);
-  const std::vector<std::vector<FilterStep>> filters = {
-      {},
-      kDeflated,
-      {{ChunkFilter::deflate}, {ChunkFilter::fletcher32}},
-      {{ChunkFilter::lzf}},
-      {{ChunkFilter::shuffle, 3}, {ChunkFilter::lz4}},
-      {{ChunkFilter::fletcher32}, {ChunkFilter::zstd}}};
+  const std::vector<std::vector<FilterStep>> filters = {{},
+                                                        kDeflated,
+                                                        {{ChunkFilter::deflate}, {ChunkFilter::fletcher32}},
+                                                        {{ChunkFilter::lzf}},
+                                                        {{ChunkFilter::shuffle, 3}, {ChunkFilter::lz4}},
+                                                        {{ChunkFilter::fletcher32}, {ChunkFilter::zstd}}};
   for (int round = 0; round < 150; ++round) {
     Form form(random);
     for (std::int64_t& size : form.shape) size = std::max<std::int64_t>(size, 1);
@@ -670,7 +671,8 @@ TEST("rows: an item that is lost declines its rows") {
 
 TEST("rows: threads that share little memory make the right rows") {
   std::mt19937 random(5);
-  const Dataset one(Array({200, 300}, {8, 170}, 4), 1, kDeflated, 9), other(Array({200, 70}, {16, 70}, 8), 1, kDeflated);
+  const Dataset one(Array({200, 300}, {8, 170}, 4), 1, kDeflated, 9),
+      other(Array({200, 70}, {16, 70}, 8), 1, kDeflated);
   const std::int64_t nbytes = std::max(one.array.chunk_nbytes(), other.array.chunk_nbytes());
   for (const std::int64_t slots : {1, 3, 40}) {
     const Memory memory(one.set->chunks + other.set->chunks, slots, nbytes);
@@ -690,8 +692,8 @@ TEST("rows: processes that share memory make the right rows") {
   const UnitMemory::Shape shape{set.set->chunks, 4, (set.array.chunk_nbytes() + 63) / 64 * 64};
   const int descriptor = ::memfd_create("units", 0);
   CHECK(::ftruncate(descriptor, shape.nbytes()) == 0);
-  void* const mapped = ::mmap(nullptr, static_cast<std::size_t>(shape.nbytes()), PROT_READ | PROT_WRITE, MAP_SHARED,
-                              descriptor, 0);
+  void* const mapped =
+      ::mmap(nullptr, static_cast<std::size_t>(shape.nbytes()), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   const auto work = [&](std::uint32_t seed) {
     std::mt19937 random(seed);
     set.set->memory = std::make_shared<UnitMemory>(static_cast<std::uint8_t*>(mapped), descriptor, shape);

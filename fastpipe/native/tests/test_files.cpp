@@ -316,8 +316,8 @@ TEST("data files: threads that open the same files leave no descriptor behind") 
     std::vector<std::unique_ptr<DataFile>> files;
     for (int i = 0; i < 140; ++i) {
       const std::string name = std::to_string(i);
-      const std::string path = round == 0 ? folder.write(name.c_str(), {static_cast<std::uint8_t>(i)})
-                                          : folder.path(name.c_str());
+      const std::string path =
+          round == 0 ? folder.write(name.c_str(), {static_cast<std::uint8_t>(i)}) : folder.path(name.c_str());
       files.push_back(std::make_unique<DataFile>(path, state_of(path)));
     }
     std::atomic<int> wrong{0};
