@@ -216,7 +216,7 @@ Status decode_chunk(const ChunkedDataset& dataset, int descriptor, std::int64_t 
   watch.add_to(totals->decode);
   if (problem == Problem::none) return Status::made();
   if (problem == Problem::no_memory) return Status::declined(Reason::no_memory);
-  return Status::declined(Reason::damaged, step << 8 | static_cast<std::int32_t>(problem));
+  return Status::declined(Reason::damaged, step * 256 + static_cast<std::int32_t>(problem));
 }
 
 void KeepChunk::Free::operator()(void* memory) const noexcept { std::free(memory); }
