@@ -154,7 +154,11 @@ class PendingRead:
                     rest.cancel(error)
                 raise
 
-        self.jobs.append(NativeJob(batch, threads.channel, pool.threads, last))
+        try:
+            self.jobs.append(NativeJob(batch, threads.channel, pool.threads, last))
+        except BaseException:
+            self.cancel()
+            raise
 
     def wait(self) -> Sequence[int]:
         """Wait until the batch is read.

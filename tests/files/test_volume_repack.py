@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from fastpipe.cli import main
 from fastpipe.errors import OptionError
-from fastpipe.volumes import arguments, bricks, repacking, unfinished, zarr_writing
+from fastpipe.files import arguments
+from fastpipe.volumes import bricks, repacking, unfinished, zarr_writing
 from fastpipe.volumes.files import npy_volume
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import UnitGrid

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpipe.console import Pace
-from fastpipe.hdf5 import checkpoints, pace
+from fastpipe import console
+from fastpipe.hdf5 import checkpoints
 from fastpipe.hdf5.checkpoints import CheckpointedFile
 
 STEPS = st.one_of(
@@ -134,7 +135,7 @@ def test_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
             self.text = text
 
     clock = iter([100.0, 102.0, 104.0])
-    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     shown = Shown()
     bar = Pace(shown, "writing", 1000 << 10)  # type: ignore[arg-type]
     bar.add(250 << 10, "/x, row 1 of 4")

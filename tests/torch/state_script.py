@@ -30,6 +30,7 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Subset
 from torchvision import get_image_backend, transforms
+from torchvision.transforms import v2
 from torchvision.datasets import ImageFolder
 
 TRANSFORM = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
@@ -215,7 +216,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
             path / "x.h5", keys, transform=torch.from_numpy, thread_safe=True
         ),
         "rows of torchvision's transform": FastHDF5Dataset(
-            path / "x.h5", "x", transform=transforms.v2.Identity(), bad_samples="replace"
+            path / "x.h5", "x", transform=v2.Identity(), bad_samples="replace"
         ),
     }  # fmt: skip
 
