@@ -307,8 +307,17 @@ void PatchBatch::finish(std::int64_t item, const Status& status) noexcept {
   items[static_cast<std::size_t>(item)].volume.reset();
   const std::int64_t number = items[static_cast<std::size_t>(item)].patch;
   Patch& patch = made_[static_cast<std::size_t>(number)];
-  if (!status.is_made()) patch.status.store(status);
-  if (patch.left.fetch_sub(1) == 1) statuses[rows[number]] = patch.status.load();
+  if (!status.is_made()) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, &status, sizeof status);
+    patch.declined.store(bytes);
+  }
+  if (patch.left.fetch_sub(1) == 1) {
+    const std::uint64_t bytes = patch.declined.load();
+    Status found = Status::made();
+    if (bytes != 0) std::memcpy(static_cast<void*>(&found), &bytes, sizeof found);
+    statuses[rows[number]] = found;
+  }
   done_.fetch_add(1);
 }
 

@@ -86,8 +86,8 @@ class PatchBatch : public Work {
  private:
   // What has become of a patch so far.
   struct Patch {
-    std::atomic<std::int32_t> left{0};  // items
-    std::atomic<Status> status{Status::made()};
+    std::atomic<std::int32_t> left{0};       // items
+    std::atomic<std::uint64_t> declined{0};  // the bytes of a Status; 0 while there is none
   };
   void finish(std::int64_t item, const Status& status) noexcept;
   Status make(const Item& item, Scratch& scratch);
