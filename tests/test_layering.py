@@ -99,7 +99,20 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "generation": _STORED | {"cache", "files", "bench", "generation"},
     # Its doctor looks with the library's own decoders, stores and limits, not with others like them.
     "profiling": _STORED
-    | {"_beside", "core", "images", "index", "stage", "read", "hdf5", "cache", "testing", "bench", "profiling", ""},
+    | {
+        "_beside",
+        "core",
+        "images",
+        "index",
+        "stage",
+        "read",
+        "hdf5",
+        "cache",
+        "testing",
+        "bench",
+        "profiling",
+        "",
+    },
     "cli": {"errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }

@@ -141,7 +141,14 @@ class EntryStore:
             marks: an image is kept only when it comes for the second time.
         """
         return native.KeptImages(
-            self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0, self
+            self._table,
+            self._data,
+            self.mapped,
+            self._end,
+            tag,
+            self._verify,
+            self._marks if marks else 0,
+            self,
         )
 
     def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:

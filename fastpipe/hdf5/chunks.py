@@ -79,10 +79,10 @@ class ChunkReader:
         chunk = [max(side, 1) for side in layout.chunk]
         self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
         count = math.prod(grid_of(layout.shape, chunk))
-        tables = (table[:count] for table in (layout.offsets, layout.sizes, layout.masks))
         self.dataset = native.ChunkedDataset(
             file or data_file(layout.file, state), layout.shape, chunk, layout.dtype.itemsize, sample_dims,
-            [described(step) for step in layout.filters], *tables, layout.fill,
+            [described(step) for step in layout.filters], layout.offsets[:count], layout.sizes[:count],
+            layout.masks[:count], layout.fill,
             layout.inside if layout.kind == "compact" and count else None, memory, first_key, kept,
         )  # fmt: skip
 

@@ -186,22 +186,23 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     lead = [int(at) for at in np.unravel_index(sample, shape[:sample_dims])]
     out = np.empty(shape[sample_dims:], layout.dtype)
     grid = grid_of(shape, chunk)
-    # Arrays throughout, also of one element: an element that is text has other indices.
     fill = np.frombuffer(layout.fill, layout.dtype).reshape(())
     for inner in np.ndindex(*grid[sample_dims:]):
         place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones
         number = int(np.ravel_multi_index(place, grid))
         corner = [at * side for at, side in zip(inner, chunk[sample_dims:], strict=True)]
-        box = tuple(
-            slice(at, min(at + side, size))
+        sides = [
+            min(side, size - at)
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
-        )
+        ]
+        # Arrays throughout, also of one element: one that is text has other indices.
+        box: Any = (*map(slice, corner, map(sum, zip(corner, sides, strict=True))), ...)
         if layout.kind != "compact" and layout.offsets[number] < 0:
-            out[(*box, ...)] = fill
+            out[box] = fill
             continue
         decoded = reader.decode_alone(number).view(layout.dtype).reshape(chunk)
-        row = decoded[(*(at % side for at, side in zip(lead, chunk)), ...)]  # noqa: B905
-        out[(*box, ...)] = row[(*(slice(side.stop - side.start) for side in box), ...)]
+        inside: Any = (*(at % side for at, side in zip(lead, chunk)), *map(slice, sides), ...)  # noqa: B905
+        out[box] = decoded[inside]
     return out
 
 
