@@ -141,7 +141,14 @@ class EntryStore:
             marks: an image is kept only when it comes for the second time.
         """
         return native.KeptImages(
-            self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0
+            self._table,
+            self._data,
+            self.mapped,
+            self._end,
+            tag,
+            self._verify,
+            self._marks if marks else 0,
+            self,
         )
 
     def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:
@@ -155,7 +162,7 @@ class EntryStore:
         """
         return native.kept_chunks(
             self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0,
-            count, nbytes,
+            count, nbytes, self,
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:

@@ -221,9 +221,8 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
         try:
             file[name]
         except KeyError as error:
-            raise HDF5Error(
-                f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}"
-            ) from error
+            why = error.args[0]
+            raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {why}") from error
     names: list[str] = []
     with suppress(KeyError):  # a dataset that cannot be opened ends the list
         file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)

@@ -186,7 +186,6 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
     lead = [int(at) for at in np.unravel_index(sample, shape[:sample_dims])]
     out = np.empty(shape[sample_dims:], layout.dtype)
     grid = grid_of(shape, chunk)
-    # Arrays throughout, also of one element: an element that is text has other indices.
     fill = np.frombuffer(layout.fill, layout.dtype).reshape(())
     for inner in np.ndindex(*grid[sample_dims:]):
         place = [*(at // side for at, side in zip(lead, chunk)), *inner]  # noqa: B905 - of the first ones

@@ -99,13 +99,16 @@ def pack_records(digests: bytes, offset: int, step: int, nbytes: int, shape: tup
 def sum_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """The sum by which bytes are compared with those that were kept."""
 
-def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, chunks: int, nbytes: int) -> KeptChunks:
-    """Where decoded chunks of a dataset are kept; nbytes: of each."""
+def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, chunks: int, nbytes: int, owner: object) -> KeptChunks:
+    """
+    Where decoded chunks of a dataset are kept; nbytes: of each; owner: lives as long, and closes the descriptor.
+    """
 
 class KeptImages:
     """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
 
-    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int) -> None: ...
+    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, owner: object) -> None:
+        """owner: lives as long as this, and closes the descriptor."""
 
     def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:
         """

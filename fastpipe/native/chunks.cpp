@@ -416,18 +416,20 @@ void RowBatch::lost(std::int64_t item) noexcept {
   const std::int64_t first = task.reads_rows ? task.first : sorted.groups[static_cast<std::size_t>(task.first)].first;
   const std::int64_t last = task.reads_rows ? task.last : sorted.groups[static_cast<std::size_t>(task.last)].first;
   for (std::int64_t i = first; i < last; ++i) {
-    statuses[sorted.samples[static_cast<std::size_t>(i)].row] = Status::declined(Reason::internal);
+    set_status(sorted.samples[static_cast<std::size_t>(i)].row, Status::declined(Reason::internal));
   }
   done_.fetch_add(1);
 }
 
 // Several tasks may fail the same row: any of their reasons will do.
+void RowBatch::set_status(std::int64_t row, Status status) noexcept {
+  std::uint64_t word;
+  std::memcpy(&word, &status, sizeof word);
+  __atomic_store_n(reinterpret_cast<std::uint64_t*>(&statuses[row]), word, __ATOMIC_RELAXED);
+}
+
 void RowBatch::fail(const Chunk& chunk, Status status) noexcept {
-  for (std::int64_t i = 0; i < chunk.count; ++i) {
-    std::uint64_t word;
-    std::memcpy(&word, &status, sizeof word);
-    __atomic_store_n(reinterpret_cast<std::uint64_t*>(&statuses[chunk.samples[i].row]), word, __ATOMIC_RELAXED);
-  }
+  for (std::int64_t i = 0; i < chunk.count; ++i) set_status(chunk.samples[i].row, status);
 }
 
 // Read rows as they are in the file.
@@ -565,7 +567,7 @@ Status RowBatch::decode_alone(const Chunk& chunk, Scratch& scratch) {
   return status;
 }
 
-// Give the caller a chunk to keep.
+// Give the caller a chunk to keep.  Where there is no memory for it, it is not kept.
 void RowBatch::keep(const Chunk& chunk, const std::uint8_t* data) noexcept {
   KeptChunks* kept = chunk.dataset.kept.get();
   const std::int64_t nbytes = chunk.dataset.grid.chunk_nbytes;
@@ -581,10 +583,10 @@ void RowBatch::keep(const Chunk& chunk, const std::uint8_t* data) noexcept {
   std::memcpy(made.data.get(), data, static_cast<std::size_t>(nbytes));
   made.source = chunk.number_of_source;
   made.chunk = chunk.number;
+  const std::lock_guard<std::mutex> guard(keep_lock_);
   try {
-    const std::lock_guard<std::mutex> guard(keep_lock_);
     keep_.push_back(std::move(made));
-  } catch (...) {  // without memory it is not kept
+  } catch (const std::bad_alloc&) {
   }
 }
 

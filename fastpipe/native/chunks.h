@@ -162,6 +162,7 @@ class RowBatch : public Work {
   Status decode_alone(const Chunk& chunk, Scratch& scratch);
   void copy_rows(const Chunk& chunk, const std::uint8_t* data);
   void keep(const Chunk& chunk, const std::uint8_t* data) noexcept;
+  void set_status(std::int64_t row, Status status) noexcept;
   void fail(const Chunk& chunk, Status status) noexcept;
 
   std::vector<Sorted> sorted_;  // of each source

@@ -14,6 +14,8 @@ import pytest
 from fastpipe.cache import locks
 from fastpipe.cache.identity import FileIdentity
 from fastpipe.cache.store import EntryStore
+from fastpipe.core.native import native
+from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.kept import KeptChunks, chunk_nbytes
 from fastpipe.hdf5.layout import in_blocks, read_layout
 from fastpipe.hdf5.reader import RowReader
@@ -311,3 +313,22 @@ def test_what_needs_no_decoding_is_kept_as_well(
         assert found.is_made.all()
         np.testing.assert_array_equal(found.arrays[0], rows[[4999, 0, 17, 2500, 2500]])
         assert (found.batch.counted[0] == 0) is (use == 1)
+
+
+def test_a_batch_that_was_given_up_writes_to_no_other_file(path: Path, make: Any, no_gc: None) -> None:
+    """It may still be decoding, and mark what it has decoded, when the store is nobody's any more: then the
+    descriptor's number must not be another file's yet."""
+
+    def begun(store: EntryStore) -> Any:
+        cache = chunks_of(store, count=6, size=NBYTES, second=True)
+        reader = RowReader(SampleFiles([path], ["x"]), keep=lambda _: cache)
+        return reader.start(np.arange(ROWS), np.arange(ROWS), [np.zeros((ROWS, 50), "u1")]).batch
+
+    store = make()
+    batch, descriptor = begun(store), store.descriptors[0]
+    del store
+    os.fstat(descriptor)
+    native.run_here(batch)
+    del batch
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

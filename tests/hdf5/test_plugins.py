@@ -77,9 +77,9 @@ def test_samples_are_those_of_h5py(
         with h5py.File(path, "r") as file:
             assert file["x"][...].tobytes() == data.tobytes()
         reader = reader_of(path)
-        rows = read_natively(reader, range(len(data)))
-        assert rows.is_made.all()
-        assert rows.arrays[0].tobytes() == data.tobytes()
+        made = read_natively(reader, range(len(data)))
+        assert made.is_made.all()
+        assert made.arrays[0].tobytes() == data.tobytes()
         assert read_alone(reader, range(len(data))).tobytes() == data.tobytes()
 
 

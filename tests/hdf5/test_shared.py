@@ -108,7 +108,7 @@ def test_several_processes(
     def work(seed: int) -> None:
         check(opened(files, shared, seed / 4, threads=2), seed, 2 * (seed % 2))
 
-    pids = [forked(lambda seed=seed: work(seed)) for seed in range(4)]  # type: ignore[misc]
+    pids = [forked(lambda seed=seed: work(seed)) for seed in range(4)]
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
 
 
@@ -128,7 +128,7 @@ def test_a_child_of_a_process_that_is_reading(
         started = reader.start(samples, np.arange(200), outs)
         thread = threading.Thread(target=native.run_here, args=(started.batch,))
         thread.start()
-        pids.append(forked(lambda seed=seed: check(opened(files, shared), seed)))  # type: ignore[misc]
+        pids.append(forked(lambda seed=seed: check(opened(files, shared), seed)))
         thread.join()
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 6
 
@@ -147,7 +147,7 @@ def test_processes_that_are_killed(
         while True:
             check(reader, seed)
 
-    pids = [forked(lambda seed=seed: work(seed)) for seed in range(3)]  # type: ignore[misc]
+    pids = [forked(lambda seed=seed: work(seed)) for seed in range(3)]
     for _ in pids:
         os.read(ready, 1)
     for pid in pids:

@@ -98,7 +98,7 @@ KeptStore store_of(std::shared_ptr<EntryTable> table, int descriptor, const std:
 std::shared_ptr<KeptChunks> make_kept_chunks(std::shared_ptr<EntryTable> table, int descriptor,
                                              std::optional<In<std::uint8_t, 1>> memory, std::int64_t size,
                                              const nb::bytes& tag, bool verifies, std::int64_t marks,
-                                             std::int64_t chunks, std::int64_t nbytes) {
+                                             std::int64_t chunks, std::int64_t nbytes, const nb::object&) {
   check(chunks >= 0 && nbytes >= 0, "chunks and their bytes");
   return std::make_shared<KeptChunks>(store_of(std::move(table), descriptor, memory, size, tag, verifies, marks),
                                       chunks, nbytes);
@@ -150,19 +150,23 @@ void register_cache(nb::module_& m) {
         return sum_of(all);
       },
       nb::arg("bytes").noconvert(), "The sum by which bytes are compared with those that were kept.");
-  m.def("kept_chunks", &make_kept_chunks, nb::keep_alive<0, 3>(), nb::arg("table"), nb::arg("descriptor"),
-        nb::arg("memory").noconvert().none(), nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"),
-        nb::arg("chunks"), nb::arg("nbytes"), "Where decoded chunks of a dataset are kept; nbytes: of each.");
+  // A batch that was given up may still read and mark entries: the owner of the descriptor must not close it.
+  m.def(
+      "kept_chunks", &make_kept_chunks, nb::keep_alive<0, 3>(), nb::keep_alive<0, 10>(), nb::arg("table"),
+      nb::arg("descriptor"), nb::arg("memory").noconvert().none(), nb::arg("size"), nb::arg("tag"), nb::arg("verifies"),
+      nb::arg("marks"), nb::arg("chunks"), nb::arg("nbytes"), nb::arg("owner"),
+      "Where decoded chunks of a dataset are kept; nbytes: of each; owner: lives as long, and closes the descriptor.");
   nb::class_<KeptImages>(m, "KeptImages", "Where a batch looks for decoded images: see fastpipe/native/kept.h.")
       .def(
           "__init__",
           [](KeptImages* self, std::shared_ptr<EntryTable> table, int descriptor,
              std::optional<In<std::uint8_t, 1>> memory, std::int64_t size, const nb::bytes& tag, bool verifies,
-             std::int64_t marks) {
+             std::int64_t marks, const nb::object&) {
             new (self) KeptImages{store_of(std::move(table), descriptor, memory, size, tag, verifies, marks)};
           },
-          nb::keep_alive<1, 4>(), nb::arg("table"), nb::arg("descriptor"), nb::arg("memory").noconvert().none(),
-          nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"))
+          nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>(), nb::arg("table"), nb::arg("descriptor"),
+          nb::arg("memory").noconvert().none(), nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"),
+          nb::arg("owner"), "owner: lives as long as this, and closes the descriptor.")
       .def(
           "have",
           [](const KeptImages& kept, In<std::uint64_t, 2> states) {

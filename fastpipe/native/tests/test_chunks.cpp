@@ -213,7 +213,7 @@ struct Batch {
         const auto at = static_cast<std::size_t>(row(s, i));
         is_wanted[at] = true;
         const std::uint8_t* out = outs[s].data() + 64 + row(s, i) * nbytes;
-        if (statuses[at].is_made() &&
+        if (nbytes > 0 && statuses[at].is_made() &&
             std::memcmp(out, sets[s]->sample(samples[s][i]), static_cast<std::size_t>(nbytes)) != 0) {
           return -1;
         }
