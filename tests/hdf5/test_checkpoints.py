@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.console import Pace
 from fastpipe import console
+from fastpipe.console import Pace
 from fastpipe.hdf5 import checkpoints
 from fastpipe.hdf5.checkpoints import CheckpointedFile
 

@@ -30,8 +30,8 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Subset
 from torchvision import get_image_backend, transforms
-from torchvision.transforms import v2
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 TRANSFORM = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 # What importing fastpipe may load: packages of its own extras that no dataset here is of must not be there.
