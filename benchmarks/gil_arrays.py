@@ -33,7 +33,7 @@ _ASKED_SHARE = 0.85
 
 
 class Case(NamedTuple):
-    """What is measured.
+    """A loader whose batches are timed under the lock.
 
     Attributes:
         label: its name.
@@ -83,7 +83,7 @@ class Epochs:
 
 
 def cases(folder: Path | None) -> tuple[list[Case], Table]:
-    """What is measured; and the table whose filters are replaced by waiting."""
+    """Return the cases, and the table whose filters are replaced by waiting."""
     (gzip,) = made_tables(Sizes(), folder, print, layouts=["gzip"])
     cells = made_cells(Sizes().files, (10, 20, 16, 16), "cells", folder, print)
     scroll = made_scroll(FULL, folder, print)

@@ -1,7 +1,5 @@
 #include "chunks.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "clock.h"
 #include "simulate.h"
 
 namespace fastpipe {
@@ -23,18 +22,12 @@ constexpr std::int64_t kMore = 1 << 12;      // bytes by which what is stored ma
 constexpr int kMostWaits = 40;               // of a twentieth of a second, for a process that may be stopped
 constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 4;
 
-std::int64_t now() noexcept {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
 // Adds the time from one point to the next to a sum.
 class Watch {
  public:
-  Watch() : since_(now()) {}
+  Watch() : since_(now_ns()) {}
   void add_to(std::atomic<std::int64_t>& sum) noexcept {
-    const std::int64_t time = now();
+    const std::int64_t time = now_ns();
     sum.fetch_add(time - since_, std::memory_order_relaxed);
     since_ = time;
   }
@@ -449,7 +442,7 @@ void RowBatch::read_rows(const Task& task) {
       const std::int64_t offset = dataset.offsets[chunk.number];
       if (offset < 0) {
         fill_part(part, dataset.fill, chunk.out(sample));
-      } else if (error != 0 || offset > kLargest) {
+      } else if (error != 0) {
         fail(chunk, Status::declined(Reason::unreadable, error));
       } else if (offset > kLargest) {
         fail(chunk, Status::declined(Reason::unreadable, EOVERFLOW));

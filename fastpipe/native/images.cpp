@@ -1,7 +1,5 @@
 #include "images.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 #include <limits>
 #include <new>
 
+#include "clock.h"
 #include "files.h"
 #include "notes.h"
 #include "simulate.h"
@@ -20,12 +19,6 @@ namespace {
 std::atomic<bool> skips_resampling{false};
 
 constexpr std::int64_t kMostWhole = std::int64_t{128} << 20;  // bytes of a batch's images that are to be kept
-
-std::int64_t now_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
-}
 
 // The part of the image that lies in a part of the canvas; false where it has none there.
 bool placed_part(const Region& region, const Box& needed, Box* part) noexcept {

@@ -1,24 +1,18 @@
 #include "patches.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
 #include <optional>
 
+#include "clock.h"
+
 namespace fastpipe {
 namespace {
 
 constexpr std::int64_t kMostUnits = std::int64_t{1} << 20;  // that a patch may touch
 constexpr int kMostWaits = 40;  // of a twentieth of a second, for a process that may be stopped
-
-std::int64_t now_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 // Adds the time from when it is made to a total.
 class Timer {
@@ -237,22 +231,12 @@ void take_elements(const std::uint8_t* box, const Index& box_sizes, const Along*
   }
 }
 
-Index steps_of(const Index& sizes, std::int64_t itemsize) noexcept {
-  Index steps{};
-  std::int64_t step = itemsize;
-  for (int dim = kDims; dim-- > 0;) {
-    steps[dim] = step;
-    step *= sizes[dim];
-  }
-  return steps;
-}
-
 }  // namespace
 
 void copy_from_unit(const std::uint8_t* unit, const Index& place, const Grid& units, std::int64_t itemsize,
                     const BoxOut& box) noexcept {
   // What the box takes of this unit, in the unit's own coordinates, and where that goes.
-  const Index steps = steps_of(units.part, itemsize);
+  const Index steps = steps_in_c_order(units.part, itemsize);
   Index sizes{};
   std::uint8_t* to = box.to;
   for (int dim = 0; dim < kDims; ++dim) {
@@ -350,7 +334,7 @@ Status PatchBatch::make(const Item& item, Scratch& scratch) {
   if (!is_there) return Status::declined(Reason::unreadable, errno);
   if (is_inside) {
     box.to = out;
-    box.steps = steps_of(kind.size, kind.itemsize);
+    box.steps = steps_in_c_order(kind.size, kind.itemsize);
     if (!read_box(*volume, descriptor, box, scratch)) return Status::declined(Reason::damaged);
   } else {
     if (kind.padding == Padding::error) return Status::declined(Reason::asked);
@@ -373,7 +357,7 @@ Status PatchBatch::make(const Item& item, Scratch& scratch) {
     }
     for (std::int64_t number = 0; number < boxes; ++number) {
       BoxOut some;
-      some.steps = steps_of(sizes, kind.itemsize);
+      some.steps = steps_in_c_order(sizes, kind.itemsize);
       some.to = whole;
       std::int64_t left = number;
       for (int dim = 0; dim < kDims; ++dim) {

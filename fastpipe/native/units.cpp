@@ -1,11 +1,12 @@
 #include "units.h"
 
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+
+#include "clock.h"
 
 namespace fastpipe {
 namespace {
@@ -18,12 +19,6 @@ constexpr int kTries = 8;                       // of them that are tried, where
 constexpr std::int64_t kOver = 64;              // expected uses of which one is left when they are over
 constexpr std::int64_t kPatience = 50'000'000;  // nanoseconds to wait at most
 constexpr std::int64_t kStep = 500'000;         // nanoseconds between two looks at another process's slot
-
-std::int64_t now() noexcept {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
 
 timespec at(std::int64_t nanoseconds) noexcept {
   timespec time;
@@ -106,7 +101,7 @@ UnitMemory::Found UnitMemory::find(std::int64_t key) noexcept {
     return {};
   }
   ++holds_[slot];
-  used_[slot].store(now(), std::memory_order_relaxed);
+  used_[slot].store(now_ns(), std::memory_order_relaxed);
   return {key, slot, version, slot_data(slot)};
 }
 
@@ -166,7 +161,7 @@ UnitMemory::Claim UnitMemory::take(std::int64_t slot, std::int64_t key) noexcept
   }
   keys_[slot].store(key + 1, std::memory_order_release);
   slots_[key].store(static_cast<std::int32_t>(slot + 1), std::memory_order_release);
-  used_[slot].store(now(), std::memory_order_relaxed);
+  used_[slot].store(now_ns(), std::memory_order_relaxed);
   return {key, slot, version, slot_data(slot)};
 }
 
@@ -176,7 +171,7 @@ void UnitMemory::end(const Claim& claim, bool is_made, std::int64_t left, bool* 
   if (*was_mine) {
     if (is_made) {
       if (left >= 0) left_[claim.key].store(static_cast<std::int32_t>(std::min<std::int64_t>(left, INT32_MAX)));
-      used_[claim.slot].store(left == 0 ? 0 : now(), std::memory_order_relaxed);
+      used_[claim.slot].store(left == 0 ? 0 : now_ns(), std::memory_order_relaxed);
     } else {
       if (slots_[claim.key].load(std::memory_order_relaxed) == claim.slot + 1) slots_[claim.key].store(0);
       keys_[claim.slot].store(0);
@@ -213,7 +208,7 @@ bool UnitMemory::is_coming(std::int64_t key) const noexcept {
 void UnitMemory::wait(std::int64_t key) noexcept {
   const std::int64_t slot = slot_of(key);
   if (slot < 0) return;
-  const std::int64_t until = now() + kPatience;
+  const std::int64_t until = now_ns() + kPatience;
   std::unique_lock<std::mutex> guard(lock_);
   if (mine_[slot] != 0) {
     const timespec end = at(until);
@@ -223,7 +218,7 @@ void UnitMemory::wait(std::int64_t key) noexcept {
     return;
   }
   // Not by waiting for the lock, which takes no limit.
-  while (is_coming(key) && now() < until) {
+  while (is_coming(key) && now_ns() < until) {
     if (mine_[slot] == 0 && try_to_lock(descriptor_, slot)) {
       unlock(descriptor_, slot);  // who was decoding it is gone
       return;

@@ -25,16 +25,6 @@ bool multiply(std::int64_t a, std::int64_t b, std::int64_t most, std::int64_t* p
   return true;
 }
 
-Index c_steps(const Index& shape, std::int64_t itemsize) noexcept {
-  Index steps{};
-  std::int64_t step = itemsize;
-  for (int dim = kDims; dim-- > 0;) {
-    steps[dim] = step;
-    step *= shape[dim];
-  }
-  return steps;
-}
-
 Index reversed(const Index& index) noexcept {
   Index turned = index;
   std::reverse(turned.begin(), turned.end());
@@ -237,7 +227,7 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
     start[dim] = place[dim] * units.part[dim];
     sizes[dim] = std::min(units.part[dim], units.shape[dim] - start[dim]);
   }
-  const Index target = c_steps(units.part, source.itemsize), box = sizes;
+  const Index target = steps_in_c_order(units.part, source.itemsize), box = sizes;
   if (source.is_fortran) {  // the same, seen from behind
     shape = reversed(shape);
     start = reversed(start);
@@ -254,7 +244,7 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
   std::int64_t run = source.itemsize, runs = 1;
   for (int dim = lead; dim < kDims; ++dim) run *= sizes[dim];
   for (int dim = 0; dim < lead; ++dim) runs *= sizes[dim];
-  const Index steps = c_steps(shape, source.itemsize);
+  const Index steps = steps_in_c_order(shape, source.itemsize);
   std::int64_t first = source.offset;
   for (int dim = 0; dim < kDims; ++dim) first += start[dim] * steps[dim];
   for (std::int64_t number = 0; number < runs; ++number) {
@@ -266,7 +256,7 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
     if (!read_at(descriptor, packed + number * run, run, at)) return false;
   }
   if (is_packed) return true;
-  Index from = c_steps(sizes, source.itemsize);
+  Index from = steps_in_c_order(sizes, source.itemsize);
   if (source.is_fortran) from = reversed(from);
   copy_elements(packed, from, out, target, box, source.itemsize);
   return true;
@@ -345,6 +335,16 @@ struct Sixteen {
 };
 
 }  // namespace
+
+Index steps_in_c_order(const Index& shape, std::int64_t itemsize) noexcept {
+  Index steps{};
+  std::int64_t step = itemsize;
+  for (int dim = kDims; dim-- > 0;) {
+    steps[dim] = step;
+    step *= shape[dim];
+  }
+  return steps;
+}
 
 Problem decode_chunk(VolumeSource::Codec codec, Bytes stored, std::uint8_t* out, std::int64_t size,
                      Scratch& scratch) noexcept {
@@ -486,8 +486,8 @@ bool read_chunk(const VolumeSource& source, int descriptor, const Index& place, 
 bool read_group(const Volume& volume, int descriptor, const Index& unit, std::uint8_t* out, Scratch& scratch) noexcept {
   const VolumeSource& source = volume.source;
   const std::int64_t nbytes = source.chunks.elements() * source.itemsize;
-  const Index to_steps = c_steps(volume.units.part, source.itemsize),
-              from_steps = c_steps(source.chunks.part, source.itemsize);
+  const Index to_steps = steps_in_c_order(volume.units.part, source.itemsize),
+              from_steps = steps_in_c_order(source.chunks.part, source.itemsize);
   Index first{}, counts{};
   std::int64_t count = 1;
   for (int dim = 0; dim < kDims; ++dim) {

@@ -21,6 +21,9 @@ constexpr int kDims = 5;  // of an array; one with fewer has others of size 1 in
 
 using Index = std::array<std::int64_t, kDims>;
 
+// Bytes from one element to the next along each dimension of an array in C order.
+Index steps_in_c_order(const Index& shape, std::int64_t itemsize) noexcept;
+
 // An array cut into parts of one shape; those at its ends reach beyond it.
 struct Grid {
   Index shape{}, part{}, counts{};

@@ -28,6 +28,8 @@ constexpr std::uint8_t kCanary = 0xA5;
 class Folder {
  public:
   Folder() {
+    const char* parent = std::getenv("TMPDIR");
+    path_ = std::string(parent != nullptr ? parent : "/tmp") + "/fastpipe_fuzz_XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) std::abort();
     write("meta", {nullptr, 0});
   }
@@ -45,7 +47,7 @@ class Folder {
   }
 
  private:
-  std::string path_ = "/tmp/fastpipe_fuzz_XXXXXX";
+  std::string path_;
 };
 
 Index sides(std::int64_t rows, std::int64_t columns) { return {1, 1, 1, rows, columns}; }
