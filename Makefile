@@ -243,11 +243,12 @@ wheel: $(WHEEL)/.ready compiler
 	@mkdir -p $(WHEELS) && cp build/wheel/repaired/*.whl $(WHEELS)/
 	@cd build/wheel/repaired && for made in *.whl; do tag=$${made#*-*-}; echo "==> $(WHEELS)/$$made, tag $${tag%.whl}"; done
 
-# Nothing is compiled here, and no compiler is on the path.
+# Nothing is compiled here, and no compiler is on the path. uv would install an earlier wheel of the same version
+# from its cache.
 wheel-check: $(WHEEL)/.ready
 	@echo "==> checking the wheel in $(WHEELS) with $(PYTHON)"
 	@$(WHEEL_UV) venv --clear --python $(WHEEL_PYTHON) build/wheel-check
-	@$(WHEEL_UV) pip install --python build/wheel-check --no-index --find-links $(WHEELS) --no-deps fastpipe
+	@$(WHEEL_UV) pip install --no-cache --python build/wheel-check --no-index --find-links $(WHEELS) --no-deps fastpipe
 	@$(WHEEL_UV) pip install --python build/wheel-check --only-binary :all: 'fastpipe[image]'
 	@env -i PATH="$(abspath build/wheel-check/bin)" python $(CURDIR)/tests/native/check_wheel.py
 
