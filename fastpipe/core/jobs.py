@@ -1,8 +1,8 @@
 """Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
 
 The engine's threads know nothing of Python.  One thread of this module's, the *watcher*, hears from the
-engine when a job's items are all begun and when it is done, and does what follows, so that no batch waits for
-the script's thread to come by.
+engine when a job is done, and when its items are all begun if somebody waits for that.  It does what follows,
+so that no batch waits for the script's thread to come by.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class NativeJob(Job):
         if not self._finished and os.getpid() == self._pid:
             native.cancel(self._number)
         super().cancel(error)
+
+    def _watch_begun(self, news: Callable[[], None]) -> bool:
+        """As of ``Job``: the watcher is woken only for those who wait."""
+        return super()._watch_begun(news) or bool(native.watch_begun(self._number))
 
     def begun(self) -> None:
         """Hear that all items are begun."""

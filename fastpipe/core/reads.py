@@ -15,11 +15,11 @@ from fastpipe.engine.bad import BadSampleLog, Item, bad_sample_error
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.errors import BadSampleError, ClosedError
 
-__all__ = ["MADE", "PendingRead", "ReadPolicy", "ReadThreads", "Started", "Task"]
+__all__ = ["DECLINED", "MADE", "PendingRead", "ReadPolicy", "ReadThreads", "Started", "Task"]
 
 Int64Array = npt.NDArray[np.int64]
 
-MADE = 1  # an outcome of fastpipe/native/status.h
+MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h
 
 
 class Task(NamedTuple):

@@ -110,9 +110,7 @@ class Job:
         """
         gate = _shut_gate()
         news = partial(_open_gate, gate)
-        with last._lock:
-            last._when_begun = news
-            is_begun = last._next >= last._count
+        is_begun = last._watch_begun(news)
         with self._lock:
             self._when_done = news
             is_done = self._finished
@@ -120,6 +118,12 @@ class Job:
             gate.acquire()
         last._when_begun = self._when_done = None
         return self.done()
+
+    def _watch_begun(self, news: Callable[[], None]) -> bool:
+        """Return whether every task has been started; where not, have a function called as soon as they are."""
+        with self._lock:
+            self._when_begun = news
+            return self._next >= self._count
 
     def cancel(self, error: BaseException | None = None) -> None:
         """Start no further task and let ``wait`` raise; running tasks finish."""

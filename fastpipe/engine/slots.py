@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,26 +29,39 @@ class Lease:
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], interface: dict[str, Any] | None = None) -> None:
         self._memory = memory
-        self.__array_interface__ = memory.__array_interface__
+        self.__array_interface__ = memory.__array_interface__ if interface is None else interface
+
+
+class _Slot(NamedTuple):
+    """Memory of a pool's.
+
+    Attributes:
+        memory: uint8 (N,), which begins where a cache line does: TensorFlow copies arrays that do not.
+        address: where that is.
+    """
+
+    memory: npt.NDArray[np.uint8]
+    address: int
 
 
 class _SlotLease(Lease):
     """One of a pool's slots, which gets it back.  (``weakref.finalize`` would take as long as all the rest
     of ``SlotPool.take``.)"""
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_pool", "_slot")
 
-    def __init__(self, memory: npt.NDArray[np.uint8], pool: SlotPool) -> None:
-        super().__init__(memory)
-        self._pool = weakref.ref(pool)  # last: with it, it is whole
+    def __init__(self, slot: _Slot, interface: dict[str, Any], pool: weakref.ref[SlotPool]) -> None:
+        super().__init__(slot.memory, interface)
+        self._slot = slot
+        self._pool = pool  # last: with it, it is whole
 
     def __del__(self) -> None:
         # Ctrl-C may have come while it was made.
         pool = self._pool() if hasattr(self, "_pool") else None
         if pool is not None:
-            pool._put(self._memory)
+            pool._put(self._slot)
 
 
 class SlotPool:
@@ -66,7 +79,8 @@ class SlotPool:
         # No lock: a finalizer may run inside any of these methods, and a fork at any time.
         # Appending to and popping from a deque are atomic, and a slot too many does no harm.
         self.keep = keep
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._free: deque[_Slot] = deque()
+        self._self = weakref.ref(self)
         self._size = 0
         self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
@@ -76,21 +90,23 @@ class SlotPool:
         Args:
             shape, dtype: of the array.
         """
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        memory = self._pop(max(size, 1))
-        array: npt.NDArray[Any] = np.asarray(_SlotLease(memory, self))[:size].view(dtype).reshape(shape)
-        return array
+        dtype = np.dtype(dtype)
+        slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
+        # An array of the right shape at once: views of views would take as long as all the rest.
+        interface = {"version": 3, "typestr": dtype.str, "shape": shape, "data": (slot.address, False)}
+        array: npt.NDArray[Any] = np.asarray(_SlotLease(slot, interface, self._self))
+        return array.view(dtype) if dtype.kind == "V" else array  # of whose fields an interface says nothing
 
-    def _pop(self, size: int) -> npt.NDArray[np.uint8]:
+    def _pop(self, size: int) -> _Slot:
         self._adapt(size)
         while True:
             try:
-                memory = self._free.pop()
+                slot = self._free.pop()
             except IndexError:
-                return _aligned(size)
+                return _new_slot(size)
             # Another thread may have put a slot back just as the size changed: drop it.
-            if memory.size == self._size >= size:
-                return memory
+            if slot.memory.size == self._size >= size:
+                return slot
 
     def _adapt(self, size: int) -> None:
         """Choose the size of the slots that are kept."""
@@ -108,16 +124,16 @@ class SlotPool:
         """Drop the free slots; those handed out are dropped when their views are gone."""
         self._free.clear()
 
-    def _put(self, memory: npt.NDArray[np.uint8]) -> None:
-        if memory.size == self._size and len(self._free) < self.keep:
-            self._free.append(memory)
+    def _put(self, slot: _Slot) -> None:
+        if slot.memory.size == self._size and len(self._free) < self.keep:
+            self._free.append(slot)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (SlotPool, (self.keep,))
 
 
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    """New memory that begins where a cache line does: TensorFlow copies arrays that do not."""
+def _new_slot(size: int) -> _Slot:
     memory = np.empty(size + _LINE - 1, np.uint8)
-    start = -memory.ctypes.data % _LINE
-    return memory[start : start + size]
+    address = memory.ctypes.data
+    start = -address % _LINE
+    return _Slot(memory[start : start + size], address + start)

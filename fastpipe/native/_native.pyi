@@ -28,9 +28,14 @@ def cancel(job: int) -> None:
     Begin no further item of a job.  Its event `done` comes when those that run are.
     """
 
+def watch_begun(job: int) -> bool:
+    """
+    Whether all items of a job are begun; where they are not, its event `begun` comes as soon as they are.
+    """
+
 def next_event(milliseconds: int) -> tuple[int, int]:
     """
-    Wait for an event: its job, and 0 for none yet, 1 where all items are begun, 2 where the job is done, 3 where the engine has stopped.
+    Wait for an event: its job, and 0 for none yet, 1 where all items of a job that is watched are begun, 2 where the job is done, 3 where the engine has stopped.
     """
 
 def stop(milliseconds: int) -> bool:

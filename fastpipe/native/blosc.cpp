@@ -137,17 +137,17 @@ Problem read_blosc_header(Bytes first, std::int64_t nbytes, std::int64_t stored,
   found.stored = number_at(data + 12);
   found.is_copied = (found.flags & kCopied) != 0;
   if (version < 1 || version > 2 || (found.flags & kReserved) != 0) return Problem::header;
-  if (found.nbytes != nbytes || found.stored != stored || stored < BloscHeader::kBytes) return Problem::size;
+  if (found.nbytes != nbytes || found.stored > stored || found.stored < BloscHeader::kBytes) return Problem::size;
   if (nbytes > 0) {
     if (found.element < 1 || found.block < 1 || found.block > nbytes || found.block > kLargestBlock) {
       return Problem::blocks;
     }
     found.blocks = (nbytes + found.block - 1) / found.block;
     if (found.is_copied) {
-      if (stored != BloscHeader::kBytes + nbytes) return Problem::size;
+      if (found.stored != BloscHeader::kBytes + nbytes) return Problem::size;
     } else {
       if (found.codec == 2 || found.codec > Codec::zstd || codec_version != 1) return Problem::unknown;
-      if (table_end(found) > stored) return Problem::early;
+      if (table_end(found) > found.stored) return Problem::early;
     }
   }
   *header = found;

@@ -19,22 +19,7 @@ constexpr std::int64_t kShares = 4;          // tasks of each thread, if there i
 constexpr std::int64_t kDecoding = 8;        // times as long a byte takes to decode as to copy
 constexpr std::int64_t kOverhead = 1 << 12;  // bytes in whose time a row or chunk is found, and its file read
 constexpr std::int64_t kMore = 1 << 12;      // bytes by which what is stored may exceed twice what it is made of
-constexpr int kMostWaits = 40;               // of a twentieth of a second, for a process that may be stopped
 constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 4;
-
-// Adds the time from one point to the next to a sum.
-class Watch {
- public:
-  Watch() : since_(now_ns()) {}
-  void add_to(std::atomic<std::int64_t>& sum) noexcept {
-    const std::int64_t time = now_ns();
-    sum.fetch_add(time - since_, std::memory_order_relaxed);
-    since_ = time;
-  }
-
- private:
-  std::int64_t since_;
-};
 
 // A product of numbers from 0; false where it is too large.
 bool multiply(std::int64_t* product, std::int64_t by) noexcept {
@@ -511,7 +496,7 @@ bool RowBatch::copy_from_kept(const Chunk& chunk, Scratch& scratch) {
 bool RowBatch::copy_from_memory(const Chunk& chunk, Scratch& scratch) {
   UnitMemory& memory = *chunk.dataset.memory;
   const std::int64_t key = chunk.dataset.first_key + chunk.number;
-  for (int waits = 0; waits < kMostWaits; ++waits) {
+  for (int waits = 0; waits < UnitMemory::kMostWaits; ++waits) {
     if (const UnitMemory::Found found = memory.find(key)) {
       copy_rows(chunk, found.data);
       if (memory.release(found)) {
@@ -530,8 +515,10 @@ bool RowBatch::copy_from_memory(const Chunk& chunk, Scratch& scratch) {
         return true;
       }
       copy_rows(chunk, claim.data);
-      keep(chunk, claim.data);
-      return memory.publish(claim, chunk.left);
+      KeepChunk kept = copied_to_keep(chunk, claim.data);
+      if (!memory.publish(claim, chunk.left)) return false;  // another process may have written there, too
+      keep(std::move(kept));
+      return true;
     }
     if (memory.is_coming(key)) {
       memory.wait(key);
@@ -555,31 +542,37 @@ Status RowBatch::decode_alone(const Chunk& chunk, Scratch& scratch) {
   const Range wanted = keeps ? Range{0, nbytes} : chunk.wanted();
   const Status status = decode_chunk(dataset, chunk.file.descriptor(), chunk.number, wanted, data, scratch, &totals);
   if (!status.is_made()) return status;
-  if (keeps) keep(chunk, data);
+  if (keeps) keep(copied_to_keep(chunk, data));
   if (!is_row) copy_rows(chunk, data);
   return status;
 }
 
-// Give the caller a chunk to keep.  Where there is no memory for it, it is not kept.
-void RowBatch::keep(const Chunk& chunk, const std::uint8_t* data) noexcept {
+// A copy of a chunk that is to be kept; without data where it is not, or where there is no memory for it.
+KeepChunk RowBatch::copied_to_keep(const Chunk& chunk, const std::uint8_t* data) noexcept {
+  KeepChunk made;
   KeptChunks* kept = chunk.dataset.kept.get();
   const std::int64_t nbytes = chunk.dataset.grid.chunk_nbytes;
-  if (kept == nullptr || most_keep_nbytes <= 0 || !kept->wants(chunk.number)) return;
+  if (kept == nullptr || most_keep_nbytes <= 0 || !kept->wants(chunk.number)) return made;
   {
     const std::lock_guard<std::mutex> guard(keep_lock_);
-    if (nbytes > most_keep_nbytes - keep_nbytes_) return;
+    if (nbytes > most_keep_nbytes - keep_nbytes_) return made;
     keep_nbytes_ += nbytes;
   }
-  KeepChunk made;
   made.data.reset(static_cast<std::uint8_t*>(std::malloc(static_cast<std::size_t>(nbytes))));
-  if (made.data == nullptr) return;
+  if (made.data == nullptr) return made;
   std::memcpy(made.data.get(), data, static_cast<std::size_t>(nbytes));
   made.source = chunk.number_of_source;
   made.chunk = chunk.number;
+  return made;
+}
+
+// Give the caller a chunk to keep.
+void RowBatch::keep(KeepChunk chunk) noexcept {
+  if (chunk.data == nullptr) return;
   const std::lock_guard<std::mutex> guard(keep_lock_);
   try {
-    keep_.push_back(std::move(made));
-  } catch (const std::bad_alloc&) {
+    keep_.push_back(std::move(chunk));
+  } catch (const std::bad_alloc&) {  // it is not kept
   }
 }
 

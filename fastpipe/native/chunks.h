@@ -161,7 +161,8 @@ class RowBatch : public Work {
   bool copy_from_memory(const Chunk& chunk, Scratch& scratch);
   Status decode_alone(const Chunk& chunk, Scratch& scratch);
   void copy_rows(const Chunk& chunk, const std::uint8_t* data);
-  void keep(const Chunk& chunk, const std::uint8_t* data) noexcept;
+  KeepChunk copied_to_keep(const Chunk& chunk, const std::uint8_t* data) noexcept;
+  void keep(KeepChunk chunk) noexcept;
   void set_status(std::int64_t row, Status status) noexcept;
   void fail(const Chunk& chunk, Status status) noexcept;
 

@@ -87,6 +87,7 @@ Problem inflate_gzip(Bytes stored, std::uint8_t* out, std::size_t size, CodecSta
     stored.size -= used;
     to += made;
     size -= made;
+    while (stored.size > 0 && *from == 0) ++from, --stored.size;  // with which Python's gzip lets a file be filled up
   }
   return size == 0 ? Problem::none : Problem::damaged;
 }

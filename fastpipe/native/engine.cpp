@@ -33,6 +33,7 @@ struct Running {
   std::int64_t count = 0;
   std::int64_t next = 0;     // the first item that nobody has begun
   std::int64_t running = 0;  // items that threads are at
+  bool is_watched = false;   // whether somebody wants to hear that all items are begun
 };
 
 void do_item(Work& work, std::int64_t item, Scratch& scratch) noexcept {
@@ -41,6 +42,9 @@ void do_item(Work& work, std::int64_t item, Scratch& scratch) noexcept {
   } catch (...) {
     work.lost(item);
   }
+  // Not when the next one begins: a thread with nothing to do keeps no memory of an enormous one.
+  scratch.arena.reset();
+  scratch.chunk.reset();
 }
 
 }  // namespace
@@ -77,6 +81,11 @@ struct Engine::State {
   void tell(std::int64_t job, Event::Kind kind) {
     events.push_back({job, kind});
     pthread_cond_signal(&event_there);
+  }
+
+  // All items of a job are begun.
+  void tell_begun(const Running& job) {
+    if (job.is_watched) tell(job.number, Event::Kind::begun);
   }
 
   // A job with no item that runs or will: forget it.
@@ -116,7 +125,7 @@ struct Engine::State {
       ++job->channel->running_;
       if (job->next == job->count) {
         drop_from_queue(job);
-        tell(job->number, Event::Kind::begun);
+        tell_begun(*job);
       }
       guard.unlock();
       do_item(*job->work, item, scratch);
@@ -198,7 +207,6 @@ std::int64_t Engine::submit(std::shared_ptr<Work> work, std::shared_ptr<Channel>
   if (state_->threads == 0) return 0;
   job->number = ++state_->last;
   if (job->count == 0) {
-    state_->tell(job->number, Event::Kind::begun);
     state_->tell(job->number, Event::Kind::done);
     return job->number;
   }
@@ -218,9 +226,17 @@ void Engine::cancel(std::int64_t number) {
   if (job->next < job->count) {
     job->next = job->count;
     state_->drop_from_queue(job);
-    state_->tell(number, Event::Kind::begun);
+    state_->tell_begun(*job);
   }
   if (job->running == 0) state_->finish(job);
+}
+
+bool Engine::watch_begun(std::int64_t number) {
+  std::unique_lock<std::mutex> guard(state_->lock);
+  const auto found = state_->jobs.find(number);
+  if (found == state_->jobs.end() || found->second->next == found->second->count) return true;
+  found->second->is_watched = true;
+  return false;
 }
 
 Event Engine::next_event(int milliseconds) {
@@ -243,7 +259,7 @@ bool Engine::stop(int milliseconds) {
   left.swap(state_->queue);
   for (const auto& job : left) {
     job->next = job->count;
-    state_->tell(job->number, Event::Kind::begun);
+    state_->tell_begun(*job);
     if (job->running == 0) state_->finish(job);
   }
   pthread_cond_broadcast(&state_->work_there);

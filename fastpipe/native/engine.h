@@ -41,7 +41,7 @@ class Channel {
 struct Event {
   enum class Kind : std::int32_t { none = 0, begun = 1, done = 2, stopped = 3 };
   std::int64_t job = 0;
-  Kind kind = Kind::none;  // begun: the last item was; done: no item runs, nor ever will
+  Kind kind = Kind::none;  // begun: the last item was, of a job that is watched; done: no item runs, nor ever will
 };
 
 // One for a process: see engine().  Its threads know nothing of Python, and are never destroyed.
@@ -55,6 +55,9 @@ class Engine {
 
   // Begin no further item of a job.  It is done when those that run are.
   void cancel(std::int64_t job);
+
+  // Whether all items of a job are begun; where they are not, its event `begun` comes as soon as they are.
+  bool watch_begun(std::int64_t job);
 
   // Wait for the next event, for at most so long; kind none where none came.
   Event next_event(int milliseconds);

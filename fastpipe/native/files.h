@@ -58,7 +58,6 @@ class DataFile {
   DataFile(const DataFile&) = delete;
   DataFile& operator=(const DataFile&) = delete;
 
-  const State& state() const noexcept { return state_; }
   // Whether what is at the path is in that state; it is not opened.
   bool is_as_it_was() const noexcept { return is_as_it_was(-1); }
 

@@ -201,7 +201,6 @@ bool ImageBatch::prepare() noexcept {
 }
 
 void ImageBatch::run(std::int64_t item, Scratch& scratch) {
-  scratch.arena.reset();
   statuses[item] = make(item, scratch);
   note_nothing();
 }

@@ -12,20 +12,6 @@ namespace fastpipe {
 namespace {
 
 constexpr std::int64_t kMostUnits = std::int64_t{1} << 20;  // that a patch may touch
-constexpr int kMostWaits = 40;  // of a twentieth of a second, for a process that may be stopped
-
-// Adds the time from when it is made to a total.
-class Timer {
- public:
-  explicit Timer(std::atomic<std::int64_t>* total) : total_(total), begun_(now_ns()) {}
-  ~Timer() { total_->fetch_add(now_ns() - begun_, std::memory_order_relaxed); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-
- private:
-  std::atomic<std::int64_t>* const total_;
-  const std::int64_t begun_;
-};
 
 std::int64_t product(const Index& sizes) noexcept {
   std::int64_t found = 1;
@@ -92,10 +78,12 @@ class Claims {
 
   void add(const UnitMemory::Claim& claim) { claims_[count_++] = claim; }
   std::int64_t size() const { return count_; }
-  const UnitMemory::Claim& operator[](std::int64_t i) const { return claims_[i]; }
-  void publish() {
-    for (std::int64_t i = 0; i < count_; ++i) memory_.publish(claims_[i], -1);
+  // Let others see them; whether all were this thread's all the time.
+  bool publish() {
+    bool were_mine = true;
+    for (std::int64_t i = 0; i < count_; ++i) were_mine = memory_.publish(claims_[i], -1) && were_mine;
     count_ = 0;
+    return were_mine;
   }
 
  private:
@@ -306,7 +294,6 @@ void PatchBatch::finish(std::int64_t item, const Status& status) noexcept {
 }
 
 void PatchBatch::run(std::int64_t item, Scratch& scratch) {
-  scratch.arena.reset();
   finish(item, make(items[static_cast<std::size_t>(item)], scratch));
 }
 
@@ -369,8 +356,9 @@ Status PatchBatch::make(const Item& item, Scratch& scratch) {
       }
       if (!read_box(*volume, descriptor, some, scratch)) return Status::declined(Reason::damaged);
     }
-    const Timer timer(&totals.copy);
+    Watch watch;
     take_elements(whole, sizes, along, kind, beyond, out);
+    watch.add_to(totals.copy);
   }
   if (kind.nan != PatchKind::Nan::keep && !settle_nan(kind, out)) return Status::declined(Reason::damaged);
   return Status::made();
@@ -380,7 +368,7 @@ bool PatchBatch::read_box(const Volume& volume, int descriptor, const BoxOut& bo
   Index sizes{};
   for (int dim = 0; dim < kDims; ++dim) sizes[dim] = box.stop[dim] - box.start[dim];
   if (volume.source.kind == VolumeSource::Kind::memory) {
-    const Timer timer(&totals.copy);
+    Watch watch;
     const std::uint8_t* from = volume.source.data;
     for (int dim = 0; dim < kDims; ++dim) from += box.start[dim] * volume.source.steps[dim];
     copy_elements(from, volume.source.steps, box.to, box.steps, sizes, volume.itemsize);
@@ -396,6 +384,7 @@ bool PatchBatch::read_box(const Volume& volume, int descriptor, const BoxOut& bo
         swap_bytes(to, sizes[4] * volume.itemsize, volume.source.swapped);
       }
     }
+    watch.add_to(totals.copy);
   } else if (volume.memory != nullptr) {
     if (!read_remembered(volume, descriptor, box, scratch)) return false;
   } else {
@@ -413,15 +402,14 @@ bool PatchBatch::read_box(const Volume& volume, int descriptor, const BoxOut& bo
       }
       if (units == nullptr || memory == nullptr) return false;
       for (std::int64_t i = first; i < end; ++i) units[i - first] = {touched[i].place, memory + (i - first) * step};
-      {
-        const Timer timer(&totals.decode);
-        if (!read_units(volume, descriptor, units, end - first, scratch)) return false;
-      }
+      Watch watch;
+      if (!read_units(volume, descriptor, units, end - first, scratch)) return false;
+      watch.add_to(totals.decode);
       totals.decoded.fetch_add((end - first) * volume.unit_nbytes(), std::memory_order_relaxed);
-      const Timer timer(&totals.copy);
       for (std::int64_t i = first; i < end; ++i) {
         copy_from_unit(units[i - first].out, touched[i].place, volume.units, volume.itemsize, box);
       }
+      watch.add_to(totals.copy);
     }
   }
   totals.copied.fetch_add(product(sizes) * volume.itemsize, std::memory_order_relaxed);
@@ -443,12 +431,14 @@ bool PatchBatch::read_remembered(const Volume& volume, int descriptor, const Box
   for (std::int64_t i = 0; i < count; ++i) keys[i] = volume.first_key + touched[i].number;
   std::uint8_t* alone = nullptr;
   const auto copy = [&](const std::uint8_t* unit, const Index& place) {
-    const Timer timer(&totals.copy);
+    Watch watch;
     copy_from_unit(unit, place, volume.units, volume.itemsize, box);
+    watch.add_to(totals.copy);
   };
   const auto decode = [&](std::int64_t many) {
-    const Timer timer(&totals.decode);
+    Watch watch;
     if (!read_units(volume, descriptor, units, many, scratch)) return false;
+    watch.add_to(totals.decode);
     totals.decoded.fetch_add(many * volume.unit_nbytes(), std::memory_order_relaxed);
     return true;
   };
@@ -475,7 +465,7 @@ bool PatchBatch::read_remembered(const Volume& volume, int descriptor, const Box
       const std::int64_t many = claims.size();
       if (!decode(many)) return false;
       for (std::int64_t i = 0; i < many; ++i) copy(units[i].out, units[i].place);
-      claims.publish();
+      if (!claims.publish()) return false;  // another process may have written there, too: Python reads the patch
     }
     if (still < left) {
       left = still;
@@ -485,7 +475,7 @@ bool PatchBatch::read_remembered(const Volume& volume, int descriptor, const Box
     // Somebody else is decoding all that is left, has just done so, or there is no room.
     const std::int64_t key = volume.first_key + touched[0].number;
     if (memory.is_there(key)) continue;
-    if (memory.is_coming(key) && waits < kMostWaits) {
+    if (memory.is_coming(key) && waits < UnitMemory::kMostWaits) {
       ++waits;
       memory.wait(key);
       continue;

@@ -20,6 +20,8 @@ namespace fastpipe {
 
 class UnitMemory {
  public:
+  static constexpr int kMostWaits = 40;  // in a row: a process that decodes may be stopped
+
   struct Shape {
     std::int64_t keys = 0;                       // units that there are
     std::int64_t slots = 0;                      // units that there is room for
@@ -66,7 +68,7 @@ class UnitMemory {
   bool is_there(std::int64_t key) const noexcept;
   // Whether somebody is decoding a unit, or was when the process ended that did so.
   bool is_coming(std::int64_t key) const noexcept;
-  // Wait while somebody is decoding a unit, but not for long: a process may be stopped.
+  // Wait while somebody is decoding a unit, for at most a twentieth of a second.
   void wait(std::int64_t key) noexcept;
 
   // Hear that a unit was used so often: one that will not be used again makes room first.

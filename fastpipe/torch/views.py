@@ -40,6 +40,8 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
         TypeError: one is no integer.
         IndexError: one is beyond the ends of any dataset, and would become another.
     """
+    if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
+        return indices.copy()  # a sampler may write the next ones into the same array
     asked = np.asarray(indices)
     if asked.size and asked.dtype.kind not in "iu":
         asked = np.array([operator.index(index) for index in indices], object)

@@ -136,7 +136,10 @@ class UniformPatches:
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
         """As for ``PatchPlaces``."""
         drawn = self._draw(seed, epoch, indices, 1 + len(self._space.patch))
-        volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
+        if len(self._ends) == 1:
+            volumes = np.zeros(len(indices), np.int64)
+        else:
+            volumes = np.searchsorted(self._ends[:-1], drawn[:, 0], side="right")
         return Places(volumes, _within(self._space, volumes, drawn[:, 1:]))
 
 

@@ -167,8 +167,9 @@ class PatchReader:
             for some in self._by_chunks(np.array(list(claims))):
                 parts = [claims[number].memory for number in some.tolist()]
                 self._read_units(some, parts, copy)
-                for number in some.tolist():
-                    claims.pop(number).publish()
+                lost = [number for number in some.tolist() if not claims.pop(number).publish()]
+                if lost:  # another process may have written there, too
+                    self._read_alone(np.array(lost), copy)
         finally:
             for claim in claims.values():
                 claim.abandon()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.native import native
-from fastpipe.core.reads import MADE, ReadThreads, Started, Task
+from fastpipe.core.reads import DECLINED, ReadThreads, Started, Task
 from fastpipe.engine.bad import BadSampleLog, is_of_machine
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.pool import Process
@@ -94,8 +94,11 @@ class NativePatches:
         return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
 
     def heard(self, places: Places, rows: npt.NDArray[np.int64], statuses: npt.NDArray[np.uint8]) -> None:
-        """Look at what became of a batch: of a volume that the core declines, no more is left to it."""
-        declined = statuses[rows, 0] != MADE
+        """Look at what became of a batch: of a volume that the core declines, no more is left to it.
+
+        Not so where patches are as they were because the batch was given up.
+        """
+        declined = statuses[rows, 0] == DECLINED
         if not declined.any():
             return
         for number in places.volumes[declined].tolist():

@@ -235,7 +235,9 @@ class PatchSamples(TouredSamples):
         if not self._places.is_random:
             return self._places.places(0, 0, samples)
         assert key is not None
-        found = keys_of(indices) or {(key.seed, key.epoch): np.arange(len(samples))}
+        found = keys_of(indices)
+        if not found:
+            return self._places.places(key.seed, key.epoch, samples)
         volumes = np.empty(len(samples), np.int64)
         starts = np.empty((len(samples), len(self._cut)), np.int64)
         for (seed, epoch), rows in found.items():

@@ -85,7 +85,7 @@ def test_a_larger_size_drops_the_slots_of_the_old_one() -> None:
     del large
     assert (held == 9).all()
     del held  # of a size that is not wanted any more
-    assert [memory.size for memory in pool._free] == [80]
+    assert [slot.memory.size for slot in pool._free] == [80]
 
 
 @pytest.mark.usefixtures("no_gc")
@@ -108,9 +108,9 @@ def test_large_slots_are_dropped_once_only_small_batches_come() -> None:
     pool.take((800,), np.uint8)
     for size in itertools.islice(itertools.cycle([6, 8, 7]), 20):
         pool.take((size,), np.uint8)
-    assert [memory.size for memory in pool._free] == [8]
+    assert [slot.memory.size for slot in pool._free] == [8]
     pool.take((800,), np.uint8)
-    assert [memory.size for memory in pool._free] == [800]
+    assert [slot.memory.size for slot in pool._free] == [800]
 
 
 @pytest.mark.usefixtures("no_gc")
@@ -124,7 +124,7 @@ def test_a_slot_put_back_while_the_size_changes_is_dropped() -> None:
     pool = SlotPool(3)
     pool.take((8,), np.uint8)
     pool.take((16,), np.uint8)
-    pool._free.append(np.empty(8, np.uint8))  # as another thread can, between a check and its act
+    pool._free.append(slots._new_slot(8))  # as another thread can, between a check and its act
     assert pool.take((16,), np.uint8).nbytes == 16
 
 

@@ -306,6 +306,35 @@ def test_batches_that_nobody_waits_for_write_nowhere_else(tree: Path, expected: 
     assert not jobs._jobs
 
 
+def test_threads_go_from_batch_to_batch_while_python_is_busy() -> None:
+    """They never take Python's lock: not even when a batch is done."""
+    array, count, batches = np.random.default_rng(0).random((1024, 1024), np.float32), 4, 40
+    kind = native.PatchKind((1024, 1024), 2, 4, 0, bytes(4), 0, 4, bytes(4))
+    volume = native.Volume((1024, 1024), (1024, 1024), 4, native.volume_in_memory(array), None, 0)
+    made = np.zeros((batches, count, array.nbytes), np.uint8)
+    statuses = np.zeros((batches, count, 8), np.uint8)
+    starts, rows = np.zeros((count, 2), np.int64), np.arange(count)
+    channel, before = native.Channel(1), sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        begun = [
+            jobs.NativeJob(
+                native.patch_batch([kind], [made[number]], [volume] * count, starts, rows, statuses[number]),
+                channel, 1, lambda: None,
+            )
+            for number in range(batches)
+        ]  # fmt: skip
+        until = time.monotonic() + 20
+        while not statuses[:, :, 0].all() and time.monotonic() < until:
+            pass
+        assert statuses[:, :, 0].all()
+    finally:
+        sys.setswitchinterval(before)
+    for job in begun:
+        job.wait()
+    assert (made.view(np.float32).reshape(batches, count, 1024, 1024) == array).all()
+
+
 def test_loops_that_are_left_early(tree: Path, expected: list[Any]) -> None:
     dataset = folder(tree)
     for number in range(20):

@@ -150,7 +150,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
         held = 2 * WINDOW * table.group * table.sample_bytes
         batches = WindowBatches(table, spec.batch_size, WINDOW)
         return data.DataLoader(RowByRow(table, held), batch_sampler=batches, **workers)
-    everything = 4 * table.samples * (table.sample_bytes + 64)  # all tables of a size share one store
+    everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
     cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
     dataset = table_dataset(table, cache)
     if spec.kind == "stock":

@@ -60,6 +60,18 @@ inline Scratch& own_scratch() {
   return *scratch;
 }
 
+// An object of Python's for the core to refer to, but not to own: nanobind's own pointers give it back with Python's lock
+// held, for which a thread of the engine would wait.  Whoever refers to it keeps the object.
+template <typename T>
+std::shared_ptr<T> lent(T* object) {
+  return std::shared_ptr<T>(std::shared_ptr<T>(), object);
+}
+
+// A channel, which a job may hold longer than the script does.
+struct BoundChannel {
+  std::shared_ptr<Channel> channel;
+};
+
 // A batch for the engine, and the objects that it refers to: dropped with the lock held, by whoever drops the batch.
 struct BoundWork {
   std::shared_ptr<Work> any;

@@ -43,11 +43,11 @@ std::vector<FilterStep> steps_of(const std::vector<StepTuple>& filters) {
   return steps;
 }
 
-void make_dataset(BoundDataset* self, std::shared_ptr<DataFile> file, const std::vector<std::int64_t>& shape,
+void make_dataset(BoundDataset* self, DataFile& file, const std::vector<std::int64_t>& shape,
                   const std::vector<std::int64_t>& chunk, std::int64_t itemsize, int sample_dims,
                   const std::vector<StepTuple>& filters, In<std::int64_t, 1> offsets, In<std::int64_t, 1> sizes,
                   In<std::uint32_t, 1> masks, const nb::bytes& fill, std::optional<nb::bytes> inside,
-                  std::shared_ptr<UnitMemory> memory, std::int64_t first_key, std::shared_ptr<KeptChunks> kept) {
+                  UnitMemory* memory, std::int64_t first_key, KeptChunks* kept) {
   auto made = std::make_shared<ChunkedDataset>();
   check(made->grid.set(shape, chunk, itemsize, sample_dims), "a shape, and a chunk of as many sides from 1");
   made->chunks = made->grid.groups * made->grid.parts;
@@ -57,7 +57,7 @@ void make_dataset(BoundDataset* self, std::shared_ptr<DataFile> file, const std:
   check(memory == nullptr || (memory->shape().slot_nbytes >= made->grid.chunk_nbytes && first_key >= 0 &&
                               first_key <= memory->shape().keys - made->chunks),
         "memory for all of the chunks");
-  made->file = std::move(file);
+  made->file = lent(&file);
   made->offsets = offsets.data();
   made->sizes = sizes.data();
   made->masks = masks.data();
@@ -67,14 +67,14 @@ void make_dataset(BoundDataset* self, std::shared_ptr<DataFile> file, const std:
     check(static_cast<std::int64_t>(inside->size()) >= made->grid.chunk_nbytes && made->chunks == 1, "all of the data");
     made->inside = reinterpret_cast<const std::uint8_t*>(inside->c_str());
   }
-  made->memory = memory;
+  made->memory = lent(memory);
   made->first_key = first_key;
-  made->kept = kept;
+  made->kept = lent(kept);
   nb::list keep;
-  for (const nb::object& one : {nb::cast(offsets), nb::cast(sizes), nb::cast(masks)}) keep.append(one);
+  for (const nb::object& one : {nb::find(file), nb::cast(offsets), nb::cast(sizes), nb::cast(masks)}) keep.append(one);
   if (inside.has_value()) keep.append(*inside);
-  if (memory != nullptr) keep.append(nb::cast(memory));  // with what they refer to
-  if (kept != nullptr) keep.append(nb::cast(kept));
+  if (memory != nullptr) keep.append(nb::find(memory));
+  if (kept != nullptr) keep.append(nb::find(kept));
   new (self) BoundDataset{std::move(made), std::move(keep)};
 }
 
@@ -175,8 +175,14 @@ nb::object undo_filter(const StepTuple& step, const nb::bytes& stored, std::int6
   std::int32_t which = 0;
   std::unique_ptr<std::uint8_t, KeepChunk::Free> made(static_cast<std::uint8_t*>(std::malloc(std::size_t(nbytes) + 1)));
   if (made == nullptr) throw std::bad_alloc();
-  const Problem problem = undo_filters(steps_of({step}), 0, bytes_of(stored), made.get(), nbytes, {0, nbytes},
-                                       scratch.arena, scratch.codecs, &which);
+  const std::vector<FilterStep> steps = steps_of({step});
+  const Bytes bytes = bytes_of(stored);
+  Problem problem = Problem::none;
+  {
+    nb::gil_scoped_release free;
+    problem = undo_filters(steps, 0, bytes, made.get(), nbytes, {0, nbytes}, scratch.arena, scratch.codecs, &which);
+    scratch.arena.reset();
+  }
   if (problem == Problem::no_memory) throw std::bad_alloc();
   if (problem != Problem::none) return nb::cast(static_cast<int>(problem));
   return nb::cast(owned(made, {static_cast<std::size_t>(nbytes)}));

@@ -1,6 +1,5 @@
 #include "../engine.h"
 
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <unistd.h>
 
@@ -70,18 +69,21 @@ void let_go_of(std::int64_t job) {
 }
 
 void register_engine(nb::module_& m) {
-  nb::class_<Channel>(m, "Channel", "Bounds how many threads are busy with the jobs of one owner.")
-      .def(nb::init<int>(), nb::arg("limit"));
+  nb::class_<BoundChannel>(m, "Channel", "Bounds how many threads are busy with the jobs of one owner.")
+      .def(
+          "__init__", [](BoundChannel* self, int limit) { new (self) BoundChannel{std::make_shared<Channel>(limit)}; },
+          nb::arg("limit"));
 
   nb::class_<BoundWork>(m, "Batch", "What the engine makes: a batch of images, of rows.");
   m.def(
       "submit",
-      [](nb::object batch, const std::shared_ptr<Channel>& channel, int threads) {
+      [](nb::object batch, const BoundChannel& channel, int threads) {
         std::shared_ptr<Work> work = nb::cast<BoundWork&>(batch).any;
+        std::shared_ptr<Channel> bounded = channel.channel;
         std::int64_t job = 0;
         {
           nb::gil_scoped_release free;
-          job = running().submit(std::move(work), channel, threads);
+          job = running().submit(std::move(work), std::move(bounded), threads);
         }
         if (job != 0) keep_until_done(job, batch);
         return job;
@@ -104,6 +106,9 @@ void register_engine(nb::module_& m) {
       },
       nb::arg("job"), "Begin no further item of a job.  Its event `done` comes when those that run are.");
   m.def(
+      "watch_begun", [](std::int64_t job) { return running().watch_begun(job); }, nb::arg("job"),
+      "Whether all items of a job are begun; where they are not, its event `begun` comes as soon as they are.");
+  m.def(
       "next_event",
       [](int milliseconds) {
         Event event;
@@ -115,7 +120,8 @@ void register_engine(nb::module_& m) {
         return std::make_tuple(event.job, static_cast<int>(event.kind));
       },
       nb::arg("milliseconds"),
-      "Wait for an event: its job, and 0 for none yet, 1 where all items are begun, 2 where the job is done, "
+      "Wait for an event: its job, and 0 for none yet, 1 where all items of a job that is watched are begun, 2 where "
+      "the job is done, "
       "3 where the engine has stopped.");
   m.def(
       "stop",

@@ -102,18 +102,17 @@ struct BoundBatch : BoundWork {
   std::vector<FileState> states;
 };
 
-std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::bytes prefix, nb::bytes arena,
-                                       In<std::int64_t, 1> starts, In<std::int64_t, 1> ends, In<double, 2> parameters,
+std::unique_ptr<BoundBatch> make_batch(ImagePlan& plan, nb::bytes prefix, nb::bytes arena, In<std::int64_t, 1> starts,
+                                       In<std::int64_t, 1> ends, In<double, 2> parameters,
                                        std::optional<Out<std::uint8_t, 1>> memory, In<std::int64_t, 1> places, Two size,
                                        bool keeps_files, Out<std::uint8_t, 2> statuses,
-                                       std::optional<nb::typed<nb::list, nb::object>> inputs,
-                                       std::shared_ptr<KeptImages> kept, std::optional<In<std::uint64_t, 2>> states,
-                                       std::int64_t most_nbytes) {
+                                       std::optional<nb::typed<nb::list, nb::object>> inputs, KeptImages* kept,
+                                       std::optional<In<std::uint64_t, 2>> states, std::int64_t most_nbytes) {
   const std::size_t count = starts.shape(0);
   check(ends.shape(0) == count && parameters.shape(0) == count && statuses.shape(0) == count &&
             statuses.shape(1) == sizeof(Status) && places.shape(0) == count,
         "starts, ends, parameters, places and statuses of as many samples");
-  check(parameters.shape(1) == std::size_t(plan->draws), "as many parameters as the plan draws");
+  check(parameters.shape(1) == std::size_t(plan.draws), "as many parameters as the plan draws");
   for (std::size_t i = 0; i < count; ++i) {
     check(0 <= starts(i) && starts(i) <= ends(i) && std::size_t(ends(i)) <= arena.size(), "a path outside its memory");
   }
@@ -121,7 +120,7 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
   bound->work = std::make_shared<ImageBatch>();
   bound->any = bound->work;
   ImageBatch& work = *bound->work;
-  work.plan = plan;
+  work.plan = lent(&plan);
   work.count = static_cast<std::int64_t>(count);
   work.paths = {bytes_of(prefix), bytes_of(arena), starts.data(), ends.data()};
   work.parameters = parameters.data();
@@ -130,14 +129,14 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
   work.keeps_files = keeps_files;
   work.statuses = reinterpret_cast<Status*>(statuses.data());
   if (memory.has_value()) {
-    const std::int64_t each = std::int64_t{size[0]} * size[1] * plan->how.channels * word_after(*plan);
+    const std::int64_t each = std::int64_t{size[0]} * size[1] * plan.how.channels * word_after(plan);
     check(size[0] > 0 && size[1] > 0, "samples of a size");
     for (std::size_t i = 0; i < count; ++i) {
       check(places(i) >= 0 && places(i) + each <= std::int64_t(memory->size()), "a place outside the memory");
-      check((reinterpret_cast<std::uintptr_t>(memory->data()) + std::size_t(places(i))) %
-                    std::size_t(word_after(*plan)) ==
-                0,
-            "a place that is not aligned");
+      check(
+          (reinterpret_cast<std::uintptr_t>(memory->data()) + std::size_t(places(i))) % std::size_t(word_after(plan)) ==
+              0,
+          "a place that is not aligned");
     }
     work.memory = memory->data();
   }
@@ -158,8 +157,8 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
     }
     work.inputs = bound->inputs.data();
   }
-  check(memory.has_value() || !makes_samples(*plan), "memory for samples that are kept, scaled or TensorFlow's");
-  work.kept = kept;
+  check(memory.has_value() || !makes_samples(plan), "memory for samples that are kept, scaled or TensorFlow's");
+  work.kept = lent(kept);
   if (states.has_value()) {
     check(states->shape(0) == count && states->shape(1) == 5, "a state of five numbers for each sample");
     bound->states.resize(count);
@@ -173,12 +172,12 @@ std::unique_ptr<BoundBatch> make_batch(std::shared_ptr<ImagePlan> plan, nb::byte
   work.most_nbytes = most_nbytes;
   if (!work.prepare()) throw std::bad_alloc();
   nb::list keep;
-  for (const nb::object& one : {nb::object(prefix), nb::object(arena), nb::cast(starts), nb::cast(ends),
+  for (const nb::object& one : {nb::find(plan), nb::object(prefix), nb::object(arena), nb::cast(starts), nb::cast(ends),
                                 nb::cast(parameters), nb::cast(places), nb::cast(statuses)}) {
     keep.append(one);
   }
   if (memory.has_value()) keep.append(nb::cast(*memory));
-  if (kept != nullptr) keep.append(nb::cast(kept));  // with the memory that is mapped
+  if (kept != nullptr) keep.append(nb::find(kept));  // with the memory that is mapped
   if (inputs.has_value()) keep.append(*inputs);
   bound->keep = std::move(keep);
   return bound;

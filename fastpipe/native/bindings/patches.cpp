@@ -181,6 +181,11 @@ std::unique_ptr<BoundPatches> make_batch(const nb::typed<nb::list, nb::object>& 
   check(kinds.size() == outs.size() && kinds.size() > 0 && volumes.size() == patches * kinds.size(),
         "memory for each kind, and a volume, or None, for each patch of each");
   check(rows.size() == patches && statuses.shape(1) == sizeof(Status), "a row for each patch, and statuses");
+  std::int64_t last = -1;
+  for (std::size_t patch = 0; patch < patches; ++patch) {
+    check(rows(patch) >= 0 && rows(patch) < static_cast<std::int64_t>(statuses.shape(0)), "a row outside of the batch");
+    last = std::max(last, rows(patch));
+  }
   auto bound = std::make_unique<BoundPatches>();
   bound->work = std::make_shared<PatchBatch>();
   bound->any = bound->work;
@@ -194,11 +199,7 @@ std::unique_ptr<BoundPatches> make_batch(const nb::typed<nb::list, nb::object>& 
     const auto out = nb::cast<Out<std::uint8_t, 2>>(outs[i], false);
     check(static_cast<std::int64_t>(out.shape(1)) == kind.nbytes() && starts.shape(1) == std::size_t(kind.dims),
           "memory of whole patches");
-    for (std::size_t row = 0; row < patches; ++row) {
-      check(rows(row) >= 0 && rows(row) < static_cast<std::int64_t>(out.shape(0)) &&
-                rows(row) < static_cast<std::int64_t>(statuses.shape(0)),
-            "a row outside of the batch");
-    }
+    check(last < static_cast<std::int64_t>(out.shape(0)), "a row outside of the memory");
     work.kinds.push_back({kind, out.data()});
   }
   work.items.reserve(volumes.size());

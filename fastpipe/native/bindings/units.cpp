@@ -46,6 +46,14 @@ void end(bool* is_over) {
   *is_over = true;
 }
 
+// The shape of memory that there can be, whose size does not overflow.
+UnitMemory::Shape shape_of(std::int64_t keys, std::int64_t slots, std::int64_t slot_nbytes) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  check(keys >= 0 && keys <= kMost / 8 && slots >= 1 && slots < INT32_MAX, "memory of a size that there can be");
+  check(slot_nbytes >= 0 && slot_nbytes <= kMost / slots && slot_nbytes % 64 == 0, "slots of a multiple of 64 bytes");
+  return {keys, slots, slot_nbytes};
+}
+
 nb::ndarray<nb::numpy, bool> are_there(const UnitMemory& units, In<std::int64_t, 1> keys, bool or_coming) {
   auto* found = new bool[keys.size()];
   nb::capsule owner(found, [](void* memory) noexcept { delete[] static_cast<bool*>(memory); });
@@ -95,14 +103,10 @@ void register_units(nb::module_& m) {
           "__init__",
           [](UnitMemory* self, Out<std::uint8_t, 1> memory, int descriptor, std::int64_t keys, std::int64_t slots,
              std::int64_t slot_nbytes) {
-            if (keys < 0 || slots < 1 || slots >= INT32_MAX || slot_nbytes < 0 || slot_nbytes % 64 != 0) {
-              throw nb::value_error("slots of a multiple of 64 bytes");
-            }
-            const UnitMemory::Shape shape{keys, slots, slot_nbytes};
-            if (static_cast<std::int64_t>(memory.size()) < shape.nbytes() ||
-                reinterpret_cast<std::uintptr_t>(memory.data()) % 64 != 0) {
-              throw nb::value_error("memory of all slots, aligned to 64");
-            }
+            const UnitMemory::Shape shape = shape_of(keys, slots, slot_nbytes);
+            check(static_cast<std::int64_t>(memory.size()) >= shape.nbytes() &&
+                      reinterpret_cast<std::uintptr_t>(memory.data()) % 64 == 0,
+                  "memory of all slots, aligned to 64");
             new (self) UnitMemory(memory.data(), descriptor, shape);
           },
           nb::keep_alive<1, 2>(), nb::arg("memory").noconvert(), nb::arg("descriptor"), nb::arg("keys"),
@@ -110,12 +114,7 @@ void register_units(nb::module_& m) {
       .def_static(
           "nbytes",
           [](std::int64_t keys, std::int64_t slots, std::int64_t slot_nbytes) {
-            constexpr std::int64_t kMost = std::int64_t{1} << 62;
-            if (keys < 0 || keys > kMost / 8 || slots < 1 || slots > kMost / 24 || slot_nbytes < 0 ||
-                slot_nbytes > kMost / slots) {
-              throw nb::value_error("memory of a size that there can be");
-            }
-            return UnitMemory::Shape{keys, slots, slot_nbytes}.nbytes();
+            return shape_of(keys, slots, slot_nbytes).nbytes();
           },
           nb::arg("keys"), nb::arg("slots"), nb::arg("slot_nbytes"), "Bytes of the memory that it takes.")
       .def_prop_ro(

@@ -140,7 +140,10 @@ TEST("codecs: members of gzip") {
   Guarded out(content.size());
   CHECK(inflate_gzip(bytes_of(stored), out.data(), content.size(), thread.states) == Problem::none);
   CHECK(out.content() == content && out.is_intact());
-  stored.push_back(0);  // is no member
+  stored.push_back(0);  // with which members are filled up
+  append(&stored, gzip_of(two));
+  CHECK(inflate_gzip(bytes_of(stored), out.data(), content.size(), thread.states) == Problem::none);
+  stored.push_back(1);  // is no member
   CHECK(inflate_gzip(bytes_of(stored), out.data(), content.size(), thread.states) == Problem::damaged);
 }
 
@@ -292,6 +295,11 @@ TEST("blosc: headers that do not fit") {
     return problem;
   };
   CHECK(problem_with(0, 1) == Problem::none);
+  Content longer = stored;
+  longer.push_back(7);  // behind what the header speaks of
+  Guarded whole(content.size());
+  CHECK(decode_blosc(Exact(longer), whole.data(), 700, thread.arena, thread.states) == Problem::none);
+  CHECK(whole.content() == content);
   CHECK(problem_with(0, 3) == Problem::header);
   CHECK(problem_with(0, 0) == Problem::header);
   CHECK(problem_with(1, 2) == Problem::unknown);

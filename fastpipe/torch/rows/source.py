@@ -45,6 +45,10 @@ class RowsSource(Source):
         some = [lookout for lookout in found if lookout is not None]
         return Lookouts(some) if some else None
 
+    def made_by(self) -> object:
+        """Return what a batch is made by: rows are the same whatever the script sets; its functions may not be."""
+        return super().made_by() if any(base._code() for base in self.bases) else None
+
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
         return max(base._large_parts(batch_size) for base in self.bases)

@@ -187,3 +187,17 @@ def test_what_the_core_does_not_read_is_read_in_python(
     assert read_natively(dataset, indices)[1] == int((volumes == 1).sum())
     for volume, (row, column), made in zip(volumes, starts, dataset.__getitems__(indices), strict=True):
         assert np.array_equal(made, arrays[volume][row : row + 6, column : column + 6])
+
+
+def test_batches_that_are_given_up_do_not_make_it_slow(
+    tmp_path: Path, write_volume: Any, random_array: Any
+) -> None:
+    """A script that leaves epochs early has the core read the volume all the same."""
+    path = write_volume("zarr3 zstd", str(tmp_path / "x"), random_array((12, 12), "i2", 1), (5, 5))
+    dataset = FastPatchDataset(path, (6, 6), sampling=Grid(), threads=1)
+    runtime, rows = dataset._running(), np.arange(len(dataset))
+    places = dataset._places.places(0, 0, rows)
+    arrays = [np.empty((len(rows), *shape), dtype) for dtype, shape in dataset.kinds]
+    for _ in range(10):
+        runtime.heard(places, rows, runtime.start(places, rows, arrays))
+    assert read_natively(dataset, rows)[1] == 0
