@@ -1,8 +1,9 @@
-"""Write the tables of the documents anew, from the committed results.
+"""Write the tables and the pictures of the documents anew, from the committed results.
 
 In README.md, benchmarks/README.md and docs/ a table stands between ``<!-- table:begin RESULT.json -->``, or
 ``table:short`` for fastpipe's rows alone, or ``table:trains`` for a result of ``trains_as_well.py``, or
-``table:compared`` for one of ``never_slower.py``, and ``<!-- table:end -->``.
+``table:compared`` for one of ``never_slower.py``, and ``<!-- table:end -->``.  A RESULT.png is drawn from the
+RESULT.json beside it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from fastpipe.bench.plot import draw
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
 
@@ -77,13 +80,30 @@ def written(text: str) -> str:
     return _MARKED.sub(table, text)
 
 
+def pictures() -> list[Path]:
+    """Return the pictures that have their result beside them."""
+    found = sorted(ROOT.glob("benchmarks/results/*/*.png"))
+    return [picture for picture in found if picture.with_suffix(".json").exists()]
+
+
+def drawn(picture: Path) -> bytes:
+    """Return a picture of the result beside it, as the content of a PNG file."""
+    with tempfile.TemporaryDirectory() as folder:
+        draw(load(picture.with_suffix(".json")), path := Path(folder) / picture.name)
+        return path.read_bytes()
+
+
 def main() -> None:
-    """Write those that changed, and say which."""
+    """Write the pages and pictures that changed, and say which."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if (new := written(text)) != text:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
+    for picture in pictures():
+        if (image := drawn(picture)) != picture.read_bytes():
+            picture.write_bytes(image)
+            print(picture.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from PIL import Image
+
+from fastpipe.testing import write_zarr
 
 
 def _python(code: str) -> str:
@@ -114,12 +118,31 @@ print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dat
     assert json.loads(_python(code)) == [[], True]
 
 
+@pytest.mark.parametrize("kind", ["hdf5", "patches"])
+def test_who_reads_arrays_waits_for_neither_torchvision_nor_pillow(kind: str, tmp_path: Path) -> None:
+    if kind == "hdf5":
+        with h5py.File(tmp_path / "rows.h5", "w") as file:
+            file.create_dataset("x", data=np.arange(32.0).reshape(8, 4), chunks=(2, 4), compression="gzip")
+        dataset = f"fastpipe.FastHDF5Dataset({str(tmp_path / 'rows.h5')!r}, 'x')"
+    else:
+        write_zarr(tmp_path / "x.zarr", [np.zeros((8, 8), np.uint16)], (8, 8), (4, 4))
+        dataset = f"fastpipe.FastPatchDataset({str(tmp_path / 'x.zarr')!r}, (4, 4))"
+    code = f"""
+import json, sys
+import fastpipe
+loader = fastpipe.FastLoader({dataset}, 2, True)
+assert len(next(iter(loader))) == 2 and loader.plan.is_fast
+print(json.dumps(sorted({{"torchvision", "PIL"}} & set(sys.modules))))
+"""
+    assert json.loads(_python(code)) == []
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("missing", "use", "command"),
     [
         ("torch", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
-        ("torchvision", "fastpipe.FastLoader", "pip install 'fastpipe[torch]'"),
+        ("torchvision", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
         ("numba", "__import__('fastpipe.augment.fused_kernels')", "pip install 'fastpipe[image]'"),
         (
             "PIL",

@@ -136,17 +136,19 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 # Imported by a function of theirs, as it is paid by who uses it: kernels that take seconds to load, stores,
-# devices, arrays, caches; what only one command of the command line has.
+# devices, arrays, caches, image folders; what only one command of the command line has.
 _LAZY = {
     "cli.py": {"bench", "console"},
     "images/batch.py": {"cache"},
     "torch/batches.py": {"device"},
-    "torch/describe.py": {"volumes"},
+    "torch/describe.py": {"torch", "volumes"},
     "torch/folder_samples.py": {"index"},
+    "torch/folder_source.py": {"device", "torch"},
     "torch/image_folder.py": {"cache", "index", "torch"},
     "torch/loader.py": {"cache", "device", "torch"},
+    "torch/ordering.py": {"torch"},
     "torch/runtime.py": {"arrays", "cache", "device", "images"},
-    "torch/sources.py": {"device", "torch"},
+    "torch/sources.py": {"torch"},
     "torch/split.py": {"augment"},
 }
 # What commands show of files; only they load these.

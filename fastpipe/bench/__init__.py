@@ -7,7 +7,7 @@
 ``data`` ``machine``      which photos are read; what the machine and the packages are
 ``overview``              the case ``all``: five pipelines before and after, the default
 ``images``                the case: its rows, its check, its result
-``scaling`` ``curves``    the case ``scaling``: the same by number of threads, and its picture
+``scaling*`` ``curves``   the case ``scaling``: images, rows or patches by number of threads, and its picture
 ``loaders`` ``floor``     the rows of these cases: loaders in this process, decoding alone
 ``peers`` ``peer_child``  the rows of the case: other libraries, each in its own process
 ``hdf5`` ``volume``       other cases, each in a folder: also ``s3``, ``augment``, ``tf``, ``generate``,

@@ -39,7 +39,7 @@ CASES = {
         "ImageFolder + DataLoader against FastImageFolder + FastLoader", images.add_arguments, images.run
     ),
     "scaling": Command(
-        "images by number of threads, 1 to all cores, against DataLoader with as many workers",
+        "images, rows or patches by number of threads, 1 to all cores, against as many workers",
         scaling.add_arguments,
         scaling.run,
     ),

@@ -94,7 +94,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     found = [
         Change(_name(entry), _ratios(old, rows[entry["key"]]), _ratios(new, entry))
         for entry in new["rows"]
-        if entry["group"] in _COMPARED and entry["key"] in rows
+        if entry["group"] in _COMPARED
+        and entry["key"] in rows
+        and entry.get("unit") == rows[entry["key"]].get("unit")  # else one is of images, the other of patches
     ]
     return [one for one in found if one.old and one.new]
 

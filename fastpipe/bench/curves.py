@@ -1,7 +1,8 @@
-"""The picture of the case ``scaling``: images a second over the number of threads."""
+"""The picture of the case ``scaling``: samples a second over the number of threads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from fastpipe.bench.writing import whole
 __all__ = ["draw_curves"]
 
 _LINES = {
-    "replaced": ("ImageFolder + DataLoader, as many worker processes", "#9a9fa6", "-"),
-    "floor": ("reading and decoding alone", "#6a717b", "--"),
-    "fastpipe": ("FastImageFolder + FastLoader, threads", "#0b8a6f", "-"),
+    "replaced": (", as many worker processes", "#9a9fa6", "-"),
+    "floor": ("", "#6a717b", "--"),
+    "fastpipe": (", threads", "#0b8a6f", "-"),
 }
+_NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # of threads or workers, in a row's label
 _INK, _MUTED = "#1f2328", "#6a717b"
 
 
@@ -34,7 +36,7 @@ def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
     require("matplotlib.backends.backend_agg", extra="bench")
     axes = figure.subplots()
     counts = [int(section) for section in result["sections"]]
-    for group, (label, colour, style) in _LINES.items():
+    for group, (ending, colour, style) in _LINES.items():
         rows = [
             entry
             for entry in result["rows"]
@@ -42,6 +44,7 @@ def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
         ]
         if not rows:
             continue
+        label = _NUMBER.sub("", rows[0]["label"]) + ending
         places, rates = [int(entry["section"]) for entry in rows], [rate_of(entry) for entry in rows]
         medians = [rate["median"] for rate in rates]
         errors = [
@@ -70,7 +73,7 @@ def draw_curves(result: Mapping[str, Any], path: Path, cpu: str) -> None:
     axes.set_xlim(0, counts[-1] * 1.08)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylabel("images per second", fontsize=9, color=_MUTED)
+    axes.set_ylabel(f"{result['rows'][0]['unit']} per second", fontsize=9, color=_MUTED)
     axes.set_xlabel(
         f"threads, or worker processes; median and range of {result['method']['rounds']} interleaved"
         " rounds;\n"

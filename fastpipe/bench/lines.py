@@ -56,16 +56,15 @@ def scaling_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def first_batch_lines(result: Mapping[str, Any]) -> list[str]:
-    """Time to the first batch of a file with many chunks."""
-    first = result.get("first_batch")
-    if not first:
-        return []
+    """Time to the first batch of a file with many chunks, or of a volume."""
+    first = dict(result.get("first_batch") or {})
+    chunks = first.pop("chunks", None)
+    what = "first batch" if chunks is None else f"first batch of {chunks:,} chunks"
     return [
-        f"first batch of {first['chunks']:,} chunks: {one['label']}: {one['median_s']:.3f} s"
+        f"{what}: {one['label']}: {one['median_s']:.3f} s"
         f" ({min(one['raw_s']):.3f} to {max(one['raw_s']):.3f})"
         + (f"; importing fastpipe {one['import_s']:.1f} s before" if name != "replaced" else "")
-        for name in ("replaced", "cold", "kept")
-        for one in (first[name],)
+        for name, one in first.items()
     ]
 
 

@@ -111,7 +111,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
         )
         reference = entry["group"] == "replaced"
         text = "1×" if reference else _times(entry["ratio"]["median"])
-        text += f" (asked {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
+        text += f" (goal: {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
         # A figure that has no room in its bar, before the range, goes in front of the ratio.
         is_short = rate["low"] < 0.1 * top
         number = f"{rate['median']:,.0f}"

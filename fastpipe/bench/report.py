@@ -29,6 +29,7 @@ STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer":
 # Whose versions are told below a table, by case.
 _PACKAGES = {
     "images": ("fastpipe", "torch", "torchvision", "pillow"),
+    "scaling": ("fastpipe", "torch", "torchvision", "pillow", "h5py", "zarr"),
     "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),

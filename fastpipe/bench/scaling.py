@@ -1,38 +1,46 @@
-"""The case ``scaling``: an image folder, by the number of threads, beside as many worker processes."""
+"""The case ``scaling``: images, rows or patches by the number of threads, beside as many worker processes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console
 
+from fastpipe._extras import require
 from fastpipe.bench import machine
-from fastpipe.bench.check import run_check
 from fastpipe.bench.command import positive
-from fastpipe.bench.data import Photos, folder_to_use, scan
+from fastpipe.bench.data import folder_to_use, scan
 from fastpipe.bench.driver import Driver, add_run_arguments
-from fastpipe.bench.floor import DecodeRow
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec
-from fastpipe.bench.results import RowInfo, entries, floor_share, verdict
-from fastpipe.bench.runner import Contender, Sample, rates_by_round, ratios, summarise
+from fastpipe.bench.hdf5.data import Sizes, made_tables
+from fastpipe.bench.results import entries, floor_share, verdict
+from fastpipe.bench.runner import Sample, rates_by_round, ratios, summarise
+from fastpipe.bench.scaling_jobs import ImageJob, PatchJob, RowJob, ScalingJob, threads_label
+from fastpipe.bench.volume.data import FULL, QUICK, made_scroll
 from fastpipe.console import Progress
+from fastpipe.errors import OptionError
 
 __all__ = ["add_arguments", "run", "scaling_of", "thread_counts"]
 
-_ROUNDS = 3  # there are three rows for each number of threads
+_ROUNDS = 3  # there are up to three rows for each number of threads
+_BATCH_SIZES = {"images": 64, "hdf5": 64, "volume": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the case."""
     add = parser.add_argument
+    add("job", nargs="?", choices=tuple(_BATCH_SIZES), default="images",
+        help="an image folder (the default), rows of an HDF5 file, or patches of a volume")  # fmt: skip
     add("--data", metavar="FOLDER", help="image folder, one sub-folder per class (default: $FASTPIPE_PHOTOS, "
         "else photograph-like JPEGs made once into the user's cache folder)")  # fmt: skip
+    add("--folder", metavar="FOLDER", type=Path,
+        help="where the made-up file or volume is kept (default: the user's cache folder)")  # fmt: skip
     add("--threads", type=_counts, metavar="N,N,…", help="numbers of threads (default: 1, 2, 4 … all cores)")
-    add("--batch-size", type=positive(int), default=64, metavar="N", help="images in a batch (default: 64)")
+    add("--batch-size", type=positive(int), metavar="N", help="samples in a batch (default: 64, patches: 2)")
     add_run_arguments(parser, None, rounds=_ROUNDS)
 
 
@@ -54,12 +62,30 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     Raises:
         OptionError: there is nothing to measure.
     """
-    folder, name, generated = folder_to_use(args.data, progress.done)
-    bench = _Bench(args, machine.cores_allowed(), progress, photos=scan(folder, name))
-    if generated:
-        bench.warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
-        progress.done(f"photos: made up, kept in {folder}")
-    return bench.run(console)
+    warnings: list[str] = []
+    job = _job(args, progress, warnings)
+    return _Bench(args, machine.cores_allowed(), progress, warnings=warnings, job=job).run(console)
+
+
+def _job(args: argparse.Namespace, progress: Progress, warnings: list[str]) -> ScalingJob:
+    """Return what is measured; make made-up data, and warn of made-up photos."""
+    size, quick = args.batch_size or _BATCH_SIZES[args.job], args.quick
+    if args.job == "images":
+        if args.folder is not None:
+            raise OptionError("--folder is for 'hdf5' and 'volume': an image folder is named by --data")
+        folder, name, generated = folder_to_use(args.data, progress.done)
+        if generated:
+            warnings.append("the photos are made up; give your own with --data or $FASTPIPE_PHOTOS")
+            progress.done(f"photos: made up, kept in {folder}")
+        return ImageJob(scan(folder, name), size)
+    if args.data is not None:
+        raise OptionError(f"--data is a folder of images: leave it out with {args.job!r}")
+    if args.job == "hdf5":
+        sizes = Sizes(rows=256) if quick else Sizes()
+        (table,) = made_tables(sizes, args.folder, progress.done, layouts=["gzip"])
+        return RowJob(table, min(size, table.samples))
+    require("zarr", extra="bench")
+    return PatchJob(made_scroll(QUICK if quick else FULL, args.folder, progress.done), size)
 
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
@@ -118,41 +144,45 @@ class _Bench(Driver):
 
     case: ClassVar[str] = "scaling"
     usual_rounds: ClassVar[int] = _ROUNDS
-    photos: Photos = field(kw_only=True)
+    job: ScalingJob = field(kw_only=True)
 
     def result(self) -> dict[str, Any] | None:
         """Check, measure, and put the file's content together; ``None`` if the check fails."""
         busy = self.begin()
-        self.photos.warm()
+        self.job.warm()
         counts = self.args.threads or thread_counts(self.cores)
         if counts[-1] > self.cores:
             self.warnings.append(f"there are {self.cores} cores: more threads than that only wait for them")
-        self.progress.step("comparing outputs")
-        check = run_check(self.photos, 0 if self.args.quick else min(self.cores, 8), lambda images: None)
-        self.progress.done(f"check: {check.sentence()}")
-        if not check.ok:
-            return None
         with ExitStack() as stack:
-            session = self.measure(self._open(stack, counts))
-        rows = entries(list(self.infos.values()), session)
-        measured = {entry["key"] for entry in rows}
-        counts = [count for count in counts if {f"threads-{count}", f"replaced-{count}"} <= measured]
+            rows = [row for count in counts for row in self.job.rows(count)]
+            built = [self.open(stack, info, make) for info, make in rows]
+            contenders = [one for one in built if one is not None]
+            self.progress.step("comparing outputs")
+            workers = 0 if self.args.quick else min(self.cores, 8)
+            check = self.job.check(contenders, workers, self.progress.now)
+            self.progress.done(f"check: {check.sentence()}")
+            if not check.ok:
+                return None
+            session = self.measure(contenders)
+        measured = entries(list(self.infos.values()), session)
+        keys = {entry["key"] for entry in measured}
+        counts = [count for count in counts if {f"threads-{count}", f"replaced-{count}"} <= keys]
         main = f"threads-{counts[-1]}"
         alone = {"fastloader-float32": session.samples[main]}
         alone["floor"] = session.samples.get(f"floor-{counts[-1]}", [])
-        result = self._facts(busy, counts) | {
+        result = self.facts(self._words(), busy) | self.job.facts() | {
             "method": self.method(session.rounds),
             "check": {**check.as_json(), "text": check.sentence()},
-            "rows": rows,
+            "rows": measured,
             "main": main,
             "best": {str(count): f"replaced-{count}" for count in counts},
-            "sections": {str(count): {"label": _threads(count)} for count in counts},
+            "sections": {str(count): {"label": threads_label(count)} for count in counts},
             "missing": self.missing,
             "stages": {"seconds": {}, "images": 0},
             "floor_share": floor_share(alone),
             "scaling": scaling_of(counts, session.samples),
             "plan": "",
-        }
+        }  # fmt: skip
         result["verdict"] = verdict(result)
         return result
 
@@ -160,52 +190,11 @@ class _Bench(Driver):
         """Return the name of a row, which has its number of threads."""
         return self.infos[key].label
 
-    def _open(self, stack: ExitStack, counts: Sequence[int]) -> list[Contender]:
-        """Build every row."""
-        photos, size, contenders = self.photos, self.args.batch_size, list[Contender]()
-
-        def add(info: RowInfo, make: Callable[[], Contender]) -> None:
-            contender = self.open(stack, info, make)
-            if contender is not None:
-                contenders.append(contender)
-
-        for n in counts:
-            replaced = LoaderSpec(
-                f"replaced-{n}", f"ImageFolder + DataLoader(num_workers={n})", "replaced", n
-            )
-            ours = LoaderSpec(
-                f"threads-{n}", f"FastImageFolder(threads={n}) + FastLoader", "fastpipe", threads=n
-            )
-            for spec in (replaced, ours):
-                workers = spec.num_workers if spec is replaced else None
-                info = RowInfo(
-                    spec.key, spec.label, spec.group, workers, spec.output, "", section=str(n), unit="images"
-                )
-                add(info, lambda spec=spec: LoaderRow(spec, photos.folder, photos.indices, size))  # type: ignore[misc]
-            key, label = f"floor-{n}", f"read and decode only, {_threads(n)}"
-            info = RowInfo(key, label, "floor", None, "crops", "", section=str(n), unit="images")
-            add(info, lambda n=n, key=key: DecodeRow(photos.files, n, size, key, from_memory=False))  # type: ignore[misc]
-        return contenders
-
-    def _facts(self, busy: float | None, counts: Sequence[int]) -> dict[str, Any]:
-        """What was run, when, on what."""
-        args, photos, size = self.args, self.photos, self.args.batch_size
-        words = [f"--data {photos.name}"] if args.data else []
+    def _words(self) -> list[str]:
+        """Return the case's own options."""
+        args = self.args
+        words = [] if args.job == "images" else [args.job]
+        words += [f"--data {Path(args.data).resolve().name}"] if args.data else []
         words += [f"--threads {','.join(map(str, args.threads))}"] if args.threads else []
-        words += [f"--batch-size {size}"] if size != 64 else []
-        return self.facts(words, busy) | {
-            "data": {
-                "name": photos.name, "classes": photos.classes, "total": photos.total,
-                "photos": len(photos.files), "bytes": photos.bytes,
-            },
-            "job": {
-                "text": "RandomResizedCrop(224), RandomHorizontalFlip, ToTensor, Normalize;"
-                f" batches of {size}, shuffled",
-                "short": f"RandomResizedCrop(224) + flip + normalise, batch {size}",
-                "batch_size": size,
-            },
-        }  # fmt: skip
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+        words += [f"--batch-size {args.batch_size}"] if args.batch_size else []
+        return words

@@ -1,6 +1,7 @@
 """Time to the first batch, each time in a fresh process.
 
-The parent calls `first_batch_seconds`; the child is ``python -m fastpipe.bench.startup``.
+Of images the parent calls `first_batch_seconds`, and the child is ``python -m fastpipe.bench.startup``; other
+cases have children of their own for `first_batches`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from fastpipe._extras import require
 from fastpipe.bench.loaders import Draws, LoaderSpec, build, make_dataset, touch, train_transform
 from fastpipe.bench.runner import ContenderError
 
-__all__ = ["first_batch_seconds", "in_child"]
+__all__ = ["RUNS", "first_batch_seconds", "first_batches", "in_child"]
 
 WARM_RUNS = 3
+RUNS = 5
 
 
 def first_batch_seconds(
@@ -47,6 +50,47 @@ def first_batch_seconds(
         times = [float(in_child("fastpipe.bench.startup", job, environment)) for _ in range(1 + warm_runs)]
     warm = times[1:]
     return {"cold_s": times[0], "warm_s": statistics.median(warm), "warm_raw_s": warm}
+
+
+def first_batches(
+    module: str,
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    runs: int,
+    say: Callable[[str], None],
+    kept: Collection[str] = (),
+) -> dict[str, Any]:
+    """Seconds to the first batch of some rows, in new processes.
+
+    Args:
+        module: the child; it prints ``first_s`` and ``import_s`` as JSON.
+        rows: by name, the label and what the child reads.
+        runs: processes for each figure; one more comes before them and is not counted.
+        say: told what is measured.
+        kept: names of rows whose processes share the user's cache folder; the others have a new one each.
+
+    Returns:
+        By name: ``label``, ``median_s``, ``raw_s`` and the median ``import_s``.
+
+    Raises:
+        ContenderError: a process did not end well.
+    """
+    told: dict[str, Any] = {}
+    for name, (label, job) in rows.items():
+        say(f"time to the first batch: {label}")
+        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as folder:
+            found = []
+            for run in range(1 + runs):
+                place = os.path.join(folder, "kept" if name in kept else str(run))
+                environment = {**os.environ, "XDG_CACHE_HOME": place}
+                found.append(json.loads(in_child(module, dict(job), environment)))
+        seconds = [round(one["first_s"], 4) for one in found[1:]]
+        told[name] = {
+            "label": label,
+            "median_s": statistics.median(seconds),
+            "raw_s": seconds,
+            "import_s": round(statistics.median(one["import_s"] for one in found[1:]), 4),
+        }
+    return told
 
 
 def in_child(module: str, job: dict[str, Any], environment: dict[str, str]) -> str:

@@ -63,7 +63,12 @@ def scroll_slabs(
 
 
 def write_zarr(
-    path: Path, parts: Iterable[npt.NDArray[np.generic]], shape: Sequence[int], chunk: Sequence[int]
+    path: Path,
+    parts: Iterable[npt.NDArray[np.generic]],
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    *,
+    compressed: bool = True,
 ) -> Path:
     """Write a Zarr array of version 3, compressed by zstd (level 5) in blosc after shuffling bytes.
 
@@ -72,6 +77,7 @@ def write_zarr(
         parts: arrays that follow each other along the first dimension, at least one; an iterator will do.
         shape: of the whole.
         chunk: of a chunk.
+        compressed: False leaves the chunks as they are.
 
     Returns:
         ``path``.
@@ -87,7 +93,7 @@ def write_zarr(
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
                 "codecs": [
                     {"name": "bytes", "configuration": {"endian": "little"}},
-                    {"name": "blosc", "configuration": compression},
+                    *([{"name": "blosc", "configuration": compression}] if compressed else []),
                 ],
             }
             store = {"driver": "file", "path": str(path)}

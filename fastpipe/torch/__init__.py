@@ -43,12 +43,10 @@ _LAZY = {
     "stitch": "fastpipe.torch.patches.stitching",
 }
 
-_WITHOUT_IMAGES = {"FastHDF5Dataset", "FastPatchDataset", "group_batches", "segment_reduce", "stitch"}
-
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        if name not in _WITHOUT_IMAGES:
+        if name == "FastImageFolder":
             require("torchvision", extra="torch")
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value

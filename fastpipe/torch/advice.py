@@ -16,8 +16,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate, default_convert
-from torchvision.datasets import DatasetFolder
-from torchvision.datasets.folder import default_loader, pil_loader
 
 from fastpipe._machine import default_threads
 from fastpipe.errors import MissingDependencyError
@@ -202,7 +200,9 @@ def opens_images(dataset: Any) -> bool:
     >>> opens_images(Own())
     True
     """
-    if isinstance(dataset, DatasetFolder) and dataset.loader not in (default_loader, pil_loader):
+    folder: Any = sys.modules.get("torchvision.datasets.folder")  # else there is no dataset of its classes
+    is_folder = folder is not None and isinstance(dataset, folder.DatasetFolder)
+    if is_folder and dataset.loader not in (folder.default_loader, folder.pil_loader):
         return False
     kind: Any = type(dataset)
     return _kind_opens_images(kind)

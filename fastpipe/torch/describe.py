@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
-from torchvision.datasets import ImageFolder, VisionDataset
 
 from fastpipe.options import Shard
-from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import why_no_source
-from fastpipe.torch.views import ends_of, is_rows
+from fastpipe.torch.views import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
     from fastpipe.volumes.places import KeyedIndex
@@ -139,7 +137,13 @@ def stock_dataset(dataset: Any) -> Any:
         return ConcatDataset([stock_dataset(item) for item in dataset.datasets])
     if is_rows(dataset) and type(dataset).__module__.startswith("fastpipe."):
         return dataset._stock()
-    if type(dataset) is not FastImageFolder:  # what a subclass does, nobody knows
+    if not is_folder(dataset):
+        return dataset
+    from torchvision.datasets import ImageFolder, VisionDataset
+
+    from fastpipe.torch.image_folder import FastImageFolder
+
+    if type(dataset) is not FastImageFolder:  # what a subclass does is unknown
         return dataset
     folder = ImageFolder.__new__(ImageFolder)
     VisionDataset.__init__(

@@ -28,12 +28,10 @@ from fastpipe.torch.advice import Waits, advice_for
 from fastpipe.torch.delivery import Delivery
 from fastpipe.torch.fetching import IndexBatches, KeyedDataset, SourceDataset, UsersDataset
 from fastpipe.torch.grouping import GroupSampler
-from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import EpochOrder, ShardSampler, ShuffleSampler, mark_default
 from fastpipe.torch.ordering import SeedOf, arranged, shard_sampler
 from fastpipe.torch.source import Source
 from fastpipe.torch.sources import source_of, why_no_source
-from fastpipe.torch.split import Split
 from fastpipe.torch.splitting import Splitting
 from fastpipe.torch.state import (
     check_stateful,
@@ -47,7 +45,9 @@ from fastpipe.torch.workers import WorkerInit, lanes_for
 
 if TYPE_CHECKING:
     from fastpipe.torch.describe import LoaderPlan
+    from fastpipe.torch.image_folder import FastImageFolder
     from fastpipe.torch.ranks import RankCheck
+    from fastpipe.torch.split import Split
 
 __all__ = ["FastLoader"]
 

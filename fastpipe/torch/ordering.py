@@ -10,10 +10,9 @@ from fastpipe.arrays.arrangements import Arrangement
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 from fastpipe.torch.grouping import arrangement_of
-from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.order import ShardSampler
 from fastpipe.torch.source import Source
-from fastpipe.torch.views import ends_of, is_rows
+from fastpipe.torch.views import ends_of, is_folder, is_rows
 
 __all__ = ["SeedOf", "arranged", "shard_sampler"]
 
@@ -85,4 +84,8 @@ class SeedOf:
         if self._seed is not None:
             return self._seed
         first = ends_of(self._dataset)[0]
-        return first.seed if isinstance(first, FastImageFolder) or is_rows(first) else None
+        if not is_folder(first):
+            return first.seed if is_rows(first) else None
+        from fastpipe.torch.image_folder import FastImageFolder
+
+        return first.seed if isinstance(first, FastImageFolder) else None

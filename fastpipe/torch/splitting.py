@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from fastpipe.errors import OptionError
 from fastpipe.images.plan import shortened
 from fastpipe.torch.generators import run_keyed
 from fastpipe.torch.source import Source, SplitError
-from fastpipe.torch.split import Split
 from fastpipe.types import Key
+
+if TYPE_CHECKING:
+    from fastpipe.torch.split import Split
 
 __all__ = ["Costs", "Placing", "Splitting"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
-__all__ = ["ends_of", "integers", "is_rows", "located", "numbers_of"]
+__all__ = ["ends_of", "integers", "is_folder", "is_rows", "located", "numbers_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -31,6 +31,13 @@ def is_rows(dataset: Any) -> bool:
     """Whether a dataset is one of rows of arrays: of whose class nothing is imported before there is one."""
     module = sys.modules.get("fastpipe.torch.rows.dataset")
     return module is not None and isinstance(dataset, module.RowsDataset)
+
+
+def is_folder(dataset: Any) -> bool:
+    """Return whether a dataset is an ``ImageFolder`` of torchvision's, or fastpipe's, without importing
+    torchvision: until a script has, there is none."""
+    kind = getattr(sys.modules.get("torchvision.datasets"), "ImageFolder", None)
+    return kind is not None and isinstance(dataset, kind)
 
 
 def integers(indices: Sequence[int] | Int64Array) -> Int64Array:

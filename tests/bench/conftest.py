@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fastpipe.bench import startup
 from fastpipe.bench.results import SCHEMA, RowInfo, best_of, entries, floor_share, verdict
 from fastpipe.bench.runner import Sample, Session
 from fastpipe.testing import photo_tree
@@ -37,8 +38,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 children[module]()
             return output.getvalue().splitlines()[-1]
 
-        for module in modules:
-            monkeypatch.setattr(module, "in_child", run)
+        for module in {startup, *modules}:
+            monkeypatch.setattr(module, "in_child", run, raising=False)
 
     return here
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fastpipe.bench.compare import changes
 from fastpipe.bench.lines import scaling_lines
 from fastpipe.bench.report import markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.scaling import scaling_of
+from fastpipe.cli import main
 
 
 def rated(*rates: float) -> list[Sample]:
@@ -49,3 +54,43 @@ def test_a_quick_run_gives_table_json_page_and_picture(tree: Path, tmp_path: Pat
     assert {row["group"] for row in result["rows"]} == {"replaced", "fastpipe", "floor"}
     assert "--threads 1,2" in markdown(result)
     assert str(tree) not in json_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("job", "replaced", "ours", "unit"),
+    [
+        ("hdf5", "row by row + DataLoader", "FastHDF5Dataset(threads=2) + FastLoader, windows", "samples"),
+        pytest.param(
+            "volume", "zarr-python + DataLoader", 'FastPatchDataset(threads=2) + FastLoader', "patches",
+            marks=pytest.mark.slow,  # workers that import zarr-python
+        ),
+    ],
+)  # fmt: skip
+def test_rows_and_patches_by_the_number_of_threads(
+    job: str, replaced: str, ours: str, unit: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("h5py" if job == "hdf5" else "zarr")
+    json_file, picture = tmp_path / "result.json", tmp_path / "result.png"
+    command = [sys.executable, "-m", "fastpipe.bench", "scaling", job, "--quick", "--rounds", "1"]
+    command += ["--threads", "1,2", "--folder", str(tmp_path / "made")]
+    command += ["--json", str(json_file), "--plot", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ours in done.stdout and "bit for bit" in done.stderr and picture.read_bytes()[:4] == b"\x89PNG"
+    result = load(json_file)
+    assert result["command"].startswith(f"python -m fastpipe.bench scaling {job} --threads 1,2")
+    assert [row["threads"] for row in result["scaling"]["rows"]] == [1, 2] and result["floor_share"] is None
+    rows = {row["key"]: row for row in result["rows"]}
+    assert set(rows) == {"replaced-1", "threads-1", "replaced-2", "threads-2"}
+    assert rows["replaced-2"]["label"] == f"{replaced}(num_workers=2)"
+    assert all(row[f"{unit}_per_s"]["median"] > 0 for row in rows.values())
+    assert str(tmp_path) not in json_file.read_text()
+    images = json.loads(json_file.read_text().replace(f'"{unit}"', '"images"'))
+    assert len(changes(result, result)) == 2 and changes(images, result) == []
+
+
+def test_options_of_another_job_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "scaling", "hdf5", "--data", str(tmp_path)]) == 2
+    assert "leave it out with 'hdf5'" in capsys.readouterr().err
+    assert main(["bench", "scaling", "--folder", str(tmp_path)]) == 2
+    assert "--folder is for 'hdf5' and 'volume'" in capsys.readouterr().err

@@ -18,16 +18,18 @@ import torch
 from rich.console import Console
 
 from fastpipe.bench import peers as bench_peers
+from fastpipe.bench.lines import first_batch_lines
 from fastpipe.bench.peer_children import serve
 from fastpipe.bench.peer_children.protocol import Stream, VolumeJob, job_of, volume_problem
 from fastpipe.bench.places import ZarrPatches, box_at, start_of
 from fastpipe.bench.report import markdown, print_result, short_markdown
 from fastpipe.bench.results import load
 from fastpipe.bench.runner import ContenderError, Sample
-from fastpipe.bench.volume import case, memory, rows
+from fastpipe.bench.volume import case, first, memory, rows
 from fastpipe.bench.volume.amplification import amplifications
 from fastpipe.bench.volume.check import check_patches, differing
 from fastpipe.bench.volume.data import Scroll, Sizes, described, made_scroll
+from fastpipe.bench.volume.first import first_batches
 from fastpipe.bench.volume.memory import Topology, memory_of_topologies
 from fastpipe.bench.volume.peers import COLD_PEERS, VOLUME_PEERS, WARM_PEERS, VolumePeerRow, row_info
 from fastpipe.bench.volume.rows import PatchSpec, SlicedRow, WholeEpochs, sliced_loader, specs
@@ -334,6 +336,32 @@ def test_bytes_decoded_are_counted_for_both_orders(scroll: Scroll) -> None:
     for kind in ("tour", "uniform"):
         assert len(told[kind]["raw"]) == 2 and min(told[kind]["raw"]) > 0.3
         assert told[kind]["median"] == pytest.approx(np.mean(told[kind]["raw"]))
+
+
+@_needs_zarr
+@pytest.mark.slow
+def test_start_up_is_measured_with_and_without_compression(
+    scroll: Scroll, folder: Path, in_this_process: Callable[..., None]
+) -> None:
+    in_this_process(first)
+    plain = made_scroll(_SIZES, folder, compressed=False)
+    assert np.array_equal(plain.arrays[0], scroll.arrays[0])
+    assert described(plain)["bytes"] > scroll.nbytes > described(scroll)["bytes"]
+    told = first_batches(scroll, plain, 2, runs=2)
+    assert {name: len(one["raw_s"]) for name, one in told.items()} == {"replaced": 2, "blosc": 2, "plain": 2}
+    assert [line.split(": ")[1] for line in first_batch_lines({"first_batch": told})] == [
+        "zarr-python + DataLoader(num_workers=0), Blosc",
+        "FastPatchDataset + FastLoader, Blosc",
+        "FastPatchDataset + FastLoader, uncompressed",
+    ]
+
+
+@_needs_zarr
+@pytest.mark.slow  # six processes that import torch
+def test_start_up_is_measured_in_new_processes(scroll: Scroll) -> None:
+    told = first_batches(scroll, scroll, 2, runs=1)
+    assert all(one["median_s"] > 0 for one in told.values())
+    assert told["blosc"]["import_s"] > told["replaced"]["import_s"]
 
 
 @pytest.mark.slow

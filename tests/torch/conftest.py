@@ -16,7 +16,7 @@ from fastpipe.cache import places
 from fastpipe.device.transfer import Transfer
 from fastpipe.testing import photo_tree
 from fastpipe.torch.delivery import Delivery
-from fastpipe.torch.sources import FolderSource
+from fastpipe.torch.folder_source import FolderSource
 
 
 @pytest.fixture(scope="module")

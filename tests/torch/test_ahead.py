@@ -27,7 +27,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.torch.ahead import Ahead, PeekedIndices
-from fastpipe.torch.sources import FolderSource
+from fastpipe.torch.folder_source import FolderSource
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

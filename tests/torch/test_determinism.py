@@ -32,8 +32,8 @@ from torch.utils.data import (
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Resize, ToTensor
 
-import fastpipe.torch.sources as sources
 from fastpipe import FastImageFolder, FastLoader, accelerate
+from fastpipe.torch.folder_source import FolderSource
 
 STEADY = Compose([Resize((8, 8)), ToTensor()])
 COUNT = 15  # images of `tree`
@@ -210,13 +210,13 @@ def busy() -> Iterator[None]:
 def test_equal_seeds_give_equal_runs_under_load(
     tree: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, turns = sources.FolderSource.start, itertools.count()
+    start, turns = FolderSource.start, itertools.count()
 
     def slowed(*arguments: Any) -> Any:
         sum(range(20_000 * (next(turns) % 3)))  # so that threads get ahead, or do not
         return start(*arguments)
 
-    monkeypatch.setattr(sources.FolderSource, "start", slowed)
+    monkeypatch.setattr(FolderSource, "start", slowed)
     dataset, sampler = FastImageFolder(tree, STEADY), (AT_ONCE | LAZY)[name]
     outcomes: set[str] = set()
     for run in range(30):

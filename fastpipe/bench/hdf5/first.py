@@ -6,10 +6,7 @@ The parent calls `first_batches`; the child is ``python -m fastpipe.bench.hdf5.f
 from __future__ import annotations
 
 import json
-import os
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,15 +14,14 @@ from typing import Any
 
 import fastpipe
 from fastpipe._extras import require
+from fastpipe.bench import startup
 from fastpipe.bench.hdf5.data import Table, look
 from fastpipe.bench.hdf5.rows import WINDOW, table_dataset
 from fastpipe.bench.hdf5.sources import RowByRow
 from fastpipe.bench.loaders import touch
-from fastpipe.bench.startup import in_child
 
 __all__ = ["first_batches"]
 
-RUNS = 5
 _NAMES = {
     "replaced": "row by row + DataLoader(num_workers=0)",
     "cold": "FastHDF5Dataset + FastLoader, the file not seen before",
@@ -34,7 +30,7 @@ _NAMES = {
 
 
 def first_batches(
-    table: Table, batch_size: int, runs: int = RUNS, say: Callable[[str], None] = lambda text: None
+    table: Table, batch_size: int, runs: int = startup.RUNS, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Seconds from building the dataset to the first batch, in new processes.
 
@@ -56,25 +52,11 @@ def first_batches(
         ContenderError: a process did not end well.
     """
     table.warm()
-    told: dict[str, Any] = {"chunks": table.samples}
-    for name, label in _NAMES.items():
-        say(f"time to the first batch: {label}")
-        with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as folder:
-            found = []
-            for run in range(1 + runs):
-                # Where chunks are is kept in the user's cache folder: another one each time, or the same.
-                place = os.path.join(folder, "kept" if name == "kept" else str(run))
-                job = {"path": str(table.path), "dataset": table.dataset, "kind": name, "batch": batch_size}
-                environment = {**os.environ, "XDG_CACHE_HOME": place}
-                found.append(json.loads(in_child("fastpipe.bench.hdf5.first", job, environment)))
-        seconds = [round(one["first_s"], 4) for one in found[1:]]
-        told[name] = {
-            "label": label,
-            "median_s": statistics.median(seconds),
-            "raw_s": seconds,
-            "import_s": round(statistics.median(one["import_s"] for one in found[1:]), 4),
-        }
-    return told
+    job = {"path": str(table.path), "dataset": table.dataset, "batch": batch_size}
+    rows = {name: (label, {**job, "kind": name}) for name, label in _NAMES.items()}
+    # Where chunks are is kept in the user's cache folder.
+    found = startup.first_batches("fastpipe.bench.hdf5.first", rows, runs, say, kept=["kept"])
+    return {"chunks": table.samples, **found}
 
 
 def _child() -> None:
@@ -86,7 +68,7 @@ def _child() -> None:
     is_fast = job["kind"] != "replaced"
     start = time.perf_counter()
     if is_fast:
-        fastpipe.FastLoader  # noqa: B018 (which imports what it needs)
+        fastpipe.FastLoader, fastpipe.FastHDF5Dataset  # noqa: B018 (which import what they need)
     imported = time.perf_counter()
     if is_fast:
         dataset = table_dataset(table, "auto")

@@ -52,6 +52,7 @@ class TableSpec:
         batch_size: samples in a batch.
         num_workers: as for ``DataLoader``.
         note: what a reader should know about the row.
+        threads: of ``fastpipe.FastHDF5Dataset``.
     """
 
     key: str
@@ -61,6 +62,7 @@ class TableSpec:
     batch_size: int
     num_workers: int = 0
     note: str = ""
+    threads: int | Literal["auto"] = "auto"
 
     def info(self, table: Table) -> RowInfo:
         """What the report calls it."""
@@ -126,10 +128,12 @@ def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
     return specs
 
 
-def table_dataset(table: Table, cache: Any) -> Any:
+def table_dataset(table: Table, cache: Any, threads: int | Literal["auto"] = "auto") -> Any:
     """A table as a `FastHDF5Dataset`."""
     keys = table.dataset if table.labels is None else [table.dataset, table.labels]
-    return fastpipe.FastHDF5Dataset(str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0)
+    return fastpipe.FastHDF5Dataset(
+        str(table.path), keys, sample_dims=table.sample_dims, cache=cache, seed=0, threads=threads
+    )
 
 
 def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
@@ -152,7 +156,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
         return data.DataLoader(RowByRow(table, held), batch_sampler=batches, **workers)
     everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
     cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
-    dataset = table_dataset(table, cache)
+    dataset = table_dataset(table, cache, spec.threads)
     if spec.kind == "stock":
         batches = dataset.batch_sampler(spec.batch_size, shuffle=window)
         return data.DataLoader(dataset, batch_sampler=batches, **workers)

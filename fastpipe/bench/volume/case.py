@@ -21,7 +21,8 @@ from fastpipe.bench.results import entries, verdict
 from fastpipe.bench.runner import Contender, ContenderError
 from fastpipe.bench.volume.amplification import amplifications
 from fastpipe.bench.volume.check import check_patches
-from fastpipe.bench.volume.data import FULL, QUICK, Scroll, described, made_scroll
+from fastpipe.bench.volume.data import FIRST, FULL, QUICK, Scroll, described, made_scroll
+from fastpipe.bench.volume.first import first_batches
 from fastpipe.bench.volume.memory import memory_of_topologies
 from fastpipe.bench.volume.peers import VOLUME_PEERS, VolumePeerRow, row_info
 from fastpipe.bench.volume.rows import COLD, QUARTER, WARM, SlicedRow, WholeEpochs, sliced_loader, specs
@@ -86,7 +87,7 @@ class _Bench(Driver):
             self._tell_made(contenders)
             plan = main.plan()
         amplification = amplifications(scroll, size, 1 if self.args.quick else 3, self.progress.step)
-        memory = self._memory()
+        first, memory = self._first_batch(), self._memory()
         rows = entries(list(self.infos.values()), session)
         result = self._facts(busy) | {
             "method": self.method(session.rounds),
@@ -103,6 +104,7 @@ class _Bench(Driver):
             "plan": plan,
             "targets": targets(session.samples, amplification, memory),
             "amplification": amplification,
+            "first_batch": first or {},
             "memory": memory or {},
         }
         result["verdict"] = verdict(result)
@@ -151,6 +153,20 @@ class _Bench(Driver):
                 info, seconds = self.infos[row.key], statistics.median(row.made_s)
                 note = f"{info.note}; opened in {seconds:.3f} s before"
                 self.infos[row.key] = replace(info, note=note)
+
+    def _first_batch(self) -> dict[str, Any] | None:
+        """Time to the first batch; None where it is not measured."""
+        if self.args.quick:
+            return None
+        try:
+            folder, say = self.args.folder, self.progress.done
+            packed = made_scroll(FIRST, folder, say)
+            plain = made_scroll(FIRST, folder, say, compressed=False)
+            return first_batches(packed, plain, self.args.batch_size, say=self.progress.step)
+        except ContenderError as error:
+            # The rates, which took far longer to measure, stay valid.
+            self.warnings.append(f"no time to the first batch: {error}")
+            return None
 
     def _memory(self) -> dict[str, Any] | None:
         """Memory; None where it is not measured."""

@@ -16,7 +16,7 @@ from fastpipe._extras import require
 from fastpipe.bench.data import made_once
 from fastpipe.testing import scroll_slabs, write_zarr
 
-__all__ = ["FULL", "QUICK", "Scroll", "Sizes", "described", "made_scroll"]
+__all__ = ["FIRST", "FULL", "QUICK", "Scroll", "Sizes", "described", "made_scroll"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Sizes:
 
 
 FULL = Sizes((384, 768, 768), (64, 128, 128), (72, 136, 136))
+# Of the volumes that the time to the first batch is measured on: it does not depend on their size.
+FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
 QUICK = Sizes((64, 128, 128), (16, 32, 32), (18, 34, 34))
 
 
@@ -85,7 +87,11 @@ class Scroll:
 
 
 def made_scroll(
-    sizes: Sizes, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
+    sizes: Sizes,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    compressed: bool = True,
 ) -> Scroll:
     """A made-up scroll, made once.
 
@@ -93,6 +99,7 @@ def made_scroll(
         sizes: of it.
         cache: where, if not in the user's cache folder.
         say: told what takes long.
+        compressed: as of `write_zarr`.
     """
 
     def fill(folder: Path) -> None:
@@ -100,10 +107,11 @@ def made_scroll(
         for place, name in enumerate(("values", "labels")):
             # Made twice, as both at once may be more than there is memory.
             parts = (slab[place] for slab in scroll_slabs(sizes.shape, sizes.chunk[0]))
-            write_zarr(folder / f"{name}.zarr", parts, sizes.shape, sizes.chunk)
+            write_zarr(folder / f"{name}.zarr", parts, sizes.shape, sizes.chunk, compressed=compressed)
 
     shape, chunk = ("x".join(map(str, one)) for one in (sizes.shape, sizes.chunk))
-    folder = made_once(f"scroll-1-{shape}-{chunk}", fill, "a volume like a rolled scroll", cache, say)
+    name = f"scroll-1-{shape}-{chunk}" + ("" if compressed else "-uncompressed")
+    folder = made_once(name, fill, "a volume like a rolled scroll", cache, say)
     return Scroll(folder, sizes)
 
 

@@ -53,6 +53,8 @@ class PatchSpec:
         group: as of `RowInfo`.
         num_workers: as for ``DataLoader``.
         note: what a reader should know about the row.
+        threads: of ``fastpipe.FastPatchDataset``.
+        name: its name in the JSON file, if not that of its section and kind.
     """
 
     section: str
@@ -61,11 +63,13 @@ class PatchSpec:
     group: Literal["replaced", "fastpipe", "peer"]
     num_workers: int = 0
     note: str = ""
+    threads: int | Literal["auto"] = "auto"
+    name: str = ""
 
     @property
     def key(self) -> str:
         """Its name in the JSON file."""
-        return f"{self.section}-{'replaced' if self.group == 'replaced' else self.kind}"
+        return self.name or f"{self.section}-{'replaced' if self.group == 'replaced' else self.kind}"
 
     @property
     def info(self) -> RowInfo:
@@ -149,7 +153,7 @@ class WholeEpochs:
 
     def made(self, seed: int) -> tuple[fastpipe.FastPatchDataset, Any]:
         """A dataset that has remembered nothing, and its loader."""
-        dataset = patch_dataset(self._scroll, self.budget, seed)
+        dataset = patch_dataset(self._scroll, self.budget, seed, self.spec.threads)
         return dataset, patch_loader(dataset, self._batch_size, self.spec.kind)
 
     def batches(self) -> Iterator[Any]:
@@ -175,7 +179,7 @@ class WholeEpochs:
         if is_new:
             self.close()
             start = time.perf_counter()
-            dataset = patch_dataset(self._scroll, self.budget, seed=len(self.made_s))
+            dataset = patch_dataset(self._scroll, self.budget, len(self.made_s), self.spec.threads)
             self.made_s.append(time.perf_counter() - start)
         seen = 0
         start = time.perf_counter()
