@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.chunks import ChunkError, problem_text
 from fastpipe.core.native import native
-from fastpipe.hdf5.errors import ChunkError
 
 __all__ = ["BLOSC2", "FilterStep", "decode_chunk", "described", "why_not"]
 
@@ -32,16 +32,6 @@ _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
 _BITSHUFFLE_CODECS = (0, 2, 3)  # none, LZ4, zstd
 # Which of Blosc's parameters says its codec; and blosclz, lz4, lz4hc, zlib and zstd, without snappy.
 _BLOSC_CODEC, _BLOSC_CODECS = 6, (0, 1, 2, 4, 5)
-
-_PROBLEMS = {  # of fastpipe/native/codecs.h
-    1: "its header is cut off, or is none",
-    2: "it is not of the {nbytes} bytes that were expected",
-    3: "its blocks are of a size that there is not",
-    4: "its data end too early",
-    5: "damaged data, or not the {nbytes} bytes that were expected",
-    6: "the checksum is not that of the data",
-    7: "it is compressed by a codec that only the library may have",
-}
 
 
 class FilterStep(NamedTuple):
@@ -134,7 +124,7 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
         return bytes(made.data)
     if step.code == _DEFLATE:
         return _inflated(data, nbytes)
-    raise ChunkError(f"{_NAMES[step.code]}: {_PROBLEMS[made].format(nbytes=nbytes)}")
+    raise ChunkError(f"{_NAMES[step.code]}: {problem_text(made, nbytes)}")
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:

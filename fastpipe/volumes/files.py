@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe.core.chunks import read_fully
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.codecs import read_fully
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
 __all__ = ["RawVolume", "npy_volume", "raw_unit", "read_box"]

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.errors import ChunkError
 from fastpipe.hdf5.files import check_is_in_file, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
+from fastpipe.core.chunks import ChunkError, read_fully
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
-from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, ChunkError, decode, read_fully
+from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
 from fastpipe.volumes.zarr_metadata import ZarrArray
 
