@@ -21,7 +21,7 @@ from fastpipe.engine.pool import Process
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import VolumeError
 from fastpipe.options import BadSamples
-from fastpipe.volumes.options import Padding, read_patch
+from fastpipe.volumes.options import PADDING_MODES, Padding, read_patch
 from fastpipe.volumes.patch_chunks import PatchChunks
 from fastpipe.volumes.places import Places
 from fastpipe.volumes.reader import Counts, PatchReader
@@ -32,9 +32,10 @@ from fastpipe.volumes.volume import DamagedUnitError
 
 __all__ = ["NativePatches", "Options", "Runtime", "is_bad"]
 
-_PADDING = ("error", "constant", "edge", "reflect", "symmetric", "wrap")  # of fastpipe/native/patches.h
+_PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
 _KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
 _MOST_DESCRIBED = 4096  # volumes
+_MOST_OPEN = 256  # volumes
 _MOST_DECLINED = 8  # patches of one volume: then Python's threads read it from the start
 
 
@@ -142,9 +143,6 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
         )  # fmt: skip
     except ValueError:
         return None
-
-
-_MOST_OPEN = 256  # volumes
 
 
 class Options(NamedTuple):

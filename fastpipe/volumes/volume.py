@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+
+DIMS = 5  # that an array may have
 
 
 class Touched(NamedTuple):
@@ -173,11 +176,6 @@ def folder_state(path: str) -> tuple[int, int, int]:
             found = 1, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
         count, nbytes, latest = count + found[0], nbytes + found[1], max(latest, found[2])
     return count, nbytes, latest
-
-
-UInt8Array = npt.NDArray[np.uint8]
-
-DIMS = 5  # that an array may have
 
 
 class DamagedUnitError(VolumeError):
