@@ -277,8 +277,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
-        if runtime is not None and runtime.pool is not None:
-            runtime.pool.close()
+        if runtime is not None:
+            runtime.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and decoders stay here; the copy starts its own when it needs them.
