@@ -11,6 +11,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.files import read_at
+
 __all__ = ["read_into", "write_all"]
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -36,9 +38,5 @@ def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
     Raises:
         OSError: the file is shorter than it was.
     """
-    view = array.reshape(-1).data
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if count == 0:
-            raise OSError(errno.EIO, "a cache's data file is shorter than it was")
-        view, offset = view[count:], offset + count
+    if read_at(descriptor, array.reshape(-1), offset) < array.size:
+        raise OSError(errno.EIO, "a cache's data file is shorter than it was")

@@ -1,18 +1,18 @@
-"""Reading whole files, safely: a fifo does not hang, a directory does not confuse."""
+"""Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from typing import Any
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "is_hdf5", "read_file"]
+__all__ = ["FLAGS", "is_hdf5", "read_at", "read_file"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
@@ -52,6 +52,29 @@ def _read_all(descriptor: int, size: int) -> bytes:
         block = os.read(descriptor, 1 << 20)
         blocks.append(block)
     return b"".join(blocks)
+
+
+def read_at(descriptor: int, memory: Any, offset: int) -> int:
+    """Fill memory with bytes of a file, with as many reads as that takes.
+
+    Args:
+        descriptor: the file's.
+        memory: an array or a view of uint8, C-contiguous.
+        offset: of the first of these bytes in the file.
+
+    Returns:
+        How many bytes were read: fewer than there is memory for only where the file ends.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    view, done = memoryview(memory), 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
 
 
 def is_hdf5(path: str) -> bool:

@@ -34,6 +34,9 @@ _TO_UNIT = 2.0**-53
 # sample_seed is a value of the same stream, at a position no transform gets to.
 _SEED_SLOT = 1 << 32
 
+# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
+_MOST_REPLACEMENTS = 100
+
 
 def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
     """Uniform random numbers for a batch; a row depends on its own key only.
@@ -113,10 +116,6 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     np.right_shift(values, _U31, out=shifted)
     values ^= shifted
     return values
-
-
-# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
-_MOST_REPLACEMENTS = 100
 
 
 def another_of_its_class(

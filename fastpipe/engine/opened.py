@@ -15,6 +15,7 @@ from fastpipe.types import Box, Size, UInt8Array
 __all__ = ["UnreadableError", "WatchedImage", "decoded_together", "judged", "said_of"]
 
 _T = TypeVar("_T")
+_Asked = Sequence[tuple[PartlyDecoded, Box]]
 
 
 class UnreadableError(Exception):
@@ -89,9 +90,6 @@ def judged(error: Exception) -> Exception:
     """Return the error to raise when reading or decoding failed: ``UnreadableError`` for a bad file, or the
     error itself where the machine is at fault."""
     return error if is_of_machine(error) else UnreadableError()
-
-
-_Asked = Sequence[tuple[PartlyDecoded, Box]]
 
 
 def said_of(decoder: BatchDecoder) -> str:

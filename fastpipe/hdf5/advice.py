@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastpipe._sizes import in_bytes
-from fastpipe.hdf5.filter_words import BLOSC, DEFLATE, LZ4, LZF, ZSTD
+from fastpipe.hdf5.filters import BLOSC, DEFLATE, LZ4, LZF, ZSTD
 from fastpipe.hdf5.inspecting import DatasetFacts
 
 __all__ = ["SMALL_NBYTES", "Advice", "advise"]

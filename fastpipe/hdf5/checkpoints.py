@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fastpipe.core.files import read_at
+
 __all__ = [
     "DATA",
     "NOTE",
@@ -139,12 +141,7 @@ class CheckpointedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], self._at + done)
-            if not count:
-                break
-            done += count
+        done = read_at(self._descriptor, view, self._at)
         view[done:] = bytes(len(view) - done)
         for page, start, first, count in self._in_pages(self._at, len(view)):
             data = self._pages.get(page)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.chunks import ChunkError, read_bytes
 from fastpipe.core.native import native
-from fastpipe.hdf5.errors import ChunkError
 from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks
@@ -122,26 +122,14 @@ class ChunkReader:
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
         try:
-            stored = self._stored(int(layout.offsets[number]), int(layout.sizes[number]))
+            with open(layout.file, "rb", buffering=0) as file:
+                stored = read_bytes(file.fileno(), int(layout.offsets[number]), int(layout.sizes[number]))
             if layout.filters:
                 return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.nbytes)
         except ChunkError as error:
             raise ChunkError(f"{self.where(number)}: {error}") from None
         # Behind the dataset's end there is nothing in the file.
         return np.frombuffer(stored[: self.nbytes].ljust(self.nbytes, b"\0"), np.uint8)
-
-    def _stored(self, offset: int, size: int) -> bytes:
-        with open(self.layout.file, "rb", buffering=0) as file:
-            if offset + size > os.fstat(file.fileno()).st_size:  # before memory is taken for it
-                raise ChunkError("the file ends within it")
-            stored = bytearray(size)
-            left, at = memoryview(stored), offset
-            while left:
-                count = os.preadv(file.fileno(), [left], at)
-                if not count:
-                    raise ChunkError("the file ends within it")
-                left, at = left[count:], at + count
-            return bytes(stored)
 
     def where(self, number: int) -> str:
         """Which chunk this is, in words."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
-from fastpipe.hdf5.filter_words import (
+from fastpipe.hdf5.filters import (
     BLOSC,
+    BLOSC_CODECS,
     DEFLATE,
     FLETCHER32,
     LZ4,
@@ -24,7 +25,6 @@ from fastpipe.hdf5.rows import is_plain
 
 __all__ = ["CODECS", "Codec", "parse_codec", "set_filters"]
 
-_BLOSC_CODECS = {"blosclz": 0, "lz4": 1, "lz4hc": 2, "zlib": 4, "zstd": 5}
 _LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
 CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
 _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
@@ -57,8 +57,8 @@ def parse_codec(text: str) -> Codec:
     inner = ""
     if name == "blosc":
         inner = rest.pop(0) if rest else "lz4"
-        if inner not in _BLOSC_CODECS:
-            raise argparse.ArgumentTypeError(f"blosc has {', '.join(_BLOSC_CODECS)}; got {inner!r}")
+        if inner not in BLOSC_CODECS:
+            raise argparse.ArgumentTypeError(f"blosc has {', '.join(BLOSC_CODECS)}; got {inner!r}")
     if name not in _LEVELS:
         if name in ("keep", "none", "lzf", "lz4") and not rest:
             return Codec(name, text=text)
@@ -131,6 +131,6 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
         "lzf": (LZF, ()),
         "lz4": (LZ4, ()),
         "zstd": (ZSTD, (codec.level,)),
-        "blosc": (BLOSC, (0, 0, 0, 0, codec.level, int(shuffle), _BLOSC_CODECS.get(codec.inner, 0))),
+        "blosc": (BLOSC, (0, 0, 0, 0, codec.level, int(shuffle), BLOSC_CODECS.get(codec.inner, 0))),
     }[codec.name]
     properties.set_filter(code, h5z.FLAG_OPTIONAL, values)

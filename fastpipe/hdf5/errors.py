@@ -1,14 +1,10 @@
-"""What is wrong with a file, or with a chunk of it."""
+"""What is wrong with a file."""
 
 from __future__ import annotations
 
 from fastpipe.errors import HDF5Error
 
-__all__ = ["ChunkError", "DamagedError"]
-
-
-class ChunkError(ValueError):
-    """A chunk's bytes are not what its filters make, or are not all there."""
+__all__ = ["DamagedError"]
 
 
 class DamagedError(HDF5Error):

@@ -1,47 +1,60 @@
-"""HDF5's filters, as the native core takes them; and undone one by one, to say what is wrong with a chunk."""
+"""HDF5's filters: in words, as the native core takes them, and undone one by one to say what is wrong."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.chunks import ChunkError, problem_text
 from fastpipe.core.native import native
-from fastpipe.hdf5.errors import ChunkError
 
-__all__ = ["BLOSC2", "FilterStep", "decode_chunk", "described", "why_not"]
+__all__ = [
+    "BLOSC",
+    "BLOSC2",
+    "BLOSC_CODECS",
+    "DEFLATE",
+    "FLETCHER32",
+    "LZ4",
+    "LZF",
+    "SHUFFLE",
+    "ZSTD",
+    "FilterStep",
+    "decode_chunk",
+    "described",
+    "in_words",
+    "may_lose",
+    "why_not",
+]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 # Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
-_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
-_BLOSC, _LZ4, _BITSHUFFLE, _ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
+DEFLATE, SHUFFLE, FLETCHER32, _SZIP, _NBIT, _SCALE_OFFSET, LZF = 1, 2, 3, 4, 5, 6, 32000
+BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 _NAMES = {
-    _DEFLATE: "gzip", _SHUFFLE: "shuffle", _FLETCHER32: "fletcher32", 4: "szip", 5: "nbit", 6: "scale-offset",
-    _LZF: "lzf", _BLOSC: "blosc", _LZ4: "lz4", _BITSHUFFLE: "bitshuffle", _ZSTD: "zstd", BLOSC2: "blosc2",
+    DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", _SZIP: "szip", _NBIT: "nbit",
+    _SCALE_OFFSET: "scale-offset", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
+    ZSTD: "zstd", 307: "bzip2", 32013: "zfp", 32017: "sz", 32018: "fcidecomp", 32024: "sz3",
+    BLOSC2: "blosc2", 32028: "sperr", 32030: "htj2k",
 }  # fmt: skip
-_KNOWN = {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF, _BLOSC, _LZ4, _BITSHUFFLE, _ZSTD, BLOSC2}
-_KEEP_SIZE = {_SHUFFLE, _FLETCHER32}
+_KNOWN = {DEFLATE, SHUFFLE, FLETCHER32, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2}
+_LOSSY = {32013, 32017, 32018, 32024, 32028, 32030}
+_FLOATS = 1  # HDF5's class of types
+_KEEP_SIZE = {SHUFFLE, FLETCHER32}
 _SUM_NBYTES = 4  # that Fletcher32 appends
 
 # Bitshuffle's block without a parameter: so many bytes, in groups of 8 elements, and at least 128 elements.
 _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
-_BITSHUFFLE_CODECS = (0, 2, 3)  # none, LZ4, zstd
-# Which of Blosc's parameters says its codec; and blosclz, lz4, lz4hc, zlib and zstd, without snappy.
-_BLOSC_CODEC, _BLOSC_CODECS = 6, (0, 1, 2, 4, 5)
-
-_PROBLEMS = {  # of fastpipe/native/codecs.h
-    1: "its header is cut off, or is none",
-    2: "it is not of the {nbytes} bytes that were expected",
-    3: "its blocks are of a size that there is not",
-    4: "its data end too early",
-    5: "damaged data, or not the {nbytes} bytes that were expected",
-    6: "the checksum is not that of the data",
-    7: "it is compressed by a codec that only the library may have",
-}
+_BITSHUFFLE_CODECS = {0: "", 2: " with lz4", 3: " with zstd"}
+_BLOSC_CODEC = 6  # which of Blosc's parameters says its codec
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_BLOSC_SHUFFLES = ("", ", its shuffle", ", its bitshuffle")
+# Snappy only the library may have.
+BLOSC_CODECS = {name: number for number, name in enumerate(_BLOSC_NAMES) if name != "snappy"}
 
 
 class FilterStep(NamedTuple):
@@ -62,9 +75,9 @@ def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
     """Why the HDF5 library is needed for these filters, in words; empty if it is not."""
     for step in filters:
         if not _is_known(step, has_blosc2):
-            name = _NAMES.get(step.code) if step.code in (4, 5, 6) else step.name
+            name = _NAMES.get(step.code) if step.code in (_SZIP, _NBIT, _SCALE_OFFSET) else step.name
             return f"its filter {name or step.code} is known to the library only"
-        if step.code == _SHUFFLE and (len(step.values) != 1 or not 0 < step.values[0] < 1 << 31):
+        if step.code == SHUFFLE and (len(step.values) != 1 or not 0 < step.values[0] < 1 << 31):
             return "its filter shuffle does not have the size of an element"
     if sum(step.code not in _KEEP_SIZE for step in filters) > 1:
         return "it is compressed twice"
@@ -72,11 +85,44 @@ def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
 
 
 def _is_known(step: FilterStep, has_blosc2: bool) -> bool:
-    if step.code == _BITSHUFFLE:
+    if step.code == BITSHUFFLE:
         return described(step)[2] in _BITSHUFFLE_CODECS
-    if step.code == _BLOSC:
-        return len(step.values) <= _BLOSC_CODEC or step.values[_BLOSC_CODEC] in _BLOSC_CODECS
+    if step.code == BLOSC:
+        return len(step.values) <= _BLOSC_CODEC or step.values[_BLOSC_CODEC] in BLOSC_CODECS.values()
     return step.code in _KNOWN and (step.code != BLOSC2 or has_blosc2)
+
+
+def in_words(step: FilterStep) -> str:
+    """Return a filter's name with what matters of its parameters.
+
+    >>> in_words(FilterStep(1, (4,), "deflate")), in_words(FilterStep(32001, (2, 2, 4, 8, 5, 1, 1), ""))
+    ('gzip 4', 'blosc lz4 5, its shuffle')
+    """
+    values = step.values
+    name = _NAMES.get(step.code) or step.name or f"filter {step.code}"
+    if step.code in (DEFLATE, ZSTD) and values:
+        return f"{name} {values[0]}"
+    if step.code == BLOSC and len(values) > 4:
+        codec = values[_BLOSC_CODEC] if len(values) > _BLOSC_CODEC else 0
+        codec_name = _BLOSC_NAMES[codec] if codec < len(_BLOSC_NAMES) else f"codec {codec}"
+        shuffle = values[5] if len(values) > 5 else 0
+        return f"{name} {codec_name} {values[4]}{_BLOSC_SHUFFLES[min(shuffle, 2)]}"
+    if step.code == BITSHUFFLE:
+        return name + _BITSHUFFLE_CODECS.get(values[4] if len(values) > 4 else 0, "")
+    return name
+
+
+def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
+    """Return the first filter that rounds values when it is applied, if there is one.
+
+    Args:
+        steps: a dataset's.
+        type_class: HDF5's class of its elements' type.
+    """
+    for step in steps:
+        if step.code in _LOSSY or (step.code == _SCALE_OFFSET and type_class == _FLOATS):
+            return step
+    return None
 
 
 def described(step: FilterStep) -> tuple[int, int, int, int]:
@@ -88,9 +134,9 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
     """
     # The core refuses what it cannot be: no element has 0 bytes, and no codec is -1.
     values = tuple(value if value < 1 << 31 else -1 for value in step.values)
-    if step.code == _SHUFFLE:
+    if step.code == SHUFFLE:
         return step.code, values[0] if values else 0, 0, 0
-    if step.code != _BITSHUFFLE:
+    if step.code != BITSHUFFLE:
         return step.code, 1, 0, 0
     element = values[2] if len(values) > 2 else 1
     codec = values[4] if len(values) > 4 else 0
@@ -115,13 +161,13 @@ def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes
     for number in reversed(range(len(steps))):
         step = steps[number]
         # Sums that were appended before this filter was applied.
-        sums = _SUM_NBYTES * sum(earlier.code == _FLETCHER32 for earlier in steps[:number])
-        if step.code == _FLETCHER32:
+        sums = _SUM_NBYTES * sum(earlier.code == FLETCHER32 for earlier in steps[:number])
+        if step.code == FLETCHER32:
             size = len(data) - _SUM_NBYTES
             if size < 0:
                 raise ChunkError("fletcher32: there is no checksum")
         else:
-            size = len(data) if step.code == _SHUFFLE else nbytes + sums
+            size = len(data) if step.code == SHUFFLE else nbytes + sums
         data = _undone(step, data, size)
     if len(data) != nbytes:
         raise ChunkError(f"{len(data)} bytes where {nbytes} were expected")
@@ -132,9 +178,9 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
     made = native.undo_filter(described(step), data, nbytes)
     if not isinstance(made, int):
         return bytes(made.data)
-    if step.code == _DEFLATE:
+    if step.code == DEFLATE:
         return _inflated(data, nbytes)
-    raise ChunkError(f"{_NAMES[step.code]}: {_PROBLEMS[made].format(nbytes=nbytes)}")
+    raise ChunkError(f"{_NAMES[step.code]}: {problem_text(made, nbytes)}")
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:

@@ -11,8 +11,7 @@ from typing import Any
 from fastpipe._extras import require
 from fastpipe.hdf5.epochs import uniform_decodes
 from fastpipe.hdf5.files import opened
-from fastpipe.hdf5.filter_words import in_words
-from fastpipe.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import filters_of, load_filters

@@ -29,6 +29,11 @@ __all__ = [
 ]
 
 _USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
+# The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
+_BLOSC2_CALLS = (
+    "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
+    "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
+)  # fmt: skip
 
 
 def filters_of(properties: Any) -> tuple[FilterStep, ...]:
@@ -85,13 +90,6 @@ def require_filters(dataset: Any, shown: str = "") -> None:
             f"{step.name or step.code} (number {step.code}), which the HDF5 library does "
             "not know: pip install hdf5plugin, or import the package that brings it"
         )
-
-
-# The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
-_BLOSC2_CALLS = (
-    "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
-    "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
-)  # fmt: skip
 
 
 @cache

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
 from fastpipe.core.reads import Started, Task
 from fastpipe.hdf5.chunks import ChunkReader, data_file
-from fastpipe.hdf5.errors import ChunkError, DamagedError
+from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.kept import KeptChunks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Any, NamedTuple
 
@@ -10,28 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.chunks import UNKNOWN_CODEC, ChunkError, problem_text
 from fastpipe.core.native import native
 
-__all__ = ["BLOSC_HEADER", "BloscHeader", "ChunkError", "decode", "read_fully"]
+__all__ = ["BLOSC_HEADER", "BloscHeader", "decode"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 BLOSC_HEADER = 16  # bytes
 _HEADER = struct.Struct("<4B3I")
-_UNKNOWN = 7
-_PROBLEMS = {  # of fastpipe/native/codecs.h
-    1: "its header is cut off, or is none",
-    2: "its header is not that of {nbytes} bytes",
-    3: "its blocks are of a size that there is not",
-    4: "its data end too early",
-    5: "damaged data, or more or fewer than {nbytes} bytes",
-    6: "the checksum is not that of the data",
-    _UNKNOWN: "it is compressed by a codec that is not known",
-}
-
-
-class ChunkError(ValueError):
-    """A chunk's bytes are not what its codec makes, or are not all there."""
 
 
 class BloscHeader(NamedTuple):
@@ -80,15 +66,12 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
         ChunkError: it is damaged, or of another size.
     """
     problem = native.decode_chunk(codec, stored, out)
-    if problem == _UNKNOWN and codec == "blosc":
+    if problem == UNKNOWN_CODEC and codec == "blosc":
         _decode_rare(bytes(stored), out)
+    elif problem and codec == "none":
+        raise ChunkError(f"it has {memoryview(stored).nbytes} bytes instead of {len(out)}")
     elif problem:
-        said = _PROBLEMS.get(problem, "there is not enough memory").format(nbytes=len(out))
-        raise ChunkError(f"{codec}: {said}" if codec != "none" else _of_another_size(stored, out))
-
-
-def _of_another_size(stored: Any, out: UInt8Array) -> str:
-    return f"it has {memoryview(stored).nbytes} bytes in the place of {len(out)}"
+        raise ChunkError(f"{codec}: {problem_text(problem, len(out))}")
 
 
 def _decode_rare(stored: bytes, out: UInt8Array) -> None:
@@ -99,25 +82,5 @@ def _decode_rare(stored: bytes, out: UInt8Array) -> None:
     except (RuntimeError, ValueError) as error:
         raise ChunkError(f"blosc: {error}") from None
     if len(made) != len(out):
-        raise ChunkError(f"blosc: {len(made)} bytes in the place of {len(out)}")
+        raise ChunkError(f"blosc: {len(made)} bytes instead of {len(out)}")
     out[:] = np.frombuffer(made, np.uint8)
-
-
-def read_fully(descriptor: int, memory: Any, offset: int) -> None:
-    """Fill memory with bytes of a file, however many calls that takes.
-
-    Args:
-        descriptor: of the file.
-        memory: an array or a view of uint8, C-contiguous.
-        offset: where the first of them is in the file.
-
-    Raises:
-        ChunkError: the file ends before.
-        OSError: it cannot be read.
-    """
-    left = memoryview(memory)
-    while len(left):
-        count = os.preadv(descriptor, [left], offset)
-        if not count:
-            raise ChunkError("the file ends within it")
-        left, offset = left[count:], offset + count

@@ -17,6 +17,7 @@ from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.reader import PatchReader, padded_indices
 
 __all__ = [
+    "PADDING_MODES",
     "Padding",
     "WithMargin",
     "check_held",
@@ -26,6 +27,8 @@ __all__ = [
     "filling",
     "read_patch",
 ]
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 def checked_size(patch_size: Sequence[int]) -> tuple[int, ...]:
@@ -112,9 +115,6 @@ class WithMargin:
         return Places(found.volumes, found.starts - self._margin)
 
 
-_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
 class Padding(NamedTuple):
     """What is beyond the ends of volumes.
 
@@ -135,7 +135,7 @@ class Padding(NamedTuple):
         Raises:
             OptionError: it is nothing.
         """
-        if isinstance(option, str) and option in ("error", *_MODES):
+        if isinstance(option, str) and option in ("error", *PADDING_MODES):
             return cls(option)
         if isinstance(option, tuple) and len(option) in (2, 3) and option[0] == "constant":
             try:
@@ -143,8 +143,8 @@ class Padding(NamedTuple):
             except (TypeError, ValueError):
                 pass
         raise OptionError(
-            f"padding must be 'error', one of {', '.join(map(repr, _MODES))}, or ('constant', value[, value "
-            f"of labels]), got {option!r}"
+            f"padding must be 'error', one of {', '.join(map(repr, PADDING_MODES))}, or ('constant', value[, "
+            f"value of labels]), got {option!r}"
         )
 
     def check(self, role: str, dtype: np.dtype[Any]) -> None:

@@ -32,6 +32,8 @@ from fastpipe.volumes.zarr_metadata import METADATA, ZarrArray, is_zarr, parsed
 
 __all__ = ["ChunkStore", "Needed", "RemoteChunks", "RemoteVolumes", "remote_volumes"]
 
+Int64Array = npt.NDArray[np.int64]
+
 _log = logging.getLogger("fastpipe.stage")
 
 _AT_A_TIME = 16  # volumes whose metadata are asked for
@@ -231,9 +233,6 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
 def _shown(path: str) -> str:
     """What a volume is called."""
     return path.rstrip("/") if is_url(path) else path
-
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class ChunkStore:

@@ -36,10 +36,16 @@ from fastpipe.volumes.volume import Volume
 
 __all__ = ["label_voxels", "mask_density", "places_of"]
 
+_log = logging.getLogger("fastpipe.patches")
+
 _PIECE_NBYTES = 1 << 24  # of a volume that a thread reads at a time
 # In the place of the state of a file, where the identity of what is looked at says it all.
 _NO_FILE = os.stat_result([0] * 19)
 _MOST_LOOKED_AT = 1 << 18  # voxels at a time
+_MOST_SHOWN = 10  # labels in a message
+# Where a seed's numbers for places begin, far from those for the transforms of any sample; attempts to find
+# a place near to a mask have others, and so have patches around the foreground.
+_PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
 def label_voxels(
@@ -170,14 +176,6 @@ def _look(
     for begins in itertools.product(*map(range, [0] * len(shape), shape, sides)):
         box: list[Any] = [slice(at, at + side) for at, side in zip(begins, sides, strict=True)]
         look([part[(..., *box)] for part in parts], [a + b for a, b in zip(start, begins, strict=True)])
-
-
-_log = logging.getLogger("fastpipe.patches")
-_MOST_SHOWN = 10  # labels in a message
-
-# Where a seed's numbers for places begin, far from those for the transforms of any sample; attempts to find
-# a place near to a mask have others, and so have patches around the foreground.
-_PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
 def drawn(

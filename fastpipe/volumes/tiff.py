@@ -18,9 +18,9 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
+from fastpipe.core.chunks import read_bytes
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.codecs import read_fully
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 
@@ -401,9 +401,10 @@ class _Reader(UnitReader):
             return
         inner = math.prod(volume.grid.counts[volume.dims :])
         at = number % inner
-        stored = _read_bytes(descriptor, int(segments.offsets[at]), int(segments.sizes[at]))
+        size = int(segments.sizes[at])
+        stored = read_bytes(descriptor, int(segments.offsets[at]), size) if size else None
         tables = {} if segments.tables is None else {"jpegtables": segments.tables}
-        data, _, shape = found.keyframe.decode(stored or None, at, **tables)
+        data, _, shape = found.keyframe.decode(stored, at, **tables)
         if data is None:  # never written
             unit[...] = found.keyframe.nodata
             return
@@ -417,9 +418,3 @@ class _Reader(UnitReader):
         if list(made.shape) != sizes:
             raise ValueError(f"a part of {shape} in the place of {sizes}")
         unit[tuple(map(slice, sizes))] = made
-
-
-def _read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    found = np.empty(size, np.uint8)
-    read_fully(descriptor, found, offset)
-    return found.tobytes()

@@ -28,6 +28,14 @@ __all__ = ["Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "planned
 
 Int64Array = npt.NDArray[np.int64]
 
+_FRONTS = (1, 2, 4, 8, 16, 32, 64)
+_TRIED = 256  # patches on which stripes are tried
+_LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical
+_WORTH = 1.25  # decoded bytes for each that is used: more is not given for a wider window
+_LITTLE = 1.15  # times as much is given where patches are too far apart for little to be decoded
+_ENDLESS = 1 << 62
+_PLANNED_BY = 1 << 16  # patches of an epoch by which a tour is planned
+
 
 def unit_visits(
     shape: Sequence[int], unit: Sequence[int], patch: Sequence[int], starts: Int64Array
@@ -125,14 +133,6 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     return ranks
-
-
-_FRONTS = (1, 2, 4, 8, 16, 32, 64)
-_TRIED = 256  # patches on which stripes are tried
-_LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical
-_WORTH = 1.25  # decoded bytes for each that is used: more is not given for a wider window
-_LITTLE = 1.15  # times as much is given where patches are too far apart for little to be decoded
-_ENDLESS = 1 << 62
 
 
 def planned(
@@ -288,9 +288,6 @@ def _some_widths(most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(most, 2 * sizes[-1]))
     return sizes
-
-
-_PLANNED_BY = 1 << 16  # patches of an epoch by which a tour is planned
 
 
 class Touring:

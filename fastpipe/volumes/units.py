@@ -25,6 +25,8 @@ from fastpipe.volumes.volume import Volume
 
 __all__ = ["Foreseen", "Remembered", "budget_of", "planned_room"]
 
+Int64Array = npt.NDArray[np.int64]
+
 _log = logging.getLogger("fastpipe.cache")
 _SHARE = 4  # "auto" takes one part in so many of what is free
 _ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
@@ -228,9 +230,6 @@ def _mapped(memory: UnitFile | None) -> Any:
     except OSError as error:
         _log.warning("decoded parts of volumes are not remembered: %s", str(error))
         return None
-
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class Foreseen:

@@ -17,8 +17,7 @@ import pytest
 
 from fastpipe.cli import main
 from fastpipe.hdf5.advice import advise
-from fastpipe.hdf5.filter_words import in_words
-from fastpipe.hdf5.filters import FilterStep
+from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
 
 Make = Callable[[Any], object]

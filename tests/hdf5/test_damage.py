@@ -24,10 +24,11 @@ from h5py import h5d, h5p, h5s, h5t, h5z
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from fastpipe.core.chunks import ChunkError
 from fastpipe.core.native import native
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.errors import ChunkError, DamagedError
+from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.files import SampleFiles
 from fastpipe.hdf5.filters import FilterStep, described
 from fastpipe.hdf5.layout import Layout, read_layout
@@ -226,7 +227,7 @@ def check(case: dict[str, Any], library: Library, reader_of: Any, read_natively:
                 "end too early",
                 "more than the",
                 "header is cut off",
-                "a size that there is not",
+                "impossible size",
             )
             assert any(reason in why for reason in reasons), why
         # A sample of blocks that are whole needs no others.

@@ -60,8 +60,8 @@ inline Scratch& own_scratch() {
   return *scratch;
 }
 
-// An object of Python's for the core to refer to, but not to own: nanobind's own pointers give it back with Python's lock
-// held, for which a thread of the engine would wait.  Whoever refers to it keeps the object.
+// An object of Python's for the core to refer to, but not to own: nanobind's own pointers give it back with Python's
+// lock held, for which a thread of the engine would wait.  Whoever refers to it keeps the object.
 template <typename T>
 std::shared_ptr<T> lent(T* object) {
   return std::shared_ptr<T>(std::shared_ptr<T>(), object);

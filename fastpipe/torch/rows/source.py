@@ -46,7 +46,7 @@ class RowsSource(Source):
         return Lookouts(some) if some else None
 
     def made_by(self) -> object:
-        """Return what a batch is made by: rows are the same whatever the script sets; its functions may not be."""
+        """Return what a batch is made by: whatever the script sets, rows change by its functions only."""
         return super().made_by() if any(base._code() for base in self.bases) else None
 
     def tensors(self, batch_size: int) -> int:
