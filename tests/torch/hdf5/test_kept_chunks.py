@@ -70,7 +70,10 @@ def test_an_epoch_decodes_what_the_one_before_did_not(
     for _ in range(4):
         assert torch.equal(torch.cat(list(kind(dataset, 6))), expected())
         counts.append(decoded(dataset))
-    assert counts == [WHOLE, *[2 * WHOLE if where == "auto" else WHOLE] * 3]
+    if where == "auto":  # what an epoch ends with the next may find
+        assert counts[0] == WHOLE < counts[1] <= counts[3] <= 2 * WHOLE
+    else:
+        assert counts == [WHOLE] * 4
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
@@ -129,8 +132,9 @@ def test_what_does_not_fit_is_decoded_each_time(path: Path, tmp_path: Path, deco
         assert torch.equal(epoch(dataset), expected())
         counts.append(decoded(dataset))
     steps = np.diff(counts).tolist()
-    assert 0 < steps[0] < WHOLE, room
-    assert len(set(steps)) == 1, "the same ones are found each time"
+    assert 0 < min(steps) and max(steps) < WHOLE, room
+    # The same ones are found each time, and perhaps what the epoch before has ended with.
+    assert max(steps) - min(steps) <= CHUNK * 400
     assert "as many as fit" in repr(dataset)
 
 
@@ -236,9 +240,9 @@ def test_a_file_written_just_now_is_not_kept(
     path = write(tmp_path / "x.h5")
     monkeypatch.setattr(identity.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)
     dataset = FastHDF5Dataset(path, "x", cache=Cache("ram", MIB))
-    for count in (1, 2):
+    for _ in range(3):
         assert torch.equal(epoch(dataset), expected())
-        assert decoded(dataset) == count * WHOLE
+    assert 2 * WHOLE < decoded(dataset) <= 3 * WHOLE  # what an epoch ends with the next may find
 
 
 # ---- damage ---------------------------------------------------------------------------------------------
