@@ -488,6 +488,11 @@ def decoded_units(units: Annotated[NDArray[numpy.int64], dict(shape=(None,), ord
     How many units are decoded for patches that come one after the other: see tours.h.
     """
 
+def units_of_patches(arrays: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]], volumes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], size: Sequence[int]) -> NDArray[numpy.int64]:
+    """
+    The numbers of the units that patches touch, patch by patch: int64 (M,).  arrays: of each the volume whose it is, its first unit's number, how many boxes like this it has, its shape and its units' sides.
+    """
+
 class FoundUnit:
     """A unit that is there; nothing overwrites it until it is released."""
 
@@ -558,9 +563,9 @@ class UnitMemory:
         Hear that units were used: those that will not be again make room first.
         """
 
-    def expect(self, what: int, times: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    def expect(self, what: int, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_in_order: bool = False) -> None:
         """
-        Hear how often each unit will be used; what: a number from 1 for these uses, such as an epoch's.
+        Hear which units will be used, int64 (N,), each as often as it is there; what: a number from 1 for these uses, such as an epoch's; is_in_order: whether this process uses them one after the other.
         """
 
     @property

@@ -18,6 +18,7 @@ constexpr std::int64_t kStride = 61;            // by which these move on
 constexpr int kTries = 8;                       // of them that are tried, where other processes have locked some
 constexpr std::int64_t kOver = 64;              // expected uses of which one is left when they are over
 constexpr std::int64_t kPatience = 50'000'000;  // nanoseconds to wait at most
+constexpr std::int64_t kSoonest = INT64_MAX;    // the rank of what is used first of all
 constexpr std::int64_t kStep = 500'000;         // nanoseconds between two looks at another process's slot
 
 timespec at(std::int64_t nanoseconds) noexcept {
@@ -70,8 +71,8 @@ UnitMemory::UnitMemory(std::uint8_t* memory, int descriptor, const Shape& shape)
   table_ = reinterpret_cast<Table*>(memory);
   keys_ = reinterpret_cast<std::atomic<std::int64_t>*>(memory + sizeof(Table));
   versions_ = keys_ + shape.slots;
-  used_ = versions_ + shape.slots;
-  slots_ = reinterpret_cast<std::atomic<std::int32_t>*>(used_ + shape.slots);
+  ranks_ = versions_ + shape.slots;
+  slots_ = reinterpret_cast<std::atomic<std::int32_t>*>(ranks_ + shape.slots);
   left_ = slots_ + shape.keys;
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
@@ -92,6 +93,18 @@ std::int64_t UnitMemory::slot_of(std::int64_t key) const noexcept {
   return slot;
 }
 
+// How much a unit is wanted, with the lock held: the slot of the lowest makes room first.  0: not any more.  Where it
+// is known when it will be used next, more the sooner that is; else the time now, which is less than all of these.
+std::int64_t UnitMemory::rank(std::int64_t key) const noexcept {
+  if (ordered_ == 0 || ordered_ != table_->expected.load(std::memory_order_relaxed)) return now_ns();
+  const std::int64_t first = firsts_[static_cast<std::size_t>(key)];
+  const std::int64_t uses = firsts_[static_cast<std::size_t>(key) + 1] - first;
+  const std::int64_t left = left_[key].load(std::memory_order_relaxed);
+  if (left <= 0) return 0;
+  if (left > uses) return kSoonest;  // some of those before are still to come
+  return kSoonest - when_[static_cast<std::size_t>(first + uses - left)];
+}
+
 UnitMemory::Found UnitMemory::find(std::int64_t key) noexcept {
   const std::lock_guard<std::mutex> guard(lock_);
   const std::int64_t slot = slot_of(key);
@@ -101,7 +114,7 @@ UnitMemory::Found UnitMemory::find(std::int64_t key) noexcept {
     return {};
   }
   ++holds_[slot];
-  used_[slot].store(now_ns(), std::memory_order_relaxed);
+  ranks_[slot].store(rank(key), std::memory_order_relaxed);
   return {key, slot, version, slot_data(slot)};
 }
 
@@ -120,19 +133,19 @@ UnitMemory::Claim UnitMemory::claim(std::int64_t key) noexcept {
     if (versions_[there].load(std::memory_order_acquire) % 2 == 0 || mine_[there] != 0 || holds_[there] != 0) return {};
     return take(there, key);
   }
-  // Of so many the oldest is old enough.
+  // Of so many the lowest is low enough.
   const std::int64_t count = std::min(shape_.slots, kLookedAt);
   std::int64_t tried[kTries];
   for (int tries = 0; tries < kTries; ++tries) {
-    std::int64_t best = -1, best_used = 0;
+    std::int64_t best = -1, best_rank = 0;
     for (std::int64_t place = 0; place < count; ++place) {
       const std::int64_t slot = (hand_ + place) % shape_.slots;
       if (mine_[slot] != 0 || holds_[slot] != 0 || std::find(tried, tried + tries, slot) != tried + tries) continue;
-      const std::int64_t used = used_[slot].load(std::memory_order_relaxed);
-      if (best >= 0 && used >= best_used) continue;
+      const std::int64_t rank = ranks_[slot].load(std::memory_order_relaxed);
+      if (best >= 0 && rank >= best_rank) continue;
       best = slot;
-      best_used = used;
-      if (used == 0) break;  // nobody wants what is there
+      best_rank = rank;
+      if (rank == 0) break;  // nobody wants what is there
     }
     if (best < 0) return {};
     if (const Claim made = take(best, key)) {
@@ -161,7 +174,7 @@ UnitMemory::Claim UnitMemory::take(std::int64_t slot, std::int64_t key) noexcept
   }
   keys_[slot].store(key + 1, std::memory_order_release);
   slots_[key].store(static_cast<std::int32_t>(slot + 1), std::memory_order_release);
-  used_[slot].store(now_ns(), std::memory_order_relaxed);
+  ranks_[slot].store(rank(key), std::memory_order_relaxed);
   return {key, slot, version, slot_data(slot)};
 }
 
@@ -171,11 +184,11 @@ void UnitMemory::end(const Claim& claim, bool is_made, std::int64_t left, bool* 
   if (*was_mine) {
     if (is_made) {
       if (left >= 0) left_[claim.key].store(static_cast<std::int32_t>(std::min<std::int64_t>(left, INT32_MAX)));
-      used_[claim.slot].store(left == 0 ? 0 : now_ns(), std::memory_order_relaxed);
+      ranks_[claim.slot].store(left == 0 ? 0 : rank(claim.key), std::memory_order_relaxed);
     } else {
       if (slots_[claim.key].load(std::memory_order_relaxed) == claim.slot + 1) slots_[claim.key].store(0);
       keys_[claim.slot].store(0);
-      used_[claim.slot].store(0, std::memory_order_relaxed);
+      ranks_[claim.slot].store(0, std::memory_order_relaxed);
     }
     versions_[claim.slot].store(claim.version + 1, std::memory_order_release);
   }
@@ -241,26 +254,58 @@ void UnitMemory::used(std::int64_t key, std::int64_t times) noexcept {
     if (left <= 0) return;
     after = static_cast<std::int32_t>(left - std::min<std::int64_t>(left, times));
   } while (!left_[key].compare_exchange_weak(left, after, std::memory_order_relaxed));
-  if (after > 0) return;
+  const std::lock_guard<std::mutex> guard(lock_);
   const std::int64_t slot = slot_of(key);
-  if (slot >= 0) used_[slot].store(0, std::memory_order_relaxed);
+  if (slot < 0) return;
+  if (after == 0) {
+    ranks_[slot].store(0, std::memory_order_relaxed);
+  } else if (ordered_ != 0) {
+    ranks_[slot].store(rank(key), std::memory_order_relaxed);
+  }
 }
 
-void UnitMemory::expect(std::int64_t what, const std::int32_t* times) noexcept {
+bool UnitMemory::expect(std::int64_t what, const std::int64_t* keys, std::int64_t count, bool is_in_order) noexcept {
   const std::lock_guard<std::mutex> guard(lock_);
+  ordered_ = 0;
+  if (count > INT32_MAX) return false;
+  try {
+    firsts_.assign(static_cast<std::size_t>(shape_.keys) + 1, 0);
+    when_.resize(is_in_order ? static_cast<std::size_t>(count) : 0);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (keys[i] < 0 || keys[i] >= shape_.keys) continue;
+    ++firsts_[static_cast<std::size_t>(keys[i]) + 1];
+    ++total;
+  }
   // The same ones again: the last of those before are still to come.
   const bool adds = table_->expected.load() == what;
-  std::int64_t total = 0;
   for (std::int64_t key = 0; key < shape_.keys; ++key) {
-    const std::int32_t before = adds ? std::max(left_[key].load(std::memory_order_relaxed), 0) : 0;
-    const std::int64_t sum = std::int64_t{before} + times[key];
+    const std::int64_t before = adds ? std::max(left_[key].load(std::memory_order_relaxed), 0) : 0;
+    const std::int64_t sum = before + firsts_[static_cast<std::size_t>(key) + 1];
     left_[key].store(static_cast<std::int32_t>(std::min<std::int64_t>(sum, INT32_MAX)), std::memory_order_relaxed);
-    total += times[key];
   }
   const std::int64_t before = adds ? std::max<std::int64_t>(table_->uses_left.load(), 0) : 0;
   table_->uses_left.store(before + total);
   table_->uses.store(total);
   table_->expected.store(what);
+  if (!is_in_order) return true;
+  for (std::size_t key = 0; key < static_cast<std::size_t>(shape_.keys); ++key) firsts_[key + 1] += firsts_[key];
+  // Each unit's uses, in order; `firsts_` is moved to where they end, and back.
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (keys[i] < 0 || keys[i] >= shape_.keys) continue;
+    when_[static_cast<std::size_t>(firsts_[static_cast<std::size_t>(keys[i])]++)] = static_cast<std::int32_t>(i);
+  }
+  for (auto key = static_cast<std::size_t>(shape_.keys); key > 0; --key) firsts_[key] = firsts_[key - 1];
+  firsts_[0] = 0;
+  ordered_ = what;
+  for (std::int64_t slot = 0; slot < shape_.slots; ++slot) {
+    const std::int64_t key = keys_[slot].load(std::memory_order_relaxed) - 1;
+    if (key >= 0 && key < shape_.keys) ranks_[slot].store(rank(key), std::memory_order_relaxed);
+  }
+  return true;
 }
 
 std::int64_t UnitMemory::expected() const noexcept { return table_->expected.load(); }

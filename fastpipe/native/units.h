@@ -1,8 +1,9 @@
 // Decoded parts of arrays that are remembered: chunks of HDF5 datasets, units of volumes.
 //
 // They lie in slots of memory of a fixed size, which threads and, where the memory is a file's, processes share.  What
-// nobody will want any more makes room, where that is known, and then what was not used for the longest time.  Of those
-// who want the same at once one decodes it, and the others wait.
+// nobody will want any more makes room, where that is known; then what is wanted last, in an order that is known (L. A.
+// Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966), else what
+// was not used for the longest time.  Of those who want the same at once one decodes it, and the others wait.
 //
 // Among processes, a slot is written by who has its lock, a lock of the file, which ends with the process that has it,
 // however that ends.  Who copies from a slot takes no such lock but looks, before and behind, at the slot's version,
@@ -73,11 +74,12 @@ class UnitMemory {
 
   // Hear that a unit was used so often: one that will not be used again makes room first.
   void used(std::int64_t key, std::int64_t times) noexcept;
-  // Hear how often each unit will be used.
+  // Hear which units will be used, each as often as it is there.
   //
   // what: a number from 1 that says which uses these are, such as an epoch's; the same as before adds to them.
-  // times: (keys).
-  void expect(std::int64_t what, const std::int32_t* times) noexcept;
+  // is_in_order: whether this process will use them one after the other, nearly.
+  // Returns false where there is no memory.
+  bool expect(std::int64_t what, const std::int64_t* keys, std::int64_t count, bool is_in_order) noexcept;
   std::int64_t expected() const noexcept;  // what was said last; 0 for nothing
   bool is_over() const noexcept;           // whether nearly all of the uses that were expected have been
 
@@ -91,14 +93,15 @@ class UnitMemory {
   std::uint8_t* slot_data(std::int64_t slot) const noexcept;
   std::int64_t slot_of(std::int64_t key) const noexcept;
   Claim take(std::int64_t slot, std::int64_t key) noexcept;
+  std::int64_t rank(std::int64_t key) const noexcept;
   void end(const Claim& claim, bool is_made, std::int64_t left, bool* was_mine) noexcept;
 
   const Shape shape_;
   std::uint8_t* const memory_;
   const int descriptor_;
   Table* table_;
-  std::atomic<std::int64_t>*keys_, *versions_, *used_;  // (slots): of what is in each, plus 1; odd: written; when
-  std::atomic<std::int32_t>*slots_, *left_;             // (keys): where each is, plus 1; how often it will be used
+  std::atomic<std::int64_t>*keys_, *versions_, *ranks_;  // (slots): of what is in each, plus 1; odd: written; see rank
+  std::atomic<std::int32_t>*slots_, *left_;              // (keys): where each is, plus 1; how often it will be used
 
   std::mutex lock_;  // guards what follows, and who claims
   static constexpr int kGates = 16;
@@ -108,6 +111,9 @@ class UnitMemory {
   std::vector<std::uint8_t> mine_;    // (slots): that threads of this process write
   std::vector<std::uint16_t> holds_;  // (slots): threads of this process that read them
   std::int64_t hand_ = 0;             // from where the next slot is looked for
+  std::int64_t ordered_ = 0;          // of which uses the order is known; 0 for none
+  std::vector<std::int32_t> firsts_;  // (keys + 1): where those of a unit begin in
+  std::vector<std::int32_t> when_;    // their places in the order
 };
 
 }  // namespace fastpipe

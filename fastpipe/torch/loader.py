@@ -395,6 +395,7 @@ class FastLoader(DataLoader[_T_co]):
             return stock_iterator(view)
         depth = self._depth(source, view.delivery)
         source.expect_ahead(depth)
+        source.follow_order(self._order.ours())
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
         def spare() -> int:  # of this machine's memory, not of a device's

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
@@ -61,6 +62,10 @@ class EpochBatches:
                 indices = np.array([order[position % self.count] for position in positions])
             # Python's integers, as samplers give them, and never all of an epoch's at once.
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """All of an epoch's indices, those of all ranks: int64 (N,)."""
+        return np.asarray(order_of(self.count, self.seed, epoch, self.arrangement), np.int64)
 
     def __iter__(self) -> Iterator[list[int]]:
         # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.

@@ -19,6 +19,7 @@ from fastpipe.torch.ahead import Lookout
 from fastpipe.types import Key
 
 if TYPE_CHECKING:
+    from fastpipe.torch.order_samplers import EpochBatches
     from fastpipe.torch.split import Split
 
 __all__ = ["MOST_SPARE", "MixedBatch", "Source", "SplitError", "StartedBatch"]
@@ -140,6 +141,10 @@ class Source(ABC):
     def transform_state(self) -> object:
         """What differs when the transform, or what it would make, does."""
         return None
+
+    def follow_order(self, batches: EpochBatches | None) -> None:
+        """Hear in which order samples will be asked for, where that is a function of the epoch."""
+        return
 
     def made_by(self) -> object:
         """Return what a batch is made by and the script may change before it takes the batch."""

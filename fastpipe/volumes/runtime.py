@@ -194,27 +194,26 @@ class Runtime(ProcessRuntime[Options]):
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
-    def expect(self, seed: int, epoch: int, uses: Callable[[], Callable[[int], Any]]) -> None:
+    def expect(
+        self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], npt.NDArray[np.int64]], bool]]
+    ) -> None:
         """Hear which patches an epoch has: units that none of them will use any more make room first.
 
         Args:
             seed, epoch: of the epoch.
-            uses: gives how often it uses units of a size.
+            uses: gives a function of a size, to the units of that size as often as they are used, int64 (N,);
+                and whether that is the order of their use: then those that are used last make room first.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
-        found: list[Callable[[int], Any]] = []
-
-        def of(size: int) -> Any:
-            if not found:
-                found.append(uses())
-            return found[0](size)
-
+        found: list[tuple[Callable[[int], npt.NDArray[np.int64]], bool]] = []
         for units, expected in self._expected.items():
             # While others go on, once only: who takes turns with them would say it again and again.
             if (what == units.expected or what in expected) and not units.is_over:
                 continue
             expected.add(what)
-            units.expect(what, np.ascontiguousarray(of(units.slot_nbytes), np.int32))
+            of, is_in_order = found[0] if found else uses()
+            found = [(of, is_in_order)]
+            units.expect(what, of(units.slot_nbytes), is_in_order)
 
     def start(
         self, places: Places, rows: npt.NDArray[np.int64], arrays: Sequence[npt.NDArray[Any]]

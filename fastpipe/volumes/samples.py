@@ -224,7 +224,9 @@ class PatchSamples(TouredSamples):
     ) -> Reading:  # fmt: skip
         """How a batch is read; as of `BatchReader`."""
         places = self._places_of(indices, samples, key)
-        self._expect_epoch(indices, key if is_keyed else None, runtime)
+        found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
+        if len(found) == 1:
+            self._expect_epoch(*found[0], runtime)
         batch = _Batch(self, samples, places, key, runtime, arrays)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
@@ -250,20 +252,24 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.int64],
-        key: Key | None,
-        runtime: Runtime,
-    ) -> None:
-        """Say which patches the epoch of a batch has, if that is known."""
-        found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None else [])
-        if self._remembered.keeps_all or len(found) != 1 or len(self) > _MOST_EXPECTED:
-            return
-        seed, epoch = found[0]
+        self, seed: int, epoch: int, runtime: Runtime,
+        order: Callable[[], npt.NDArray[np.int64] | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Say which patches an epoch has, and in which order they are asked for, if that is known.
 
-        def uses() -> Callable[[int], npt.NDArray[np.int32]]:
-            everything = self._places.places(seed, epoch, np.arange(len(self)))
-            return self._remembered.uses(everything, self._cut)
+        Args:
+            seed, epoch: of the epoch.
+            runtime: this process's.
+            order: gives the patches' indices, int64 (N,), or None; called where nobody has said this before.
+        """
+        if self._remembered.keeps_all or len(self) > _MOST_EXPECTED:
+            return
+
+        def uses() -> tuple[Callable[[int], npt.NDArray[np.int64]], bool]:
+            given = order()
+            indices = np.arange(len(self)) if given is None else given
+            places = self._places.places(seed, epoch, indices)
+            return self._remembered.uses(places, self._cut), given is not None
 
         runtime.expect(seed, epoch, uses)
 

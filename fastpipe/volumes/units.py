@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,11 +17,11 @@ from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.cache.joined_units import joined_memory
 from fastpipe.cache.unit_file import UnitFile, slot_nbytes
+from fastpipe.core.native import native
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache
 from fastpipe.volumes.places import Places
 from fastpipe.volumes.sources import Role
-from fastpipe.volumes.tours import unit_visits
 from fastpipe.volumes.volume import Volume
 
 __all__ = ["Foreseen", "Remembered", "budget_of", "planned_room"]
@@ -113,29 +114,28 @@ class Remembered:
             some = in_bytes(total) if self.keeps_all else f"{in_bytes(budget)} of {in_bytes(total)}"
             self.note = f"remembered in memory that threads and processes share, {some}"
 
-    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int32]]:
-        """How often patches use each unit.
+    def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int64]]:
+        """Which units patches use, patch by patch.
 
         Args:
-            places: of all patches of an epoch.
+            places: of the patches.
             patch: their size.
 
         Returns:
-            For units of a size, int32 (keys,).
+            For units of a size, their numbers: int64 (N,).
         """
 
-        def of(size: int) -> npt.NDArray[np.int32]:
-            found = []
-            for (each, _), (role, number) in zip(self._firsts, self._arrays, strict=True):
+        def of(size: int) -> npt.NDArray[np.int64]:
+            arrays = []
+            for (each, first), (role, number) in zip(self._firsts, self._arrays, strict=True):
                 volume, lead = role.volumes[number], len(role.lead)
-                if each != size or volume.array is not None:
-                    continue
-                visits = unit_visits(
-                    role.spatial(number), volume.grid.unit[lead:], patch,
-                    places.starts[places.volumes == number],
-                )  # fmt: skip
-                found.append(np.broadcast_to(visits, volume.grid.counts).ravel())
-            return np.concatenate(found)
+                if each == size and volume.array is None:
+                    boxes = math.prod(volume.grid.counts[:lead])
+                    arrays.append((number, first, boxes, role.spatial(number), volume.grid.unit[lead:]))
+            found: npt.NDArray[np.int64] = native.units_of_patches(
+                arrays, places.volumes, np.ascontiguousarray(places.starts), patch
+            )
+            return found
 
         return of
 

@@ -639,9 +639,7 @@ def test_who_asks_for_it_again_leaves_slots_to_those_who_write_them(forked: Fork
 
 def test_what_will_not_be_used_again_makes_room_first(memory: UnitFile) -> None:
     slots = memory.opened()
-    uses = np.zeros(KEYS, np.int32)
-    uses[:4] = 1, 3, 3, 3
-    slots.expect(1, uses)
+    slots.expect(1, np.repeat(np.arange(4), [1, 3, 3, 3]))
     for key in (2, 1, 0):
         assert put(slots, key)
     slots.used(np.array([0, 1]))
@@ -657,7 +655,7 @@ def test_uses_that_were_said_are_known_to_all_processes(memory: UnitFile, forked
     slots = memory.opened()
     slots.used(np.array([1]))  # of which nobody has said anything
     assert (slots.expected, put(slots, 1)) == (0, True)
-    slots.expect(7, np.ones(KEYS, np.int32))
+    slots.expect(7, np.arange(KEYS))
     assert not slots.is_over
 
     def work() -> None:

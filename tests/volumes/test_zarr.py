@@ -366,8 +366,10 @@ def test_a_damaged_chunk_is_named_with_its_file_and_place(
         assert "the chunk at [0:4, 5:10]" in said
     assert said in damaged(volume, whole)
     file.write_bytes(content + b"\0")
-    if codec[0] in ("blosc", "none"):  # others may be followed by anything
+    if codec[0] == "none":  # others may be followed by zeros
         assert str(file) in damaged(inner, whole)
+    elif codec[0] != "zstd":
+        np.testing.assert_array_equal(whole(volume), data)
     file.write_bytes(content)
     np.testing.assert_array_equal(whole(volume), data)
 

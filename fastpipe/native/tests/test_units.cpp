@@ -2,9 +2,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -105,18 +108,54 @@ TEST("a unit that is being read is not overwritten") {
 
 TEST("expected uses count down, and the same ones add up") {
   Memory memory(4, 4);
-  const std::int32_t times[] = {1, 2, 0, 100};
+  std::vector<std::int64_t> uses = {0, 1, 1};
+  uses.insert(uses.end(), 100, 3);
+  const auto count = static_cast<std::int64_t>(uses.size());
   CHECK(memory->expected() == 0);
-  memory->expect(7, times);
+  CHECK(memory->expect(7, uses.data(), count, false));
   CHECK(memory->expected() == 7 && !memory->is_over());
   for (int key = 0; key < 4; ++key) CHECK(memory.make(key));
   memory->used(3, 100);
   memory->used(1, 2);
   CHECK(memory->is_over());
-  memory->expect(7, times);
+  CHECK(memory->expect(7, uses.data(), count, false));
   CHECK(!memory->is_over());
   memory->used(0, 1);
   CHECK(!memory->is_over());
+}
+
+TEST("what is used last makes room first, where the order is known") {
+  // The number of units decoded is the least possible: that of Belady's policy, here by looking at all that follow.
+  std::minstd_rand random(7);
+  for (int round = 0; round < 50; ++round) {
+    const std::int64_t keys = 3 + static_cast<std::int64_t>(random() % 30);
+    const std::int64_t slots = 1 + static_cast<std::int64_t>(random() % static_cast<unsigned>(keys));
+    std::vector<std::int64_t> uses(200);
+    for (std::int64_t& key : uses) key = static_cast<std::int64_t>(random() % static_cast<unsigned>(keys));
+    Memory memory(keys, slots);
+    CHECK(memory->expect(round + 1, uses.data(), 200, true));
+    std::set<std::int64_t> there;
+    int made = 0, least = 0;
+    for (auto use = uses.begin(); use != uses.end(); ++use) {
+      if (const UnitMemory::Found found = memory->find(*use)) {
+        CHECK(memory->release(found));
+      } else {
+        CHECK(memory.make(*use));
+        ++made;
+      }
+      memory->used(*use, 1);
+      if (there.count(*use) == 0) {
+        ++least;
+        if (static_cast<std::int64_t>(there.size()) == slots) {
+          there.erase(*std::max_element(there.begin(), there.end(), [&](std::int64_t a, std::int64_t b) {
+            return std::find(use, uses.end(), a) < std::find(use, uses.end(), b);
+          }));
+        }
+        there.insert(*use);
+      }
+    }
+    CHECK(made == least && memory->is_over());
+  }
 }
 
 TEST("a slot whose writer was killed can be had again") {

@@ -19,6 +19,7 @@ from fastpipe.torch.patches.stock import SlicedDataset
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.rows.samples import Value
 from fastpipe.torch.threads import process_of
+from fastpipe.types import Key
 from fastpipe.volumes.memory import received, sendable
 from fastpipe.volumes.places import KeyedIndex
 from fastpipe.volumes.samples import PatchSamples
@@ -160,6 +161,9 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         return PatchLookout(
             dataset, self, self._places, chunks, self._remembered.foreseen, self._remembered.slots, is_here
         )
+
+    def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
+        self._expect_epoch(key.seed, key.epoch, self._running(), lambda: order(key.epoch))
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
         """Indices that say, to a stock loader's dataset, of which seed and epoch they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -191,6 +191,15 @@ class RowsDataset(Dataset[Any]):
         """Keep memory for so many batches that a loader begins ahead of the one that is due."""
         for slots in self._running().slots:
             slots.keep = max(slots.keep, KEPT_SLOTS + batches)
+
+    def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
+        """Hear in which order the samples of an epoch will be asked for.
+
+        Args:
+            key: of a batch of it.
+            order: of an epoch's number gives the samples' indices, int64 (N,).
+        """
+        return
 
     def _thread_count(self) -> int:
         pool = self._running().pool

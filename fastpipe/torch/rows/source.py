@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.torch.ahead import Lookout, Lookouts
+from fastpipe.torch.order_samplers import EpochBatches
 from fastpipe.torch.rows.batch import RowsBatch
 from fastpipe.torch.rows.dataset import RowsDataset
 from fastpipe.torch.source import MixedBatch, Source
@@ -29,6 +30,7 @@ class RowsSource(Source):
     def __init__(self, dataset: Any, ends: Sequence[RowsDataset]) -> None:
         self._dataset = dataset
         self.bases: list[RowsDataset] = list(dict.fromkeys(ends))
+        self._batches: EpochBatches | None = None
 
     def start(self, indices: Sequence[int], key: Key) -> RowsBatch | _Mixed:
         """Begin a batch."""
@@ -36,6 +38,8 @@ class RowsSource(Source):
         if len(parts) > 1:
             return _Mixed(parts, key)
         base, _, local = parts[0] if parts else (self.bases[0], None, ())
+        if self._batches is not None and base is self._dataset:
+            base._expect_order(key, self._batches.order)
         batch: RowsBatch = base._start_batch(local, key)
         return batch
 
@@ -44,6 +48,11 @@ class RowsSource(Source):
         found = [base._lookout(self._dataset, is_here=is_here) for base in self.bases]
         some = [lookout for lookout in found if lookout is not None]
         return Lookouts(some) if some else None
+
+    def follow_order(self, batches: EpochBatches | None) -> None:
+        """Hear in which order samples will be asked for, where that is a function of the epoch."""
+        # What ranks share is used in the order of none of them.
+        self._batches = batches if batches is not None and batches.shard.world == 1 else None
 
     def made_by(self) -> object:
         """Return what a batch is made by: whatever the script sets, rows change by its functions only."""

@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_decoded_each_time(path: Path, tmp_path: Path, deco
         assert torch.equal(epoch(dataset), expected())
         counts.append(decoded(dataset))
     steps = np.diff(counts).tolist()
-    assert 0 < min(steps) and max(steps) < WHOLE, room
+    assert min(steps) > 0 and max(steps) < WHOLE, room
     # The same ones are found each time, and perhaps what the epoch before has ended with.
     assert max(steps) - min(steps) <= CHUNK * 400
     assert "as many as fit" in repr(dataset)
