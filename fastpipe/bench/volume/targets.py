@@ -15,13 +15,14 @@ AMPLIFICATION = 2.0
 MEMORY_ABOVE_MB = 300.0
 
 ASKED = (
-    Asked("cold, tour, × one worker with zarr-python", "cold-tour", "cold-replaced", 5),
-    Asked("warm, × one worker with zarr-python", "warm-uniform", "warm-replaced", 15),
+    Asked("cold, tour, × one worker with zarr-python", "cold-tour", "cold-replaced", 8),
+    Asked("cold, any order, × one worker with zarr-python", "cold-uniform", "cold-replaced", 5),
+    Asked("warm, × one worker with zarr-python", "warm-uniform", "warm-replaced", 60),
     Asked(
         "cold, tour, × the best peer in the same memory",
         "cold-tour",
         tuple(peer.key for peer in COLD_PEERS),
-        1.5,
+        2,
     ),
     Asked("warm, × slices of arrays in memory", "warm-uniform", "warm-slices", 0.9),
 )
