@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.files import open_file
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
@@ -91,10 +92,7 @@ class SampleFile:
             OSError: it is not there any more.
             HDF5Error: it has changed.
         """
-        if FileState.of(os.stat(self.path)) != self.state:
-            raise HDF5Error(
-                f"{self.shown} has changed since it was opened; make the dataset anew when it is complete"
-            )
+        self.state.check(self.path, self.shown)
 
 
 class SampleFiles:
@@ -188,8 +186,7 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
     """An open ``h5py.File``, or an error that says what to do, and calls the file ``shown`` or its path."""
     shown = shown or path
     h5py = require("h5py", extra="hdf5")
-    with open(path, "rb"):  # its errors are clearer than the library's
-        pass
+    os.close(open_file(path))  # its errors are clearer than the library's
     try:
         file = h5py.File(path, "r")
     except OSError as error:

@@ -235,6 +235,26 @@ def test_a_file_that_changes(path: Path, read: Any, how: str, is_open: bool) -> 
             read(reader)
 
 
+@pytest.mark.parametrize("how", ["written to", "replaced"])
+def test_a_file_that_changes_while_the_library_has_it_open(path: Path, read: Any, how: str) -> None:
+    with h5py.File(path, "a") as file:
+        file.create_dataset("scaled", data=np.arange(40), chunks=(4,), scaleoffset=0)
+    reader = RowReader(of(path, ["scaled"]))
+    read(reader)
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    with h5py.File(other, "a") as file:
+        file["scaled"][...] = 0
+    if how == "replaced":
+        os.replace(other, path)
+    else:
+        before = path.stat()
+        path.write_bytes(other.read_bytes())
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
+        read(reader)
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_file_that_is_removed(path: Path, read: Any, is_open: bool) -> None:
     reader = RowReader(of(path, ["chunked"]))

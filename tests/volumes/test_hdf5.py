@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.files import SampleFile
 from fastpipe.volumes.opening import open_volume
 
@@ -103,3 +104,33 @@ def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
         open_volume(tmp_path / "x.h5" / "z")
     monkeypatch.delattr(h5py.Group, "visititems")
     assert open_volume(tmp_path / "x.h5" / "y").shape == (4,)
+
+
+def write_two(folder: Path, **options: Any) -> tuple[Path, Path]:
+    """Files whose datasets ``x`` lie at different places: of ones, and of twos."""
+    for name, value, more in (("x.h5", 1, 0), ("new.h5", 2, 5000)):
+        with h5py.File(folder / name, "w") as file:
+            file["before"] = np.full(more, 200, "u1")
+            file.create_dataset("x", data=np.full((64, 64), value, "u1"), **options)
+    return folder / "x.h5", folder / "new.h5"
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (32, 64)}])
+def test_a_file_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, options: dict[str, Any], replaced_after: Any, whole: Any
+) -> None:
+    path, new = write_two(tmp_path, **options)
+    replaced_after("fastpipe.volumes.hdf5.read_layout", path, new)
+    volume = open_volume(path / "x")
+    with pytest.raises(VolumeError, match=r"x\.h5 has changed since it was opened"):
+        whole(volume)
+
+
+@pytest.mark.parametrize("options", [{"chunks": (32, 64)}, {"chunks": (32, 64), "scaleoffset": 0}])
+def test_a_file_that_is_replaced_before_it_is_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    path, new = write_two(tmp_path, **options)
+    volume = open_volume(path / "x")
+    reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
+    os.replace(new, path)
+    with pytest.raises(VolumeError, match=r"x\.h5 has changed since it was opened"):
+        reader.read(np.array([0]), [out])
