@@ -197,6 +197,8 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
             raise HDF5Error(f"{shown} is no HDF5 file") from error
         raise HDF5Error(f"{shown} cannot be opened, it may be cut off: {error}") from error
     with file:
+        if file.mode != "r":  # the library hands out the file as this process has it open already
+            raise HDF5Error(f"{shown} is open for writing in this process: close it before it is read")
         yield file
 
 

@@ -295,6 +295,17 @@ def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:
     SampleFile(path, ["chunked"])
 
 
+def test_a_file_that_is_open_for_writing_in_this_process(path: Path) -> None:
+    """The library would hand that file out again, whose latest values may not be on the disk."""
+    with (
+        h5py.File(path, "a"),
+        pytest.raises(HDF5Error, match=r"x\.h5 is open for writing in this process: close it"),
+    ):
+        SampleFile(path, ["chunked"])
+    with h5py.File(path, "r"):
+        SampleFile(path, ["chunked"])
+
+
 def test_nothing_is_left_open_by_what_fails(path: Path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
