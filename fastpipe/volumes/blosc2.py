@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe.core.files import regular_status
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
 from fastpipe.volumes.wrappers import grown_unit
@@ -34,7 +35,7 @@ class Blosc2Volume(Volume):
 
     def __init__(self, path: str) -> None:
         self.name = path
-        self.opened = FileState.of(path)
+        self.opened = FileState.of(path, regular_status(path))
         array = _opened(path)
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
         # Some blocks at a time, but of one chunk.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.files import open_file
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.volumes.blosc2 import Blosc2Volume
@@ -128,7 +129,7 @@ def _kvstore(path: str) -> dict[str, str]:
 
 
 def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables | None) -> Volume:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
     if begin == _HDF5 or name.endswith((".h5", ".hdf5")):

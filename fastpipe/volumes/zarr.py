@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError, read_fully
+from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
@@ -103,7 +104,7 @@ class ZarrVolume(Volume, UnitReader):
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             try:
-                with open(self._file(number), "rb") as file:
+                with open(self._file(number), "rb", opener=open_file) as file:
                     return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
             except (FileNotFoundError, ChunkError):
                 continue
@@ -174,7 +175,7 @@ class ZarrVolume(Volume, UnitReader):
             return
         path = self._file(chunk)
         try:
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = open_file(path)
         except FileNotFoundError:
             self._check_still_there()
             self._fill(parts)

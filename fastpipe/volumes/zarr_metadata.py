@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fastpipe._natural import natural_sorted
+from fastpipe.core.files import open_file, read_file
 from fastpipe.errors import VolumeError
 
 __all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
@@ -96,8 +97,7 @@ def zarr_array(path: str) -> ZarrArray | str:
     for name in METADATA:
         file = os.path.join(path, name)
         try:
-            with open(file, "rb") as opened:
-                content = opened.read()
+            content = read_file(file)
         except FileNotFoundError:
             continue
         found = parsed(file, content)
@@ -153,7 +153,7 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
 
 def _is_array(path: str) -> bool:
     try:
-        with open(os.path.join(path, "zarr.json"), encoding="utf-8") as file:
+        with open(os.path.join(path, "zarr.json"), encoding="utf-8", opener=open_file) as file:
             data = json.load(file)
     except (OSError, ValueError):
         return False

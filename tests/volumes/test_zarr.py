@@ -423,6 +423,16 @@ def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path, codec: Any, whole:
         whole(volume)
 
 
+@pytest.mark.hang_after(20)
+def test_a_chunk_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) -> None:
+    write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1"}, np.ones(4, "u1"))
+    volume, file = open_volume(tmp_path / "x"), files_of(tmp_path / "x")[0]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match=f"Not a regular file: '{file}'"):
+        whole(volume)
+
+
 def test_a_volume_that_is_gone_is_not_taken_for_one_never_written(tmp_path: Path, whole: Any) -> None:
     write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1"}, np.ones(4, "u1"))
     volume = open_volume(tmp_path / "x")
