@@ -175,7 +175,7 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
     masks = np.zeros(count, np.uint32)
     if found:
         corners, found_masks, found_offsets, found_sizes = zip(*found, strict=True)
-        numbers = _numbers(dataset, np.array(corners, np.int64), chunk)
+        numbers = _numbers(dataset, _bounded(corners), chunk)
         if numbers is None:
             return None
         offsets[numbers], sizes[numbers] = _bounded(found_offsets), _bounded(found_sizes)
@@ -191,8 +191,8 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
     return offsets, sizes, masks
 
 
-def _bounded(numbers: Sequence[int]) -> Int64Array:
-    """Return addresses or sizes as int64: a damaged file may say any number of 64 bits."""
+def _bounded(numbers: Sequence[Any]) -> Int64Array:
+    """Return addresses, sizes or corners as int64: a damaged file may say any number of 64 bits."""
     return np.minimum(np.array(numbers, np.uint64), _FARTHEST).astype(np.int64)
 
 

@@ -139,7 +139,7 @@ def _opened(path: str) -> Any:
     blosc2 = require("blosc2", extra="volume")
     try:
         array = blosc2.open(path, mode="r")
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, OverflowError, SyntaxError) as error:  # of its metadata
         raise VolumeError(f"{path} cannot be opened by blosc2: {error}") from None
     if not isinstance(array, blosc2.NDArray) or np.dtype(array.dtype).kind not in "biufc":
         raise VolumeError(f"{path} is no array of numbers of Blosc2's")

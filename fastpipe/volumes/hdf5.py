@@ -20,7 +20,7 @@ from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.files import check_is_in_file, opened
+from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import load_plugins, require_filters
@@ -43,11 +43,11 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
         tables: where chunk tables are kept, or None.
 
     Raises:
-        HDF5Error: the file cannot be opened, or the dataset is a link into another.
+        HDF5Error: the file cannot be opened, or is damaged, or the dataset is a link into another.
         OptionError: it has no such dataset, or it holds no numbers.
     """
     status = os.stat(path)
-    with opened(path) as file:
+    with opened(path) as file, damage_as_error(path):
         dataset = _dataset(file, inside, path)
         layout = read_layout(dataset, tables, status)
         if layout.kind == "h5py":
@@ -67,13 +67,17 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
         found: list[Any] = []
         file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
         if inside or len(found) != 1:
-            names = ", ".join(item.name for item in found) or "none"
+            names = ", ".join(os.fsdecode(item.name) for item in found) or "none"
             what = (
                 f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
             )
             raise OptionError(f"{what}; it has {names}")
         item = found[0]
     check_is_in_file(item, file, inside, path)
+    try:
+        item.dtype  # noqa: B018
+    except TypeError as error:
+        raise OptionError(f"{path}: {item.name} has elements of a type that NumPy does not have") from error
     if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
         raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
     return item

@@ -95,6 +95,15 @@ def test_a_filter_that_only_the_library_knows_is_there_in_other_processes(tmp_pa
     subprocess.run([sys.executable, "-c", _READ, tmp_path / "volume"], check=True)
 
 
+def test_elements_of_a_type_that_numpy_does_not_have(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        space, kind = h5py.h5s.create_simple((4,)), h5py.h5t.STD_I64LE.copy()
+        kind.set_size(9)
+        h5py.h5d.create(file.id, b"x", kind, space)
+    with pytest.raises(OptionError, match=r"x\.h5: /x .*a type that NumPy does not have"):
+        open_volume(tmp_path / "x.h5" / "x")
+
+
 def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
