@@ -244,9 +244,9 @@ def test_damage_of_the_records_of_names(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = file[b"caf\xe9"] = np.arange(5)
-    with pytest.raises(KeyError, match="has no dataset 'none'; it has caf.*, x"):
+    with pytest.raises(KeyError, match=r"has no dataset 'none'; it has caf.*, x"):
         SampleFile(tmp_path / "x.h5", ["none"])
-    with pytest.raises(OptionError, match="has no dataset 'none'; it has /caf.*, /x"):
+    with pytest.raises(OptionError, match=r"has no dataset 'none'; it has /caf.*, /x"):
         open_volume(tmp_path / "x.h5" / "none")
 
 
