@@ -6,6 +6,7 @@ https://zarr-specs.readthedocs.io: zarr.json of version 3, .zarray of version 2.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from typing import Any, Literal, NamedTuple
@@ -135,6 +136,16 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
         return _version_2(data) if file.endswith(METADATA[1]) else _version_3(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise VolumeError(f"{file} is damaged: {type(error).__name__} {error}") from error
+
+
+def even_parts(side: int) -> list[int]:
+    """Return the lengths of the parts into which a side of a chunk can be cut evenly, in increasing order.
+
+    >>> even_parts(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [part for part in range(1, math.isqrt(side) + 1) if side % part == 0]
+    return low + [side // part for part in reversed(low) if part * part < side]
 
 
 def _arrays_in(path: str, depth: int = 3) -> list[str]:
