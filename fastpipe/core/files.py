@@ -9,12 +9,12 @@ from typing import Any
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "HDF5_SIGNATURE", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
+__all__ = ["FLAGS", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
 
 def open_file(path: str, flags: int = 0) -> int:
@@ -124,7 +124,7 @@ def is_hdf5(path: str) -> bool:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
             file.seek(at)
-            if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+            if file.read(len(_SIGNATURE)) == _SIGNATURE:
                 return True
             at = 2 * at or 512
     return False

@@ -115,6 +115,17 @@ def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
     assert open_volume(tmp_path / "x.h5" / "y").shape == (4,)
 
 
+@pytest.mark.parametrize("name", ["x.mat", "x.h5", "x"])
+def test_a_file_with_a_user_block(tmp_path: Path, name: str, whole: Any) -> None:
+    """As MATLAB writes them: its own header stands in front of HDF5's signature."""
+    data = np.arange(12).reshape(3, 4)
+    with h5py.File(tmp_path / name, "w", userblock_size=512) as file:
+        file["x"] = data
+    with open(tmp_path / name, "r+b") as raw:
+        raw.write(b"MATLAB 7.3 MAT-file")
+    np.testing.assert_array_equal(whole(open_volume(tmp_path / name / "x")), data)
+
+
 def write_two(folder: Path, **options: Any) -> tuple[Path, Path]:
     """Files whose datasets ``x`` lie at different places: of ones, and of twos."""
     for name, value, more in (("x.h5", 1, 0), ("new.h5", 2, 5000)):
