@@ -134,9 +134,10 @@ def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables
     with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
-    is_array = begin.startswith(_NUMPY) or begin[:4] in _TIFF or name.endswith((*_BLOSC2_NAMES, *_NIFTI_NAMES))
+    is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
+    is_other = is_other or name.endswith((*_BLOSC2_NAMES, *_NIFTI_NAMES))
     # Anything may stand in front of HDF5's signature, as in MATLAB's files.
-    if name.endswith((".h5", ".hdf5")) or (not is_array and is_hdf5(path)):
+    if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, tables)
     if inside:
         raise VolumeError(f"{path} is no file of several arrays, so there is no {inside!r} in it")
