@@ -238,6 +238,24 @@ def simulated(
     return {**about, "batch": batch, "cores": cores, "rows": rows}
 
 
+def print_simulated(waited: dict[str, Any], what: str, at_once: int) -> None:
+    """Print a line for each number of simulated cores.
+
+    Args:
+        waited: as of ``simulated``.
+        what: is read.
+        at_once: of these that one wait stands for.
+    """
+    for row in waited["rows"]:
+        rate, share = row[f"{what}_per_s"], row["share"]["median"]
+        most = row["threads"] * at_once / (waited["waiting_ns"] / 1e9)
+        print(
+            f"{row['threads']:3} threads  {rate['median']:9,.0f} {what}/s ({rate['low']:,.0f} to "
+            f"{rate['high']:,.0f})  {share:5.0%} of that; waiting alone allows {most:,.0f}"
+        )
+    print(f"asked of 16 threads and more: {_ASKED_SHARE:.0%}")
+
+
 def main() -> None:
     """Measure, print, and write the result file."""
     parser = argparse.ArgumentParser(
@@ -269,14 +287,7 @@ def main() -> None:
         f"\ndecoding replaced by {_WAIT_NS / 1e6:.2f} ms of waiting; {cores} cores can read, resample and "
         f"convert {waited['ceiling']['median']:,.0f} images/s"
     )
-    for row in waited["rows"]:
-        rate, share = row["images_per_s"], row["share"]["median"]
-        most = row["threads"] / (_WAIT_NS / 1e9)
-        print(
-            f"{row['threads']:3} threads  {rate['median']:8,.0f} images/s ({rate['low']:,.0f} to "
-            f"{rate['high']:,.0f})  {share:5.0%} of that; waiting alone allows {most:,.0f}"
-        )
-    print(f"asked of 16 threads and more: {_ASKED_SHARE:.0%}")
+    print_simulated(waited, "images", 1)
     save_facts(args.json, photos, {"rounds": args.rounds, "held": rows, "simulated": waited})
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gil import probed, python_seconds
+from gil import print_simulated, probed, python_seconds
 from rounds import figures, save_facts
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
@@ -29,7 +29,6 @@ from fastpipe.bench.volume.data import FULL, made_scroll
 from fastpipe.core.native import native
 
 _WAIT_NS = 1_000_000
-_ASKED_SHARE = 0.85
 
 
 class Case(NamedTuple):
@@ -200,14 +199,10 @@ def main() -> None:
         )
     waited = simulated(table, args.rounds, args.seconds, cores, args.threads)
     ceiling = waited["ceiling"]["median"]
-    print(f"\nfilters replaced by {_WAIT_NS / 1e6:.0f} ms; {cores} cores read and copy {ceiling:,.0f} rows/s")
-    for row in waited["rows"]:
-        most = row["threads"] * 16 / (_WAIT_NS / 1e9)
-        print(
-            f"{row['threads']:3} threads  {row['samples_per_s']['median']:9,.0f} rows/s  "
-            f"{row['share']['median']:5.0%} of that; waiting alone allows {most:,.0f}"
-        )
-    print(f"asked of 16 threads and more: {_ASKED_SHARE:.0%}")
+    print(
+        f"\nfilters replaced by {_WAIT_NS / 1e6:.0f} ms; {cores} cores read and copy {ceiling:,.0f} samples/s"
+    )
+    print_simulated(waited, "samples", 16)
     save_facts(args.json, None, {"rounds": args.rounds, "held": rows, "simulated": waited})
 
 

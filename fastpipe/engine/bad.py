@@ -14,7 +14,14 @@ from typing import Any
 from fastpipe.errors import BadSampleError, ClosedError, StoreError, TooManyBadSamplesError
 from fastpipe.options import BadSamples
 
-__all__ = ["BadSampleLog", "Item", "bad_sample_error", "is_of_machine", "why_nothing_is_left"]
+__all__ = [
+    "BadSampleLog",
+    "Item",
+    "bad_sample_error",
+    "is_of_machine",
+    "is_of_samples",
+    "why_nothing_is_left",
+]
 
 _log = logging.getLogger("fastpipe.bad_samples")
 
@@ -43,6 +50,21 @@ def is_of_machine(error: BaseException) -> bool:
     could at another time.  That a store has an object no more says something of it: FileNotFoundError."""
     return isinstance(error, (MemoryError, ImportError, NameError, StoreError, ClosedError)) or (
         isinstance(error, OSError) and error.errno in _OF_MACHINE
+    )
+
+
+def is_of_samples(error: BaseException, of_format: type[OSError], damaged: type[OSError]) -> bool:
+    """Return whether an error is about some samples of a file, and not about all of it or the machine.
+
+    Args:
+        error: what reading them raised.
+        of_format: the errors of the file's format.
+        damaged: that of these which is about samples.
+    """
+    if isinstance(error, of_format):
+        return isinstance(error, damaged)
+    return (
+        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
     )
 
 

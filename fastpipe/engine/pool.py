@@ -25,13 +25,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from fastpipe.errors import ClosedError
 
-__all__ = ["Job", "Process", "ThreadPool", "say_ending", "stopped_at_exit"]
+__all__ = ["Job", "Process", "ProcessRuntime", "ThreadPool", "say_ending", "stopped_at_exit"]
 
 _LOOK_AGAIN_S = 30.0
+
+_Options = TypeVar("_Options")
 
 
 class Job:
@@ -342,6 +344,27 @@ class Process(NamedTuple):
     pool: ThreadPool | None
     workers: int = 0
     number: int = 0
+
+
+class ProcessRuntime(Generic[_Options]):
+    """What a dataset with certain options has in one process, and must not take to another.
+
+    Attributes:
+        options: the dataset's.
+        pool: its threads; None for the calling one.
+    """
+
+    def __init__(self, options: _Options, pool: ThreadPool | None) -> None:
+        self._pid, self.options, self.pool = os.getpid(), options, pool
+
+    def fits(self, options: _Options) -> bool:
+        """Return whether this was made for these options, in this process."""
+        return self._pid == os.getpid() and self.options == options
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.pool is not None:
+            self.pool.close()
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()

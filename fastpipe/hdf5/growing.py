@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import FastpipeError
 
-__all__ = ["LOCK", "GrowingFolder", "folder_of", "has_empty_lock"]
+__all__ = ["LOCK", "GrowingFolder", "folder_of", "has_empty_lock", "remove_folder"]
 
 LOCK = "lock"
 
@@ -29,6 +31,23 @@ def has_empty_lock(folder: Path) -> bool:
         return os.stat(folder / LOCK).st_size == 0
     except FileNotFoundError:
         return False
+
+
+def remove_folder(out: Path, names: Iterable[str]) -> None:
+    """Remove the folder of a copy that has its name; an error of this is none of the copy's.
+
+    What others have put into it stays, and the folder with it.
+
+    Args:
+        out: the copy.
+        names: of files, as they are removed: last the one that tells that the copy is complete.
+    """
+    folder = folder_of(out)
+    with contextlib.suppress(OSError):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / name)
+        os.rmdir(folder)
 
 
 class GrowingFolder(ABC):

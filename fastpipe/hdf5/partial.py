@@ -11,7 +11,7 @@ from typing import Any
 
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.checkpoints import DATA, NOTE, REDO, CheckpointedFile, sync_folder, unfinished_name
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, remove_folder
 
 __all__ = ["Partial", "clear", "exists_already", "identity", "left_behind"]
 
@@ -38,17 +38,8 @@ def left_behind(out: Path) -> dict[str, Any] | None:
 
 
 def clear(out: Path) -> None:
-    """Remove the folder of a file that has its name; an error of this is none of the file's.
-
-    What others have put into it stays, and the folder with it.
-    """
-    folder = folder_of(out)
-    with contextlib.suppress(OSError):
-        # The note last: it tells that the file is complete.
-        for name in _OWN:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
-        os.rmdir(folder)
+    """Remove the folder of a file that has its name."""
+    remove_folder(out, _OWN)
 
 
 class Partial(GrowingFolder):

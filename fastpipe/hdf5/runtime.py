@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.reads import ReadPolicy, ReadThreads
-from fastpipe.engine.bad import BadSampleLog, Item, is_of_machine
+from fastpipe.engine.bad import BadSampleLog, Item, is_of_samples
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Process
+from fastpipe.engine.pool import Process, ProcessRuntime
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.errors import DamagedError
@@ -34,7 +34,7 @@ class Options(NamedTuple):
     shared: SharedChunks | None
 
 
-class Runtime:
+class Runtime(ProcessRuntime[Options]):
     """Threads, memory, open files and the cache of one dataset in one process.
 
     Args:
@@ -45,8 +45,8 @@ class Runtime:
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
-        self.pid, self.options = os.getpid(), options
-        self.pool, self.threads = process.pool, ReadThreads.of(process.pool)
+        super().__init__(options, process.pool)
+        self.threads = ReadThreads.of(process.pool)
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         self.keeper = ChunkKeeper(options.cache, files)
@@ -59,29 +59,16 @@ class Runtime:
         )  # fmt: skip
         self.watch = AmplificationWatch(files, self.keeper, memory.nbytes, process.workers)
         self.policy = ReadPolicy(
-            options.bad_samples.policy, BadSampleLog(options.bad_samples), _is_bad,
+            options.bad_samples.policy, BadSampleLog(options.bad_samples),
+            partial(is_of_samples, of_format=HDF5Error, damaged=DamagedError),
             lambda sample: Item(sample, files.shown_of(sample)),
         )  # fmt: skip
-
-    def fits(self, options: Options) -> bool:
-        """Whether this is the runtime of these options in this process."""
-        return self.pid == os.getpid() and self.options == options
 
     def heard(self, batch: Any) -> None:
         """Hear that the native core has read a batch."""
         for stage, nanoseconds in zip(("read", "decode", "copy"), batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.watch.count(*batch.counted)
-
-
-def _is_bad(error: BaseException) -> bool:
-    """Whether an error is about samples."""
-    if isinstance(error, HDF5Error):
-        return isinstance(error, DamagedError)
-    # Where the file itself is gone, it is not about some of its samples.
-    return (
-        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
-    )
 
 
 class AmplificationWatch:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastpipe.device.making import Turn
 
 __all__ = [
-    "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "InThread", "Place", "augmented_place",
+    "LAYOUTS", "AugmentInThread", "Batch", "BatchMemory", "InThread", "Making", "Place", "augmented_place",
     "batch_memory", "batch_memory_like", "stock_place", "written_place",
 ]  # fmt: skip
 
@@ -101,6 +101,24 @@ class Place(NamedTuple):
     tensor: torch.Tensor | None = None
     like: Like | None = None
     finish: Callable[[Any, int], Any] | None = None
+
+
+class Making(NamedTuple):
+    """How a loader has its batches of images made.
+
+    Attributes:
+        sends_bytes: make bytes, on the device where there is a way to.
+        split: the transform in two parts, of which only the first is done with ``sends_bytes``.
+        device: for bytes.
+        dtype: of 16 bits, for samples that are not bytes and can be of it; else "".
+        is_pinned: make batches in page-locked memory.
+    """
+
+    sends_bytes: bool = False
+    split: Split | None = None
+    device: torch.device | None = None
+    dtype: str = ""
+    is_pinned: bool = False
 
 
 class BatchMemory:

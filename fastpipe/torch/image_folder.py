@@ -22,7 +22,7 @@ from fastpipe.engine.slots import KEPT_SLOTS
 from fastpipe.errors import BadSampleError, OptionError
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
-from fastpipe.torch.batches import LAYOUTS, Batch, augmented_place, stock_place, written_place
+from fastpipe.torch.batches import LAYOUTS, Batch, Making, augmented_place, stock_place, written_place
 from fastpipe.torch.folder_samples import (
     ListedSamples,
     check_loader,
@@ -33,7 +33,6 @@ from fastpipe.torch.folder_samples import (
 from fastpipe.torch.keys import take_key
 from fastpipe.torch.runtime import Options, Runtime
 from fastpipe.torch.samples import samples_of
-from fastpipe.torch.split import Split
 from fastpipe.torch.stock import is_thread_safe, stock_note
 from fastpipe.torch.substitutes import Items, substitute_of
 from fastpipe.types import Key
@@ -278,8 +277,8 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
-        if runtime is not None and runtime.pool is not None:
-            runtime.pool.close()
+        if runtime is not None:
+            runtime.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and decoders stay here; the copy starts its own when it needs them.
@@ -294,16 +293,10 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         *,
         threaded: bool = True,
         rows: Sequence[Any] | None = None,
-        sends_bytes: bool = False,
-        split: Split | None = None,
-        device: torch.device | None = None,
-        dtype: str = "",
-        is_pinned: bool = False,
+        making: Making | None = None,
     ) -> Batch:
-        """Begin a batch without waiting for it; in these rows of a larger one, if they are given.  Its
-        transform is done by a split, if that is given: with ``sends_bytes`` only the first part of it.  With
-        ``sends_bytes`` it is made on a device, where there is a way to; else samples are of a dtype of 16
-        bits, if one is named and they can be.  With ``is_pinned`` it is made in page-locked memory."""
+        """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""
+        sends_bytes, split, device, dtype, is_pinned = making or Making()
         samples = self.samples
         items = Items(samples, self._positions(indices))
         plan, runtime = self.plan if split is None else split.head, self._running()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from fastpipe.engine.bad import BadSampleLog, Item
 from fastpipe.engine.batches import BatchMaker, PendingBatch
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.opened import said_of
+from fastpipe.engine.pool import ProcessRuntime
 from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.images.plan import Plan
 from fastpipe.images.reader import ImageReader
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     cache: Cache
 
 
-class Runtime:
+class Runtime(ProcessRuntime[Options]):
     """Threads, memory, decoders and the cache of one dataset in one process.
 
     Args:
@@ -58,8 +58,7 @@ class Runtime:
     """
 
     def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
-        self.pid, self.options = os.getpid(), options
-        self.pool = new_pool(options.threads, "fastpipe-decode")
+        super().__init__(options, new_pool(options.threads, "fastpipe-decode"))
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
         self.clock = StageClock()
         self.likeness = Likeness()
@@ -191,10 +190,6 @@ class Runtime:
         if maker is not None:
             _log.info("images are decoded on %s: %s", device, maker.describe())
         return maker
-
-    def fits(self, options: Options) -> bool:
-        """Whether this is the runtime of these options in this process."""
-        return self.pid == os.getpid() and self.options == options
 
 
 class _Noted:

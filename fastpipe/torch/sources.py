@@ -18,7 +18,7 @@ from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import plan_state
 from fastpipe.options import Cache
 from fastpipe.torch.ahead import Ahead, Lookout
-from fastpipe.torch.batches import LAYOUTS, Batch, batch_memory, batch_memory_like
+from fastpipe.torch.batches import LAYOUTS, Batch, Making, batch_memory, batch_memory_like
 from fastpipe.torch.image_folder import FastImageFolder
 from fastpipe.torch.samples import samples_of
 from fastpipe.torch.source import MixedBatch, Source, SplitError
@@ -51,8 +51,7 @@ class FolderSource(Source):
         self._dataset = dataset
         self._pairs = list(zip(ends, folders, strict=True))
         self.bases: list[FastImageFolder] = list(dict.fromkeys(folders))
-        self._sends_bytes, self._dtype, self._is_pinned = False, "", False
-        self._device: torch.device | None = None  # where batches are made
+        self._making = Making()  # without the split
         self._split_at: object = None  # the state of the transform in this process, while it is split
 
     @cached_property
@@ -67,33 +66,31 @@ class FolderSource(Source):
     def send_bytes(self) -> None:
         """Leave out the end of a transform, where it only computes floats from bytes: ``Whole.end`` says
         what is still to be done to such a batch."""
-        self._sends_bytes = True
+        self._making = self._making._replace(sends_bytes=True)
 
     def make_dtype(self, dtype: str) -> None:
         """Make float32 samples of another type, where the kernels can: ``"float16"`` or ``"bfloat16"``."""
-        self._dtype = dtype
+        self._making = self._making._replace(dtype=dtype)
 
     def pin(self) -> None:
         """Make batches in page-locked memory: they are copied from it to a GPU."""
-        self._is_pinned = True
+        self._making = self._making._replace(is_pinned=True)
 
     def make_on(self, device: torch.device) -> bool:
         """Make batches of bytes on a device, where that is possible; whether it is."""
-        self._device = device
-        if len(self._makers_there()) < len(self.bases):
-            self._device = None
-        return self._device is not None
+        is_possible = len(self._makers_there(device)) == len(self.bases)
+        self._making = self._making._replace(device=device if is_possible else None)
+        return is_possible
 
-    def _makers_there(self) -> list[DeviceMaker]:
-        """What makes the bases' batches on the device."""
-        device = self._device
+    def _makers_there(self, device: torch.device | None) -> list[DeviceMaker]:
+        """What makes the bases' batches on a device."""
         makers = [] if device is None else [base._running().maker_on(device) for base in self.bases]
         return [maker for maker in makers if maker is not None]
 
     def waited(self, nanoseconds: int) -> None:
         """Hear how long the consumer waited for a batch."""
         super().waited(nanoseconds)
-        for maker in self._makers_there():
+        for maker in self._makers_there(self._making.device):
             maker.waited(nanoseconds / 1e9)
 
     def split(self) -> Split:
@@ -141,14 +138,11 @@ class FolderSource(Source):
             (self._folders[id(end)], rows, local)
             for end, rows, local in located(self._dataset, integers(indices))
         ]
+        making = self._making._replace(split=self._split_now())
         if len(parts) > 1:
-            return _Mixed(
-                parts, key, self._sends_bytes, self._split_now(), self._device, self._dtype, self._is_pinned
-            )
+            return _Mixed(parts, key, making)
         base, local = (parts[0][0], parts[0][2]) if parts else (self.bases[0], np.empty(0, np.int64))
-        return _Simple(
-            base, local, key, self._sends_bytes, self._split_now(), self._device, self._dtype, self._is_pinned
-        )
+        return _Simple(base, local, key, making)
 
     def tensors(self, batch_size: int) -> int:
         """Large tensors in a batch."""
@@ -180,11 +174,13 @@ class FolderSource(Source):
     def describe(self) -> list[str]:
         """The folders' plans."""
         if self.by_split is not None:
-            return self.by_split.describe("on the device" if self._sends_bytes else "in the decoding threads")
+            where = "on the device" if self._making.sends_bytes else "in the decoding threads"
+            return self.by_split.describe(where)
         plans = dict.fromkeys(repr(base.plan) for base in self.bases)
         lines = [line.strip() for plan in plans for line in plan.splitlines()[1:-1]]
-        makers = dict.fromkeys(maker.describe() for maker in self._makers_there())
-        return [*lines, *(f"on {self._device}  →  JPEGs by {maker}; others as above" for maker in makers)]
+        device = self._making.device
+        makers = dict.fromkeys(maker.describe() for maker in self._makers_there(device))
+        return [*lines, *(f"on {device}  →  JPEGs by {maker}; others as above" for maker in makers)]
 
 
 class _FolderLookout:
@@ -223,26 +219,10 @@ class _Simple:
     """A batch of one folder."""
 
     def __init__(
-        self,
-        base: FastImageFolder,
-        indices: npt.NDArray[np.int64],
-        key: Key,
-        sends_bytes: bool,
-        split: Split | None,
-        device: torch.device | None,
-        dtype: str,
-        is_pinned: bool,
+        self, base: FastImageFolder, indices: npt.NDArray[np.int64], key: Key, making: Making
     ) -> None:
         self._base = base
-        self._batch = base._start_batch(
-            indices,
-            key,
-            sends_bytes=sends_bytes,
-            split=split,
-            device=device,
-            dtype=dtype,
-            is_pinned=is_pinned,
-        )
+        self._batch = base._start_batch(indices, key, making=making)
         self.nbytes = self._batch.nbytes
         self.kept: Sequence[int] = ()
 
@@ -270,17 +250,9 @@ class _Simple:
 class _Mixed(MixedBatch):
     """A batch of several folders; in one memory, where they make the same tensors."""
 
-    def __init__(
-        self,
-        parts: Sequence[_Part],
-        key: Key,
-        sends_bytes: bool,
-        split: Split | None,
-        device: torch.device | None,
-        dtype: str,
-        is_pinned: bool,
-    ) -> None:
+    def __init__(self, parts: Sequence[_Part], key: Key, making: Making) -> None:
         super().__init__()
+        sends_bytes, split, device, dtype, is_pinned = making
         self._count = sum(len(rows) for _, rows, _ in parts)
         self._tensor: torch.Tensor | None = None
         self._key = key if sends_bytes and split is not None else None
@@ -298,14 +270,11 @@ class _Mixed(MixedBatch):
             memory, self._tensor = batch_memory(plans[0], self._count, kept)
         self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
         self._end, self._kind = plans[0].end, kind
+        of_part = Making(sends_bytes, split, None if memory is None else device, dtype)
         for base, numbers, local in parts:
             part = Key(key.seed, key.epoch, key.draws[numbers])
             rows = None if memory is None else RowsOf(memory, numbers)
-            batch = base._start_batch(
-                local, part, rows=rows, sends_bytes=sends_bytes, split=split,
-                device=None if memory is None else device, dtype=dtype,
-            )  # fmt: skip
-            self.parts.append((base, numbers, batch))
+            self.parts.append((base, numbers, base._start_batch(local, part, rows=rows, making=of_part)))
 
     def finish(self) -> Sequence[Any]:
         found: dict[int, tuple[Any, Any]] = {}

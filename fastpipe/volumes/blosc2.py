@@ -18,7 +18,7 @@ from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.files import regular_status
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["Blosc2Volume"]
@@ -83,9 +83,8 @@ class _Reader(UnitReader):
             box = volume.grid.box(number)
             if not own.handle.is_read(box, volume.grid.unit, out):
                 volume.opened.check()
-                sides = ", ".join(f"{side.start}:{side.stop}" for side in box)
                 raise DamagedUnitError(
-                    f"{volume.name}, the part at [{sides}]: its blocks are damaged, or cut off"
+                    f"{volume.name}, the part at {box_text(box)}: its blocks are damaged, or cut off"
                 )
 
 

@@ -17,7 +17,7 @@ from fastpipe.core.chunks import read_fully
 from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 
 __all__ = ["RawVolume", "npy_volume", "raw_unit", "read_box"]
 
@@ -125,8 +125,8 @@ class _RawReader(UnitReader):
         try:
             read_box(self._descriptor, volume.offset, shape, box, packed)
         except ValueError as error:
-            sides = ", ".join(f"{side.start}:{side.stop}" for side in volume.grid.box(number))
-            raise DamagedUnitError(f"{volume.name}, the part at [{sides}]: {error}") from None
+            where = box_text(volume.grid.box(number))
+            raise DamagedUnitError(f"{volume.name}, the part at {where}: {error}") from None
         if packed is not target:
             target[...] = packed
 

@@ -26,7 +26,7 @@ from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import load_plugins, require_filters
 from fastpipe.protocols import ChunkTables
 from fastpipe.volumes.files import RawVolume, raw_unit
-from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume
+from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 
 __all__ = ["HDF5Volume", "hdf5_volume"]
 
@@ -203,8 +203,8 @@ class _LibraryReader(UnitReader):
                 try:
                     part = dataset[box]
                 except (OSError, RuntimeError) as error:
-                    sides = ", ".join(f"{side.start}:{side.stop}" for side in box)
-                    raise DamagedUnitError(f"{volume.name}, the chunk at [{sides}]: {error}") from None
+                    where = box_text(box)
+                    raise DamagedUnitError(f"{volume.name}, the chunk at {where}: {error}") from None
                 unit = out.view(volume.dtype).reshape(volume.grid.unit)
                 unit[tuple(slice(size) for size in part.shape)] = part
 

@@ -26,7 +26,7 @@ from fastpipe.volumes.bricks import Bricks, finish_all, planned_bricks, read_box
 from fastpipe.volumes.opened import attributes_of, open_source, state_of, stored_nbytes
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.unfinished import Unfinished, clear, exists_already, forget_empty, is_left_behind
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, Volume
+from fastpipe.volumes.volume import Box, DamagedUnitError, UnitGrid, Volume, box_text, box_within
 from fastpipe.volumes.wrappers import GroupedVolume
 from fastpipe.volumes.zarr_writing import (
     Codec,
@@ -51,7 +51,6 @@ _OF_OTHERS = {
     ".tif", ".tiff",
 }  # fmt: skip
 
-Box = tuple[slice, ...]
 Array = npt.NDArray[Any]
 
 
@@ -258,7 +257,7 @@ class _Repacking:
         element = np.frombuffer(layout.fill, layout.dtype)
 
         def write(chunk: _Chunk) -> None:
-            part = brick[_within(chunk.box, box)]
+            part = brick[box_within(chunk.box, box)]
             if _are_same(part, np.broadcast_to(element, part.shape)):
                 remove_chunk(unfinished.array, chunk.place)
                 return
@@ -296,7 +295,7 @@ class _Repacking:
             if wrong:
                 # A machine that failed may have lost what it had said was written.
                 for chunk in wrong:
-                    self._progress.done(f"chunk {_in_words(chunk.box)} was not whole: it is written anew")
+                    self._progress.done(f"chunk {box_text(chunk.box)} was not whole: it is written anew")
                 self._write_chunks(brick, box, wrong, pool)
                 # All others were on the disk before the first was compared.
                 for chunk in wrong:
@@ -319,7 +318,7 @@ class _Repacking:
         if _are_same(brick, back):
             return []
         chunks = list(self._chunks(box))
-        return [one for one in chunks if not _are_same(brick[at := _within(one.box, box)], back[at])]
+        return [one for one in chunks if not _are_same(brick[at := box_within(one.box, box)], back[at])]
 
     def _is_right(
         self, brick: Array, box: Box, chunk: _Chunk, copy: Volume, pool: ThreadPoolExecutor
@@ -328,7 +327,7 @@ class _Repacking:
             back = self._read(copy, chunk.box, pool)
         except DamagedUnitError:
             return False
-        return _are_same(brick[_within(chunk.box, box)], back)
+        return _are_same(brick[box_within(chunk.box, box)], back)
 
     def _give_up(self, wrong: list[_Chunk]) -> None:
         if not wrong:
@@ -336,7 +335,7 @@ class _Repacking:
         for chunk in wrong:
             chunk_path(self._unfinished.array, chunk.place).unlink(missing_ok=True)
         raise VolumeError(
-            f"{self._unfinished.array}, the chunk at {_in_words(wrong[0].box)}: what was read back is not "
+            f"{self._unfinished.array}, the chunk at {box_text(wrong[0].box)}: what was read back is not "
             "what the source holds, and was removed. Is the disk or the memory faulty?"
         )
 
@@ -351,14 +350,6 @@ class _Repacking:
         return int(np.prod([side.stop - side.start for side in box])) * self._layout.dtype.itemsize
 
 
-def _within(box: Box, outer: Box) -> Box:
-    """A box in the coordinates of one that it is in."""
-    return tuple(
-        slice(side.start - whole.start, side.stop - whole.start)
-        for side, whole in zip(box, outer, strict=True)
-    )
-
-
 def _are_same(one: Array, other: Array) -> bool:
     """Whether two arrays of one type have the same bytes: one NaN is not another."""
     unsigned = np.dtype(f"V{one.dtype.itemsize}")
@@ -371,7 +362,3 @@ def _are_same(one: Array, other: Array) -> bool:
         parts = [(slice(None),) * dim + (part,) for part in (slice(half), slice(half, None))]
         return all(_are_same(one[part], other[part]) for part in parts)
     return bool(np.array_equal(one.view(bits), other.view(bits)))
-
-
-def _in_words(box: Box) -> str:
-    return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"

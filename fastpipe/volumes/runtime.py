@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
 from collections import OrderedDict
@@ -15,11 +14,10 @@ import numpy.typing as npt
 
 from fastpipe.core.native import native
 from fastpipe.core.reads import MADE, ReadThreads, Started, Task
-from fastpipe.engine.bad import BadSampleLog, is_of_machine
+from fastpipe.engine.bad import BadSampleLog
 from fastpipe.engine.clock import StageClock
-from fastpipe.engine.pool import Process
+from fastpipe.engine.pool import Process, ProcessRuntime
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
-from fastpipe.errors import VolumeError
 from fastpipe.options import BadSamples
 from fastpipe.volumes.options import PADDING_MODES, Padding, read_patch
 from fastpipe.volumes.patch_chunks import PatchChunks
@@ -30,7 +28,7 @@ from fastpipe.volumes.sources import Role
 from fastpipe.volumes.units import Remembered
 from fastpipe.volumes.volume import DamagedUnitError
 
-__all__ = ["NativePatches", "Options", "Runtime", "is_bad"]
+__all__ = ["NativePatches", "Options", "Runtime"]
 
 _PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
 _KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
@@ -159,7 +157,7 @@ class Options(NamedTuple):
     nan: str | float
 
 
-class Runtime:
+class Runtime(ProcessRuntime[Options]):
     """Threads, memory and open volumes of one dataset in one process.
 
     Args:
@@ -180,8 +178,8 @@ class Runtime:
         process: Process,
         chunks: PatchChunks | None = None,
     ) -> None:
-        self.pid, self.options = os.getpid(), options
-        self.pool, self.threads = process.pool, ReadThreads.of(process.pool)
+        super().__init__(options, process.pool)
+        self.threads = ReadThreads.of(process.pool)
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
@@ -192,10 +190,6 @@ class Runtime:
         self._native = NativePatches(roles, self._units, size, options.padding, options.nan)
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
-
-    def fits(self, options: Options) -> bool:
-        """Whether this is the runtime of these options in this process."""
-        return self.pid == os.getpid() and self.options == options
 
     def expect(self, seed: int, epoch: int, uses: Callable[[], Callable[[int], Any]]) -> None:
         """Hear which patches an epoch has: units that none of them will use any more make room first.
@@ -298,12 +292,3 @@ def _settle_nan(out: npt.NDArray[Any], nan: str | float, name: str) -> None:
             f"{name}: {int(is_nan.sum()):,} of the patch's elements are NaN, and nan='error' was asked for"
         )
     out[is_nan] = nan
-
-
-def is_bad(error: BaseException) -> bool:
-    """Whether an error is about patches, and not about the machine or all of a volume."""
-    if isinstance(error, VolumeError):
-        return isinstance(error, DamagedUnitError)
-    return (
-        isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_of_machine(error)
-    )

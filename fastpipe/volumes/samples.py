@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +16,9 @@ from fastpipe.arrays.form import Form
 from fastpipe.arrays.reading import Reading, checked_threads, drawn_substitute
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.reads import ReadPolicy, Started
-from fastpipe.engine.bad import Item
+from fastpipe.engine.bad import Item, is_of_samples
 from fastpipe.engine.pool import Process
+from fastpipe.errors import VolumeError
 from fastpipe.index.arrays import default_file_arrays
 from fastpipe.options import BadSamples, Cache, Stage
 from fastpipe.sampling import Sampling, Uniform
@@ -32,17 +34,20 @@ from fastpipe.volumes.options import (
 )
 from fastpipe.volumes.patch_chunks import PatchChunks
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
-from fastpipe.volumes.runtime import Options, Runtime, is_bad
+from fastpipe.volumes.runtime import Options, Runtime
 from fastpipe.volumes.sampling import places_of
 from fastpipe.volumes.sources import PatchPlan, opened_roles
 from fastpipe.volumes.stock import SlicedPatches
 from fastpipe.volumes.tours import Touring
 from fastpipe.volumes.units import Remembered, budget_of, planned_room
+from fastpipe.volumes.volume import DamagedUnitError
 
 __all__ = ["PatchSamples"]
 
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
 _MOST_EXPECTED = 1 << 20  # patches of an epoch, to know which parts of volumes are not used again
+
+_is_bad = partial(is_of_samples, of_format=VolumeError, damaged=DamagedUnitError)
 
 
 class PatchSamples(TouredSamples):
@@ -165,8 +170,8 @@ class PatchSamples(TouredSamples):
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
-        if runtime is not None and runtime.pool is not None:
-            runtime.pool.close()
+        if runtime is not None:
+            runtime.close()
 
     @property
     def plan(self) -> PatchPlan:
@@ -224,7 +229,7 @@ class PatchSamples(TouredSamples):
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
             batch.start, batch.read_alone, np.arange(len(samples)),
-            ReadPolicy(self.bad_samples.policy, runtime.log, is_bad, batch.item),
+            ReadPolicy(self.bad_samples.policy, runtime.log, _is_bad, batch.item),
             None if key is None else batch.substitute, batch.heard, lambda: batch.item(0).path,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.errors import VolumeError
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
 from fastpipe.volumes.wrappers import grown_unit
 
 __all__ = ["TensorStoreVolume"]
@@ -129,12 +129,11 @@ class _Reader(UnitReader):
             try:
                 part = read.result()
             except Exception as error:
-                place = ", ".join(f"{side.start}:{side.stop}" for side in box)
                 said = self._volume.without_secrets(str(error))
                 # What cannot be reached, or not be read by this user, is no reason to do without a sample.
                 is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
                 kind = DamagedUnitError if is_damaged else VolumeError
-                raise kind(f"{self._volume.name}, the part at [{place}]: {said}") from None
+                raise kind(f"{self._volume.name}, the part at {box_text(box)}: {said}") from None
             unit = out.view(self._volume.dtype).reshape(self._grid.unit)
             unit[tuple(slice(size) for size in part.shape)] = part
 

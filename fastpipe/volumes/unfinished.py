@@ -12,7 +12,7 @@ from typing import Any
 
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import sync_folder, unfinished_name, write_whole
-from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock
+from fastpipe.hdf5.growing import LOCK, GrowingFolder, folder_of, has_empty_lock, remove_folder
 
 __all__ = ["Unfinished", "clear", "exists_already", "forget_empty", "is_left_behind"]
 
@@ -143,18 +143,9 @@ def is_left_behind(out: Path, job: dict[str, Any]) -> bool:
 
 
 def clear(out: Path) -> None:
-    """Remove the folder of a copy that has its name; an error of this is none of the copy's.
-
-    What others have put into it stays, and the folder with it.
-    """
-    folder = folder_of(out)
-    shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        # The state last: it tells that the copy is complete.
-        for name in (unfinished_name(_STATE), LOCK, _STATE):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
-        os.rmdir(folder)
+    """Remove the folder of a copy that has its name."""
+    shutil.rmtree(folder_of(out) / _TEMPORARY, ignore_errors=True)
+    remove_folder(out, (unfinished_name(_STATE), LOCK, _STATE))
 
 
 def forget_empty(out: Path) -> None:

@@ -18,15 +18,19 @@ from fastpipe.errors import VolumeError
 
 __all__ = [
     "DIMS",
+    "Box",
     "DamagedUnitError",
     "FileState",
     "Touched",
     "UnitGrid",
     "UnitReader",
     "Volume",
+    "box_text",
+    "box_within",
     "folder_state",
 ]
 
+Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -117,12 +121,29 @@ class UnitGrid:
         """Where a unit is in the grid."""
         return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
-    def box(self, number: int) -> tuple[slice, ...]:
+    def box(self, number: int) -> Box:
         """The part of the array that a unit is, as far as it is in the array."""
         return tuple(
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
         )
+
+
+def box_text(box: Sequence[slice]) -> str:
+    """Return a box as it is written in Python.
+
+    >>> box_text((slice(0, 4), slice(8, 10)))
+    '[0:4, 8:10]'
+    """
+    return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"
+
+
+def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
+    """Return a box in the coordinates of one that it is in."""
+    return tuple(
+        slice(side.start - whole.start, side.stop - whole.start)
+        for side, whole in zip(box, outer, strict=True)
+    )
 
 
 class FileState(NamedTuple):

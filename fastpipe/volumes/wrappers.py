@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.volumes.volume import UnitGrid, UnitReader, Volume
+from fastpipe.volumes.volume import UnitGrid, UnitReader, Volume, box_within
 
 __all__ = ["GroupedVolume", "NativeVolume", "grown_unit", "in_worthwhile_units"]
 
@@ -105,12 +105,8 @@ class _GroupedReader(UnitReader):
             made = out.view(volume.dtype).reshape(volume.grid.unit)
             for small, part in zip(touched.numbers.tolist(), parts, strict=True):
                 sides = inner.grid.box(small)
-                goal = tuple(
-                    slice(side.start - low.start, side.stop - low.start)
-                    for side, low in zip(sides, box, strict=True)
-                )
                 whole = part.view(volume.dtype).reshape(inner.grid.unit)
-                made[goal] = whole[tuple(slice(side.stop - side.start) for side in sides)]
+                made[box_within(sides, box)] = whole[tuple(slice(side.stop - side.start) for side in sides)]
 
 
 class NativeVolume(Volume):

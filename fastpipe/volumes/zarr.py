@@ -22,7 +22,7 @@ from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
 from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
-from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, folder_state
+from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
 from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts
 
 __all__ = ["ZarrVolume"]
@@ -226,8 +226,7 @@ class ZarrVolume(Volume, UnitReader):
         os.stat(self._metadata_file())
 
     def _where(self, chunk: int) -> str:
-        box = ", ".join(f"{part.start}:{part.stop}" for part in self.chunks.box(chunk))
-        return f"[{box}]"
+        return box_text(self.chunks.box(chunk))
 
     def _decode(self, descriptor: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
         size = os.fstat(descriptor).st_size

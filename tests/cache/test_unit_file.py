@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_units import CONTENTS, NBYTES, obtained, put, take
 
 from fastpipe.cache import unit_file
 from fastpipe.cache.joined_units import joined_memory
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
 )
 
-NBYTES, KEYS = 1024, 40
+KEYS = len(CONTENTS)
 Forked = Callable[[Callable[[], object]], int]
 InChild = Callable[[Callable[[], object]], None]
 
@@ -43,13 +44,6 @@ slot.publish()
 """
 
 
-def content(key: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.random.default_rng(key).integers(0, 256, NBYTES, np.uint8)
-
-
-CONTENTS = [content(key).tobytes() for key in range(KEYS)]
-
-
 @contextmanager
 def given_back(slot: Any) -> Iterator[None]:
     """A block after which a slot that was not published is given back."""
@@ -58,36 +52,6 @@ def given_back(slot: Any) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # it was published
             slot.abandon()
-
-
-def put(slots: Any, key: int) -> bool:
-    slot = slots.claim(key)
-    if slot is None:
-        return False
-    slot.memory[:] = np.frombuffer(CONTENTS[key], np.uint8)
-    slot.publish()
-    return True
-
-
-def take(slots: Any, key: int) -> bool:
-    found = slots.find(key)
-    if found is None:
-        return False
-    made = found.memory.tobytes()
-    if not found.release():
-        return False
-    assert made == CONTENTS[key]
-    return True
-
-
-def obtained(slots: Any, key: int) -> bool:
-    """As a reader does it: whether it had to decode."""
-    while not take(slots, key):
-        if put(slots, key):
-            return True
-        if slots.is_coming(key):
-            slots.wait(key)
-    return False
 
 
 @pytest.fixture
@@ -181,27 +145,10 @@ def test_without_room_there_is_no_slot(memory: UnitFile) -> None:
     assert put(slots, 5)
 
 
-def test_who_waits_goes_on_when_it_is_there(memory: UnitFile) -> None:
-    slots = memory.opened()
-    slot = slots.claim(4)
-    assert slot is not None
-    refused, found = threading.Event(), list[bool]()
-
-    def want() -> None:
-        assert slots.claim(4) is None
-        refused.set()
-        found.append(obtained(slots, 4))
-
-    thread = threading.Thread(target=want)
-    thread.start()
-    refused.wait()
-    slot.memory[:] = np.frombuffer(CONTENTS[4], np.uint8)
-    slot.publish()
-    thread.join()
-    assert found == [False], "it did not decode"
-
-
-def test_who_waits_for_what_fails_decodes_it(memory: UnitFile) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_waits_goes_on_when_it_is_there_and_decodes_it_when_it_failed(
+    memory: UnitFile, fails: bool
+) -> None:
     slots = memory.opened()
     slot = slots.claim(4)
     assert slot is not None
@@ -216,9 +163,11 @@ def test_who_waits_for_what_fails_decodes_it(memory: UnitFile) -> None:
     thread.start()
     refused.wait()
     with given_back(slot):
-        slot.memory[:] = 99
+        slot.memory[:] = 99 if fails else CONTENTS[4]
+        if not fails:
+            slot.publish()
     thread.join()
-    assert found == [True]
+    assert found == [fails], "whether it decoded"
 
 
 def test_of_threads_that_want_the_same_one_decodes(memory: UnitFile) -> None:
@@ -256,7 +205,7 @@ def test_others_see_it(memory: UnitFile, in_child: InChild) -> None:
 def test_a_process_that_was_spawned_sees_it(memory: UnitFile) -> None:
     slots = memory.opened()
     assert put(slots, 1)
-    names = {"memory": memory, "expected": CONTENTS[1]}
+    names = {"memory": memory, "expected": CONTENTS[1].tobytes()}
     process = multiprocessing.get_context("spawn").Process(target=exec, args=(ELSEWHERE, names))
     process.start()
     process.join()
@@ -277,7 +226,7 @@ def test_who_wants_what_another_process_decodes_waits(memory: UnitFile, forked: 
         assert slot is not None
         os.write(said, b"!")
         os.read(told, 1)
-        slot.memory[:] = np.frombuffer(CONTENTS[9], np.uint8)
+        slot.memory[:] = CONTENTS[9]
         slot.publish()
 
     pid = forked(work)
@@ -340,7 +289,7 @@ def test_two_processes_that_wait_for_each_other_s_units_go_on(memory: UnitFile, 
             if not step:
                 thread = threading.Thread(target=lambda: found.append(obtained(slots, 1 - mine)))
                 thread.start()
-        slot.memory[:] = np.frombuffer(CONTENTS[mine], np.uint8)
+        slot.memory[:] = CONTENTS[mine]
         slot.publish()
         thread.join()
         assert found == [False]
@@ -512,14 +461,14 @@ def test_any_sequence_of_uses_gives_what_was_put(count: int, steps: list[tuple[s
                 there.append(there.pop(there.index(key)))
         elif what == "end" and key in held:
             slot = held.pop(key)
-            slot.memory[:] = np.frombuffer(CONTENTS[key], np.uint8)
+            slot.memory[:] = CONTENTS[key]
             slot.publish()
             there.append(key)
         elif what in ("put", "fail", "hold") and (slot := claimed(key)) is not None:
             held[key] = slot
             slot.memory[:] = 1
             if what == "put":
-                slot.memory[:] = np.frombuffer(CONTENTS[key], np.uint8)
+                slot.memory[:] = CONTENTS[key]
                 slot.publish()
                 there.append(key)
             if what == "fail":

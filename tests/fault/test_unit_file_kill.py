@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
+from shared_units import CONTENTS, NBYTES, obtained, put, take
 
 from fastpipe.cache.unit_file import UnitFile
 
@@ -21,41 +21,8 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it on Linux, which has files in memory without names"
 )
 
-NBYTES, KEYS, SLOTS = 1024, 16, 3
+KEYS, SLOTS = 16, 3
 Forked = Callable[[Callable[[], object]], int]
-
-CONTENTS = [np.random.default_rng(key).integers(0, 256, NBYTES, np.uint8) for key in range(KEYS)]
-
-
-def put(slots: Any, key: int) -> bool:
-    slot = slots.claim(key)
-    if slot is None:
-        return False
-    slot.memory[: NBYTES // 2] = CONTENTS[key][: NBYTES // 2]
-    slot.memory[NBYTES // 2 :] = CONTENTS[key][NBYTES // 2 :]
-    slot.publish()
-    return True
-
-
-def take(slots: Any, key: int) -> bool:
-    found = slots.find(key)
-    if found is None:
-        return False
-    made = found.memory.tobytes()
-    if not found.release():
-        return False
-    assert made == CONTENTS[key].tobytes()
-    return True
-
-
-def obtained(slots: Any, key: int) -> bool:
-    """As a reader does it: whether it had to decode."""
-    while not take(slots, key):
-        if put(slots, key):
-            return True
-        if slots.is_coming(key):
-            slots.wait(key)
-    return False
 
 
 def check_all_can_be_had(memory: UnitFile) -> None:

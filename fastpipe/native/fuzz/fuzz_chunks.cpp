@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../chunks.h"
+#include "filters.h"
 #include "fuzz.h"
 
 namespace {
@@ -57,8 +58,7 @@ struct Input {
 };
 
 // Bytes 0 to 2: dimensions, those that count samples, an element's bytes.  3 to 10: sides of the dataset and of its
-// chunks.  11: how many filters; from 12 two for each: which, with bitshuffle's codec in the upper half, and an
-// element's bytes.  20: bitshuffle's blocks.  21: how far chunks are apart.
+// chunks.  11: how many filters, from 12 (see read_steps).  20: bitshuffle's blocks.  21: how far chunks are apart.
 bool read_options(Bytes input, const File& file, Input* made) {
   constexpr ChunkFilter filters[] = {ChunkFilter::deflate, ChunkFilter::shuffle,   ChunkFilter::fletcher32,
                                      ChunkFilter::lzf,     ChunkFilter::blosc,     ChunkFilter::lz4,
@@ -76,14 +76,7 @@ bool read_options(Bytes input, const File& file, Input* made) {
   if (chunks > kMostChunks || set.grid.chunk_nbytes > kLargestChunk || set.grid.sample_nbytes > kLargestChunk) {
     return false;
   }
-  for (std::size_t i = 0; i < data[11] % 5u; ++i) {
-    FilterStep step;
-    step.filter = filters[(data[12 + 2 * i] & 15) % 8];
-    step.codec = data[12 + 2 * i] >> 4;
-    step.element = data[13 + 2 * i];
-    step.block = std::int64_t{8} * data[20];
-    set.filters.push_back(step);
-  }
+  set.filters = read_steps(data + 12, data[11] % 5u, filters, data[20]);
   for (std::int64_t i = 0; i < data[2] % 16 + 1; ++i) set.fill.push_back(static_cast<std::uint8_t>(data[22] + i));
   const auto table = static_cast<std::size_t>(chunks) * kEntry;
   const std::size_t listed = std::min(table, (input.size - kOptions) / kEntry * kEntry);

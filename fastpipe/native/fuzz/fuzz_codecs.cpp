@@ -10,6 +10,7 @@
 
 #include "../codecs.h"
 #include "../simd.h"
+#include "filters.h"
 #include "fuzz.h"
 
 namespace {
@@ -27,9 +28,8 @@ struct Chunk {
   std::vector<std::uint8_t> stored;
 };
 
-// Bytes 0 and 1: how many steps, and the mask.  Two for each of four steps: which filter, with bitshuffle's codec in
-// the upper half; an element's bytes.  Three for the size, one for bitshuffle's blocks, one for whether a checksum is
-// made right.
+// Bytes 0 and 1: how many steps, and the mask.  Eight for the steps (see read_steps), three for the size, one for
+// bitshuffle's blocks, one for whether a checksum is made right.
 Chunk read_options(Bytes input) {
   constexpr ChunkFilter filters[] = {
       ChunkFilter::deflate, ChunkFilter::shuffle,    ChunkFilter::fletcher32, ChunkFilter::lzf,    ChunkFilter::blosc,
@@ -37,14 +37,7 @@ Chunk read_options(Bytes input) {
   const std::uint8_t* const data = input.data;
   Chunk chunk;
   chunk.mask = data[1];
-  for (std::size_t i = 0; i < data[0] % 5u; ++i) {
-    FilterStep step;
-    step.filter = filters[(data[2 + 2 * i] & 15) % 10];
-    step.codec = data[2 + 2 * i] >> 4;
-    step.element = data[3 + 2 * i];
-    step.block = std::int64_t{8} * data[13];
-    chunk.steps.push_back(step);
-  }
+  chunk.steps = read_steps(data + 2, data[0] % 5u, filters, data[13]);
   chunk.size = (data[10] | data[11] << 8 | data[12] << 16) % (kLargest + 1);
   chunk.stored.assign(data + kOptions, data + input.size);
   bool is_summed = false;

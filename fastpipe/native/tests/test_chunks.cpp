@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../chunks.h"
@@ -558,14 +559,19 @@ TEST("rows: damaged chunks are declined, with the problem and the step, and othe
 
 TEST("rows: offsets and sizes that there are not are declined") {
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  // Behind the file's end, and beyond every file's: what is read there would end past the largest offset.
+  const std::pair<std::int64_t, int> offsets[] = {{std::int64_t{1} << 40, 0}, {most / 4, 0},
+                                                  {most / 4 + 1, EOVERFLOW},  {most / 2 + 1, EOVERFLOW},
+                                                  {most - 100, EOVERFLOW},    {most, EOVERFLOW}};
   for (const bool is_packed : {true, false}) {
-    for (const std::int64_t offset : {std::int64_t{1} << 40, most / 4, most / 2 + 1, most - 100, most}) {
+    for (const auto& [offset, detail] : offsets) {
       Dataset set(Array({12, 50}, {4, 50}, 4), 1, is_packed ? kDeflated : std::vector<FilterStep>());
       set.offsets[1] = offset;
       Batch batch(3);
       batch.add(set, {0, 7, 11});
       batch.run();
       CHECK(batch.made() == 2 && batch.statuses[1].reason == Reason::unreadable);
+      CHECK(batch.statuses[1].detail == detail);
     }
   }
   for (const std::int64_t size : {std::int64_t{-1}, most, -most, std::int64_t{1} << 32}) {
