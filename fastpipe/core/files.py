@@ -9,12 +9,52 @@ from typing import Any
 
 from fastpipe._nvtx import ranged
 
-__all__ = ["FLAGS", "is_hdf5", "read_at", "read_file"]
+__all__ = ["FLAGS", "is_hdf5", "open_file", "read_at", "read_file", "regular_status"]
 
 # A fifo named x.jpg would block open() until somebody writes; O_NONBLOCK returns at once.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
+
+
+def open_file(path: str, flags: int = 0) -> int:
+    """Open a regular file for reading; also the ``opener=`` of ``open``.
+
+    Args:
+        path: the file's path.
+        flags: ignored.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
+    """
+    descriptor = os.open(path, FLAGS)
+    try:
+        _require_regular(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def regular_status(path: str) -> os.stat_result:
+    """Return the status of a regular file that a library is to open by its path.
+
+    Raises:
+        OSError: as of ``open_file``.
+    """
+    status = os.stat(path)
+    _require_regular(path, status)
+    return status
+
+
+def _require_regular(path: str, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 @ranged("read")
@@ -30,14 +70,9 @@ def read_file(path: str) -> bytes:
     Raises:
         OSError: as ``open`` raises it, and also for a directory, a fifo, a device.
     """
-    descriptor = os.open(path, FLAGS)
+    descriptor = open_file(path)
     try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
-        return _read_all(descriptor, status.st_size)
+        return _read_all(descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.chunks import ChunkError, read_bytes
+from fastpipe.core.files import open_file
 from fastpipe.core.native import native
+from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.filters import BLOSC2, decode_chunk, described
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks
@@ -41,6 +43,22 @@ class FileState(NamedTuple):
     def of(cls, status: os.stat_result) -> FileState:
         """The state in which a file was found."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def check(self, where: int | str, shown: str) -> None:
+        """Raise an error if a file is not in this state.
+
+        Args:
+            where: a descriptor of it, or its path.
+            shown: what the message calls it.
+
+        Raises:
+            OSError: it is not there any more.
+            HDF5Error: it has changed.
+        """
+        if FileState.of(os.stat(where)) != self:
+            raise HDF5Error(
+                f"{shown} has changed since it was opened; make the dataset anew when it is complete"
+            )
 
 
 class ChunkReader:
@@ -99,6 +117,7 @@ class ChunkReader:
 
         Raises:
             ChunkError: the file does not hold what it should; the message says where.
+            HDF5Error: it is not the file that was laid out, or has changed since.
             OSError: it cannot be read.
         """
         if self.layout.kind == "compact":
@@ -116,13 +135,14 @@ class ChunkReader:
         """One chunk, decoded step by step, which says what is wrong with it: uint8 (nbytes,).
 
         Raises:
-            ChunkError, OSError: as of ``decode``.
+            ChunkError, HDF5Error, OSError: as of ``decode``.
         """
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
         try:
-            with open(layout.file, "rb", buffering=0) as file:
+            with open(layout.file, "rb", buffering=0, opener=open_file) as file:
+                self._state.check(file.fileno(), layout.shown or layout.file)
                 stored = read_bytes(file.fileno(), int(layout.offsets[number]), int(layout.sizes[number]))
             if layout.filters:
                 return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.nbytes)

@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
+from fastpipe.core.files import open_file
+from fastpipe.engine.bad import is_of_machine
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.geometry import Geometry
@@ -20,7 +23,7 @@ from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
 from fastpipe.protocols import ChunkTables
 
-__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "opened"]
+__all__ = ["SampleFile", "SampleFiles", "check_is_in_file", "damage_as_error", "opened"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -63,7 +66,7 @@ class SampleFile:
         self.shown = shown or self.path
         status = os.stat(self.path)
         self.state = FileState.of(status)
-        with opened(self.path, self.shown) as file:
+        with opened(self.path, self.shown) as file, damage_as_error(self.shown):
             datasets = [_dataset(file, name, self.shown) for name in names]
             _check_samples(datasets, names, sample_dims, self.shown)
             self.layouts: list[Layout] = [
@@ -91,10 +94,7 @@ class SampleFile:
             OSError: it is not there any more.
             HDF5Error: it has changed.
         """
-        if FileState.of(os.stat(self.path)) != self.state:
-            raise HDF5Error(
-                f"{self.shown} has changed since it was opened; make the dataset anew when it is complete"
-            )
+        self.state.check(self.path, self.shown)
 
 
 class SampleFiles:
@@ -188,8 +188,7 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
     """An open ``h5py.File``, or an error that says what to do, and calls the file ``shown`` or its path."""
     shown = shown or path
     h5py = require("h5py", extra="hdf5")
-    with open(path, "rb"):  # its errors are clearer than the library's
-        pass
+    os.close(open_file(path))  # its errors are clearer than the library's
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -200,7 +199,34 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
             raise HDF5Error(f"{shown} is no HDF5 file") from error
         raise HDF5Error(f"{shown} cannot be opened, it may be cut off: {error}") from error
     with file:
+        if file.mode != "r":  # the library hands out the file as this process has it open already
+            raise HDF5Error(f"{shown} is open for writing in this process: close it before it is read")
         yield file
+
+
+@contextmanager
+def damage_as_error(shown: str) -> Iterator[None]:
+    """Turn what h5py raises because of a file's damaged records into an ``HDF5Error``.
+
+    Errors that are raised elsewhere, or because of the machine, are passed on as they are.
+
+    Args:
+        shown: what the message calls the file.
+    """
+    try:
+        yield
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        if is_of_machine(error) or not _is_raised_by_h5py(error):
+            raise
+        why = error.args[0] if isinstance(error, KeyError) else error
+        raise HDF5Error(
+            f"{shown} cannot be read, it may be damaged: {why}; restore it from a copy"
+        ) from error
+
+
+def _is_raised_by_h5py(error: BaseException) -> bool:
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "h5py"
 
 
 def _dataset(file: Any, name: str, shown: str) -> Any:
@@ -226,7 +252,9 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
     names: list[str] = []
     with suppress(KeyError):  # a dataset that cannot be opened ends the list
         file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    raise KeyError(f"{shown} has no dataset {name!r}; it has {', '.join(sorted(names)) or 'none'}")
+    raise KeyError(
+        f"{shown} has no dataset {name!r}; it has {', '.join(sorted(map(os.fsdecode, names))) or 'none'}"
+    )
 
 
 def check_is_in_file(dataset: Any, file: Any, name: str, shown: str) -> None:

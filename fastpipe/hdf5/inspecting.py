@@ -10,7 +10,7 @@ from typing import Any
 
 from fastpipe._extras import require
 from fastpipe.hdf5.epochs import uniform_decodes
-from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of
 from fastpipe.hdf5.layout import Layout, read_layout
@@ -96,7 +96,7 @@ def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int
         OSError, HDF5Error: it cannot be read, or is no HDF5 file.
     """
     h5py = require("h5py", extra="hdf5")
-    with opened(os.fspath(path)) as file:
+    with opened(os.fspath(path)) as file, damage_as_error(os.fspath(path)):
         found: list[Any] = []
         file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
         return [_facts(dataset, sample_dims, batch_size) for dataset in found]

@@ -31,6 +31,9 @@ _BLOCK_NBYTES = 1 << 20
 _KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
 _NO_FILTERS = 0xFFFFFFFF  # a mask
 _FARTHEST = np.uint64(1 << 60)  # behind all files, and far from where sums overflow
+# A table of more chunks than this, and of more than so many for each one that was written, would take memory
+# by what a file declares instead of by what it holds.
+_MANY_CHUNKS, _SPARSE = 1 << 20, 64
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -94,13 +97,13 @@ def read_layout(
         kind = kinds[properties.get_layout()]
         chunk = tuple(map(int, dataset.chunks)) if kind == "chunked" else shape
         if kind != "chunked":
-            places: _Places | None = _whole(dataset, kind)
+            places: _Places | str = _whole(dataset, kind)
         elif tables is None or status is None:
             places = _chunks(dataset, properties, chunk)
         else:
             places = _kept_chunks(dataset, properties, chunk, tables, status)
         why = _why_not_such_places(properties, filters, kind, shape, places)
-    if why or places is None:
+    if why or isinstance(places, str):
         none = np.empty(0, np.int64)
         chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
         return Layout(
@@ -140,11 +143,11 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
 
 
 def _why_not_such_places(
-    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | None
+    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | str
 ) -> str:
     """Return why a dataset is read through the library, judged by its chunks; empty if it is not."""
-    if places is None:
-        return "the library does not say for certain which chunk is where"
+    if isinstance(places, str):
+        return places
     offsets, _, masks = places
     is_there = offsets >= 0
     has_holes = kind != "compact" and 0 not in shape and not is_there.all()
@@ -163,21 +166,23 @@ def _is_filled(properties: Any) -> bool:
     return is_defined and properties.get_fill_time() in (h5d.FILL_TIME_IFSET, h5d.FILL_TIME_ALLOC)
 
 
-def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | None:
-    """Return where chunks are; None where the library does not say it for certain."""
+def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
+    """Return where chunks are; or why they are left to the library, in words."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
     if count:
         # Tuples as they are, for there may be a million of them; what is made of them is made at once.
         dataset.id.chunk_iter(found.append)
+    if count > max(_MANY_CHUNKS, _SPARSE * len(found)):
+        return f"nearly all of its {count:,} chunks were never written"
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     masks = np.zeros(count, np.uint32)
     if found:
         corners, found_masks, found_offsets, found_sizes = zip(*found, strict=True)
-        numbers = _numbers(dataset, np.array(corners, np.int64), chunk)
+        numbers = _numbers(dataset, _bounded(corners), chunk)
         if numbers is None:
-            return None
+            return "the library does not say for certain which chunk is where"
         offsets[numbers], sizes[numbers] = _bounded(found_offsets), _bounded(found_sizes)
         masks[numbers] = found_masks
         block = dataset.file.userblock_size
@@ -191,8 +196,8 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
     return offsets, sizes, masks
 
 
-def _bounded(numbers: Sequence[int]) -> Int64Array:
-    """Return addresses or sizes as int64: a damaged file may say any number of 64 bits."""
+def _bounded(numbers: Sequence[Any]) -> Int64Array:
+    """Return addresses, sizes or corners as int64: a damaged file may say any number of 64 bits."""
     return np.minimum(np.array(numbers, np.uint64), _FARTHEST).astype(np.int64)
 
 
@@ -231,7 +236,7 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
 
 def _kept_chunks(
     dataset: Any, properties: Any, chunk: tuple[int, ...], tables: ChunkTables, status: os.stat_result
-) -> _Places | None:
+) -> _Places | str:
     """As ``_chunks``, from where they were kept if they were."""
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {dataset.name}, {dataset.shape}, {chunk}"
@@ -242,7 +247,7 @@ def _kept_chunks(
         return offsets, sizes, masks
     start = perf_counter()
     found = _chunks(dataset, properties, chunk)
-    if found is not None and perf_counter() - start > _KEEP_FROM_S:
+    if not isinstance(found, str) and perf_counter() - start > _KEEP_FROM_S:
         tables.save(status, about, found)
     return found
 

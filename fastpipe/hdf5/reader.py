@@ -215,7 +215,12 @@ class _Library:
         self._open: OrderedDict[int, Any] = OrderedDict()
 
     def dataset(self, number: int, file: SampleFile, name: str) -> Any:
-        """A dataset of a file."""
+        """A dataset of a file.
+
+        Raises:
+            OSError: the file is not there any more.
+            HDF5Error: it has changed since it was laid out.
+        """
         with self._lock:
             opened = self._open.get(number)
             if opened is None:
@@ -225,11 +230,11 @@ class _Library:
                 opened = require("h5py", extra="hdf5").File(
                     file.path, "r", rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0
                 )
-                file.check_unchanged()  # by now another may be at the path
                 self._open[number] = opened
                 if len(self._open) > _MOST_OPEN:
                     self._open.popitem(last=False)
             self._open.move_to_end(number)
+            file.check_unchanged()
             dataset = opened[name]
             require_filters(dataset, file.shown)
         return dataset

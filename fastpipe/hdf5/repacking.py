@@ -22,7 +22,7 @@ from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters
 from fastpipe.hdf5.copying import copy_references, copy_structure
-from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.library import filters_of, load_filters, missing
 from fastpipe.hdf5.partial import Partial, clear, exists_already, identity, left_behind
 from fastpipe.hdf5.planning import MEMORY_NBYTES, Options, Target, make_plan
@@ -52,8 +52,9 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
     _check_paths(source, out, args.force)
     state = identity(source)  # before anything is read
     with opened(source) as file:
-        _load_missing(file)
-        targets = make_plan(file, options)
+        with damage_as_error(source):
+            _load_missing(file)
+            targets = make_plan(file, options)
         job = _job(state, targets, options)
         if (left_behind(out) or {}).get("job") == job:
             clear(out)

@@ -62,7 +62,7 @@ class KeyedGenerator(TorchFunctionMode):
     def __init__(self, seed: int | Callable[[], int]) -> None:
         super().__init__()
         self._seed = seed
-        self._generators: dict[str, torch.Generator] = {}
+        self._generators: dict[tuple[str, int], torch.Generator] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,11 +79,11 @@ class KeyedGenerator(TorchFunctionMode):
         return _LIKE[func](*args, **kwargs) if func in _LIKE else func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        name = str(device)
-        if name not in self._generators:
+        key = device.type, _index_of(device)
+        if key not in self._generators:
             seed = self._seed() if callable(self._seed) else self._seed
-            self._generators[name] = torch.Generator(device).manual_seed(seed % _SEED_LIMIT)
-        return self._generators[name]
+            self._generators[key] = torch.Generator(device).manual_seed(seed % _SEED_LIMIT)
+        return self._generators[key]
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
@@ -94,6 +94,14 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         if isinstance(value, torch.Tensor):
             return value.device
     return torch.get_default_device()
+
+
+def _index_of(device: torch.device) -> int:
+    """Which of its kind a device is: without a number the current one."""
+    if device.type == "cpu":
+        return 0
+    index = torch.empty(0, device=device).device.index if device.index is None else device.index
+    return index or 0
 
 
 def _fill_like(fill: Callable[..., torch.Tensor], like: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe.core.files import regular_status
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
 from fastpipe.volumes.wrappers import grown_unit
@@ -34,7 +35,7 @@ class Blosc2Volume(Volume):
 
     def __init__(self, path: str) -> None:
         self.name = path
-        self.opened = FileState.of(path)
+        self.opened = FileState.of(path, regular_status(path))
         array = _opened(path)
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
         # Some blocks at a time, but of one chunk.
@@ -137,7 +138,7 @@ def _opened(path: str) -> Any:
     blosc2 = require("blosc2", extra="volume")
     try:
         array = blosc2.open(path, mode="r")
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, OverflowError, SyntaxError) as error:  # of its metadata
         raise VolumeError(f"{path} cannot be opened by blosc2: {error}") from None
     if not isinstance(array, blosc2.NDArray) or np.dtype(array.dtype).kind not in "biufc":
         raise VolumeError(f"{path} is no array of numbers of Blosc2's")

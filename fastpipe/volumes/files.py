@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import read_fully
+from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.volume import DamagedUnitError, FileState, UnitGrid, UnitReader, Volume, box_text
@@ -34,6 +35,7 @@ class RawVolume(Volume):
         offset: where its first element is.
         is_fortran: whether the first index counts fastest.
         how: how it is stored, in words.
+        status: of the file, from before the rest was read from it: a change since then is noticed.
         name: of the volume, for messages, where that is not the file.
     """
 
@@ -45,13 +47,13 @@ class RawVolume(Volume):
         offset: int,
         is_fortran: bool,
         how: str,
+        status: os.stat_result,
         name: str = "",
     ) -> None:
         self.path, self.name, self.shape, self.dtype = path, name or path, tuple(shape), dtype
         self.offset, self.is_fortran = offset, is_fortran
         self.source = path  # what the file is a copy of, where it is one, and the state that this was in
         self.copied: FileState | None = None
-        status = os.stat(path)
         needed = offset + math.prod(shape) * dtype.itemsize
         if status.st_size < needed:
             raise VolumeError(
@@ -89,7 +91,7 @@ class _RawReader(UnitReader):
     def __init__(self, volume: RawVolume) -> None:
         self._volume = volume
         try:
-            self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._descriptor = open_file(volume.path)
         except FileNotFoundError:
             if volume.path == volume.source:
                 raise
@@ -188,7 +190,8 @@ def npy_volume(path: str) -> RawVolume:
     Raises:
         VolumeError: it is none, or holds Python objects.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
+        status = os.fstat(file.fileno())
         try:
             shape, is_fortran, dtype = _npy_header(file)
         except Exception as error:  # of tokenize, ast and NumPy
@@ -198,7 +201,7 @@ def npy_volume(path: str) -> RawVolume:
         raise VolumeError(f"{path} holds Python objects, which could run code: save numbers")
     if min(shape, default=0) < 0:
         raise VolumeError(f"{path} is no array of NumPy's: its shape is {shape}")
-    return RawVolume(path, shape, dtype, offset, is_fortran, "an array in NumPy's file format")
+    return RawVolume(path, shape, dtype, offset, is_fortran, "an array in NumPy's file format", status)
 
 
 def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError
+from fastpipe.core.files import open_file
 from fastpipe.core.native import native
-from fastpipe.errors import MissingDependencyError, OptionError
+from fastpipe.errors import HDF5Error, MissingDependencyError, OptionError
 from fastpipe.hdf5 import chunks
-from fastpipe.hdf5.files import check_is_in_file, opened
+from fastpipe.hdf5.files import check_is_in_file, damage_as_error, opened
 from fastpipe.hdf5.filters import described
 from fastpipe.hdf5.layout import Layout, read_layout
 from fastpipe.hdf5.library import load_plugins, require_filters
@@ -42,22 +43,21 @@ def hdf5_volume(path: str, inside: str, tables: ChunkTables | None = None) -> Vo
         tables: where chunk tables are kept, or None.
 
     Raises:
-        HDF5Error: the file cannot be opened, or the dataset is a link into another.
+        HDF5Error: the file cannot be opened, or is damaged, or the dataset is a link into another.
         OptionError: it has no such dataset, or it holds no numbers.
     """
     status = os.stat(path)
-    with opened(path) as file:
+    with opened(path) as file, damage_as_error(path):
         dataset = _dataset(file, inside, path)
         layout = read_layout(dataset, tables, status)
         if layout.kind == "h5py":
             require_filters(dataset)
         chunks = dataset.chunks
-    # As the file was before it was opened: a change since shows.
-    state = FileState.of(path, status)
+    # The status is from before the file was opened, so that a change since then is noticed.
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
-        return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how)
-    return HDF5Volume(path, layout, state, chunks)
+        return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how, status)
+    return HDF5Volume(path, layout, FileState.of(path, status), chunks)
 
 
 def _dataset(file: Any, inside: str, path: str) -> Any:
@@ -67,13 +67,17 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
         found: list[Any] = []
         file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
         if inside or len(found) != 1:
-            names = ", ".join(item.name for item in found) or "none"
+            names = ", ".join(os.fsdecode(item.name) for item in found) or "none"
             what = (
                 f"{path} has no dataset {inside!r}" if inside else f"name a dataset of {path} behind a slash"
             )
             raise OptionError(f"{what}; it has {names}")
         item = found[0]
     check_is_in_file(item, file, inside, path)
+    try:
+        item.dtype  # noqa: B018
+    except TypeError as error:
+        raise OptionError(f"{path}: {item.name} has elements of a type that NumPy does not have") from error
     if item.dtype.kind not in "biufc" or item.dtype.hasobject or not item.shape:
         raise OptionError(f"{path}: {item.name} is no array of numbers: {item.dtype} of shape {item.shape}")
     return item
@@ -140,7 +144,7 @@ class _ChunkReader(UnitReader):
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
-        self._descriptor = os.open(volume.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._descriptor = open_file(volume.path)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         volume.opened.check(self._descriptor)
         self._chunks = chunks.ChunkReader(volume.layout, chunks.FileState(*volume.opened.state))
@@ -171,6 +175,8 @@ class _ChunkReader(UnitReader):
         except ChunkError as error:
             volume.opened.check(self._descriptor)
             raise DamagedUnitError(str(error)) from None
+        except HDF5Error:  # another file is at the path by now
+            raise volume.opened.changed() from None
 
 
 class _LibraryReader(UnitReader):
@@ -206,6 +212,7 @@ class _LibraryReader(UnitReader):
         """The file, in a process whose library has the filters: it may be another than where it was found."""
         volume = self._volume
         file = require("h5py", extra="volume").File(volume.path, "r")
+        volume.opened.check(volume.path)  # by now another may be at the path
         dataset = file[volume.layout.name]
         require_filters(dataset)
         if dataset.is_virtual:  # its sources' filters are not known here

@@ -45,10 +45,11 @@ class MemoryVolume(Volume, UnitReader):
         self.__dict__ |= state | {"_array": received(state["_array"])}
 
     def native_source(self) -> Any | None:
-        """Its memory; None of elements that the core does not know."""
-        if self.dtype.char in "gG":
-            return None
+        """Its memory; None of elements that the core does not know, or that lie between others unevenly, as a
+        field of a packed structure does."""
         array = np.asarray(self._array)
+        if self.dtype.char in "gG" or any(step % array.itemsize for step in array.strides):
+            return None
         source = native.volume_in_memory(array.view(self.dtype))
         if array.dtype.isnative:
             return source

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastpipe._extras import require
 from fastpipe._sizes import in_bytes
+from fastpipe.core.files import open_file, regular_status
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.files import RawVolume
 from fastpipe.volumes.volume import FileState, UnitGrid, UnitReader, Volume
@@ -38,6 +39,7 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
         VolumeError: it is damaged or cut off, or no NIfTI image.
     """
     nibabel = require("nibabel", extra="volume")
+    status = regular_status(path)  # from before it is read, so that a change since then is noticed
     try:
         image = nibabel.load(path)
     except Exception as error:
@@ -51,7 +53,9 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
     if dtype.kind not in "biufc":
         raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
     source = os.fspath(proxy.file_like)  # of a pair the one with the elements
-    file, how = source, "NIfTI, not compressed"
+    if source != path:
+        status = regular_status(source)
+    file, how, copied = source, "NIfTI, not compressed", None
     if source.lower().endswith(".gz"):
         if convert is None:
             raise VolumeError(
@@ -61,8 +65,9 @@ def nifti_volume(path: str, convert: Converter | None) -> Volume:
         nbytes = offset + math.prod(shape) * dtype.itemsize
         file = convert(source, nbytes, lambda to: unpack(source, to, nbytes))
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
-    volume = RawVolume(file, shape, dtype, offset, True, how, name=path)
-    volume.source, volume.copied = source, None if file == source else FileState.of(source)
+        copied, status = FileState.of(source, status), os.stat(file)
+    volume = RawVolume(file, shape, dtype, offset, True, how, status, name=path)
+    volume.source, volume.copied = source, copied
     slope, inter = float(proxy.slope), float(proxy.inter)
     return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
 
@@ -141,7 +146,7 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
         VolumeError: it is damaged, or cut off.
     """
     done = 0
-    with open(path, "rb") as source:
+    with open(path, "rb", opener=open_file) as source:
         stream, is_over = zlib.decompressobj(wbits=31), False
         while data := source.read(_PIECE):
             while data:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe.core.files import is_hdf5, open_file
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.protocols import ChunkObjects, ChunkTables
 from fastpipe.volumes.blosc2 import Blosc2Volume
@@ -24,8 +25,10 @@ from fastpipe.volumes.zarr_metadata import ZarrArray, is_zarr, zarr_array
 __all__ = ["open_volume", "zarr_of_objects"]
 
 _NUMBERS = "biufc"  # kinds of elements, as NumPy names them
-_HDF5 = b"\x89HDF\r\n\x1a\n"
+_NUMPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_BLOSC2_NAMES = (".b2nd",)
+_NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
 def open_volume(
@@ -128,20 +131,23 @@ def _kvstore(path: str) -> dict[str, str]:
 
 
 def _file(path: str, inside: str, convert: Converter | None, tables: ChunkTables | None) -> Volume:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         begin = file.read(8)
     name = path.lower()
-    if begin == _HDF5 or name.endswith((".h5", ".hdf5")):
+    is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
+    is_other = is_other or name.endswith((*_BLOSC2_NAMES, *_NIFTI_NAMES))
+    # Anything may stand in front of HDF5's signature, as in MATLAB's files.
+    if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, tables)
     if inside:
         raise VolumeError(f"{path} is no file of several arrays, so there is no {inside!r} in it")
-    if begin.startswith(b"\x93NUMPY"):
+    if begin.startswith(_NUMPY):
         return npy_volume(path)
     if begin[:4] in _TIFF:
         return tiff_volume(path)
-    if name.endswith(".b2nd"):
+    if name.endswith(_BLOSC2_NAMES):
         return Blosc2Volume(path)
-    if name.endswith((".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")):
+    if name.endswith(_NIFTI_NAMES):
         return nifti_volume(path, convert)
     raise VolumeError(
         f"{path} is no volume that fastpipe knows: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy"

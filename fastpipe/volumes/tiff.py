@@ -19,6 +19,7 @@ from fastpipe._extras import require
 from fastpipe._natural import natural_sorted
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import read_bytes
+from fastpipe.core.files import open_file, regular_status
 from fastpipe.core.native import native
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.files import RawVolume, raw_unit, read_box
@@ -125,12 +126,15 @@ def tiff_volume(path: str) -> Volume:
         VolumeError: it is damaged, or its pages are not alike.
     """
     if os.path.isdir(path):
+        # That of the folder itself: a slice that is added or removed changes it.
+        state = FileState.of(path)
         names = natural_sorted(filter(is_tiff_name, os.listdir(path)))
-        return _slices(path, [os.path.join(path, name) for name in names], "natural order")
-    if (raw := _raw(path)) is not None:
+        return _slices(path, [os.path.join(path, name) for name in names], state, "natural order")
+    status = regular_status(path)  # from before it is read, so that a change since then is noticed
+    if (raw := _raw(path, status)) is not None:
         return raw
     shape, page, segments, first = _series(path)
-    made = TiffVolume(path, [path], shape, page, segments)
+    made = TiffVolume(path, [path], shape, page, segments, FileState.of(path, status))
     made.stored = _Stored.of(first)
     return made
 
@@ -143,17 +147,18 @@ def slices_volume(files: Sequence[str | os.PathLike[str]]) -> Volume:
         VolumeError: the first is damaged, or is not one image.
     """
     paths = [os.fspath(file) for file in files]
-    return _slices(f"{len(paths):,} files from {paths[0]}", paths, "the given order")
+    name = f"{len(paths):,} files from {paths[0]}"
+    return _slices(name, paths, FileState.of(paths[0]), "the given order")
 
 
-def _slices(name: str, files: list[str], order: str) -> TiffVolume:
+def _slices(name: str, files: list[str], state: FileState, order: str) -> TiffVolume:
     shape, page, _, _ = _series(files[0])
     if len(shape) != len(page.shape):
         raise VolumeError(f"{name}: {files[0]} has {shape}, where a slice is one image: name a single file")
-    return TiffVolume(name, files, (len(files), *shape), page, None, order)
+    return TiffVolume(name, files, (len(files), *shape), page, None, state, order)
 
 
-def _raw(path: str) -> RawVolume | None:
+def _raw(path: str, status: os.stat_result) -> RawVolume | None:
     """A file whose images lie in it one after the other as they are; None for others."""
     try:
         with require("tifffile", extra="volume").TiffFile(path) as file:
@@ -166,12 +171,13 @@ def _raw(path: str) -> RawVolume | None:
         raise
     except Exception as error:  # of tifffile, struct and others
         raise VolumeError(f"{path} cannot be read as TIFF: {type(error).__name__}: {error}") from None
-    return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed")
+    return RawVolume(path, shape, dtype, offset, False, "TIFF, not compressed", status)
 
 
 def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
     """The first series of a file: its shape, what its pages are, where, and tifffile's first of them."""
     tifffile = require("tifffile", extra="volume")
+    regular_status(path)
     try:
         with tifffile.TiffFile(path) as file:
             series = file.series[0]
@@ -266,6 +272,7 @@ class TiffVolume(Volume):
         shape: of the volume.
         page: what pages are.
         segments: where those of the file's pages are; None where each file is asked when it is read.
+        state: of the file, or of the folder of several, from before it was read.
         order: of several files, in words.
     """
 
@@ -276,18 +283,17 @@ class TiffVolume(Volume):
         shape: Sequence[int],
         page: _Page,
         segments: list[_Segments] | None,
+        state: FileState,
         order: str = "",
     ) -> None:
         self.name, self.files, self.page, self.segments = name, list(files), page, segments
         self.stored: _Stored | None = None
-        self.order = order
+        self.order, self.opened = order, state
         self.shape, self.dtype = tuple(shape), page.dtype
         lead = [1] * (len(self.shape) - len(page.shape))
         side = raw_unit(page.shape, page.dtype.itemsize) if page.is_raw else page.segment
         self.grid = UnitGrid(self.shape, [*lead, *side])
         self.dims = len(lead)
-        # For a folder, that of the folder itself: a slice that is added or removed changes it.
-        self.opened = FileState.of(name if os.path.exists(name) else files[0])
         names = [os.path.basename(file) for file in (files[0], files[-1])]
         many = f"{len(files):,} files in {order} ({names[0]} … {names[1]}), " if order else ""
         what = "×".join(map(str, page.segment))
@@ -354,7 +360,7 @@ class _Reader(UnitReader):
             path = volume.files[0] if volume.segments is not None else volume.files[page]
             which = np.flatnonzero(pages == page).tolist()
             found = self._slice(page, path)
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = open_file(path)
             try:
                 found.state.check(descriptor)
                 for place in which:

@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from fastpipe._sizes import in_bytes
 from fastpipe.core.chunks import ChunkError, read_fully
+from fastpipe.core.files import open_file
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 from fastpipe.protocols import ChunkObjects
 from fastpipe.volumes.codecs import BLOSC_HEADER, BloscHeader, decode
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, box_text, folder_state
-from fastpipe.volumes.zarr_metadata import ZarrArray
+from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts
 
 __all__ = ["ZarrVolume"]
 
@@ -31,6 +32,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _LOOKED_AT = 64  # chunks, to find one that was written
 _LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
+_LARGEST_CHUNK = 1 << 48  # bytes: no machine holds more, and there is no file of it
 _OVERHEAD = 1 << 16  # that a stored chunk may be larger than twice its content
 
 
@@ -80,7 +82,7 @@ class ZarrVolume(Volume, UnitReader):
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
         # Of objects never a part, also where they are staged: the order of a tour must not depend on that.
-        if self.objects is not None:
+        if self.objects is not None or self._chunk_nbytes > _LARGEST_CHUNK:
             return side
         if array.codec == "blosc":
             header = self._some_header()
@@ -93,17 +95,15 @@ class ZarrVolume(Volume, UnitReader):
             return side
         wanted = max(least, _LEAST_UNIT)
         # A slab is to consist of whole blocks, as otherwise some would be decompressed twice.
-        for slab in range(1, side):
-            if side % slab == 0 and slab * row >= wanted and (slab * row) % least == 0:
-                return slab
-        return side
+        slabs = (slab * row for slab in even_parts(side))
+        return next((slab // row for slab in slabs if slab >= wanted and slab % least == 0), side)
 
     def _some_header(self) -> BloscHeader | None:
         """The header of a chunk that was written: all of an array's are compressed alike."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             try:
-                with open(self._file(number), "rb") as file:
+                with open(self._file(number), "rb", opener=open_file) as file:
                     return BloscHeader.of(file.read(BLOSC_HEADER), self._chunk_nbytes)
             except (FileNotFoundError, ChunkError):
                 continue
@@ -174,7 +174,7 @@ class ZarrVolume(Volume, UnitReader):
             return
         path = self._file(chunk)
         try:
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = open_file(path)
         except FileNotFoundError:
             self._check_still_there()
             self._fill(parts)

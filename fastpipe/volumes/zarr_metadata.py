@@ -6,6 +6,7 @@ https://zarr-specs.readthedocs.io: zarr.json of version 3, .zarray of version 2.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fastpipe._natural import natural_sorted
+from fastpipe.core.files import open_file, read_file
 from fastpipe.errors import VolumeError
 
 __all__ = ["CODECS", "METADATA", "ZarrArray", "is_zarr", "parsed", "zarr_array"]
@@ -96,8 +98,7 @@ def zarr_array(path: str) -> ZarrArray | str:
     for name in METADATA:
         file = os.path.join(path, name)
         try:
-            with open(file, "rb") as opened:
-                content = opened.read()
+            content = read_file(file)
         except FileNotFoundError:
             continue
         found = parsed(file, content)
@@ -137,6 +138,16 @@ def parsed(file: str, content: bytes) -> ZarrArray | str | None:
         raise VolumeError(f"{file} is damaged: {type(error).__name__} {error}") from error
 
 
+def even_parts(side: int) -> list[int]:
+    """Return the lengths of the parts into which a side of a chunk can be cut evenly, in increasing order.
+
+    >>> even_parts(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [part for part in range(1, math.isqrt(side) + 1) if side % part == 0]
+    return low + [side // part for part in reversed(low) if part * part < side]
+
+
 def _arrays_in(path: str, depth: int = 3) -> list[str]:
     found = []
     for name in natural_sorted(os.listdir(path)):
@@ -153,7 +164,7 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
 
 def _is_array(path: str) -> bool:
     try:
-        with open(os.path.join(path, "zarr.json"), encoding="utf-8") as file:
+        with open(os.path.join(path, "zarr.json"), encoding="utf-8", opener=open_file) as file:
             data = json.load(file)
     except (OSError, ValueError):
         return False

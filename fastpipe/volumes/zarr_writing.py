@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fastpipe._extras import require
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.checkpoints import sync_folder
+from fastpipe.volumes.zarr_metadata import even_parts
 
 __all__ = [
     "Codec",
@@ -147,9 +148,7 @@ class ZarrLayout(NamedTuple):
         axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
         side = self.chunk[axis]
         row = self.chunk_nbytes // side
-        low = [slab for slab in range(1, math.isqrt(side) + 1) if side % slab == 0]
-        slabs = low + [side // slab for slab in reversed(low)]
-        return row * next((slab for slab in slabs if slab * row >= _BLOCK_NBYTES), side)
+        return row * next((slab for slab in even_parts(side) if slab * row >= _BLOCK_NBYTES), side)
 
 
 def metadata(layout: ZarrLayout, attributes: dict[str, Any], dimension_names: list[Any] | None) -> bytes:

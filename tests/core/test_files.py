@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastpipe.core import files
-from fastpipe.core.files import read_file
+from fastpipe.core.files import open_file, read_file, regular_status
 from fastpipe.testing import write_fifo
 
 
@@ -91,3 +91,16 @@ def test_descriptors_are_closed_after_an_error(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(OSError, match="Input/output error"):
             read_file(str(path))
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.hang_after(20)
+def test_what_a_library_opens_by_its_path_is_a_regular_file(tmp_path: Path) -> None:
+    path = write_fifo(tmp_path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        regular_status(str(path))
+    with pytest.raises(OSError, match="Not a regular file"), open(path, "rb", opener=open_file):
+        pass
+    with pytest.raises(IsADirectoryError):
+        regular_status(str(tmp_path))
+    (tmp_path / "x").write_bytes(b"123")
+    assert regular_status(str(tmp_path / "x")).st_size == 3

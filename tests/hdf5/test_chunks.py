@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fastpipe.core.chunks import ChunkError
+from fastpipe.errors import HDF5Error
 from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.errors import DamagedError
 from fastpipe.hdf5.filters import FilterStep, why_not
@@ -142,6 +143,20 @@ def test_which_one_is_damaged_is_told(
     with pytest.raises(ChunkError, match=rf"x\.h5, dataset /x, chunk {which} at .*: gzip: "):
         chunks.decode(np.arange(ROWS // 2), out)
     np.testing.assert_array_equal(out[:which].view("i4").reshape(-1, 4), data[: 2 * which])
+
+
+def test_another_file_at_the_path_is_not_read(tmp_path: Path) -> None:
+    """Its bytes at the old offsets may well be numbers, but not those of the dataset."""
+    path = tmp_path / "x.h5"
+    for name, value, more in (("x.h5", 1, 0), ("new.h5", 2, 5000)):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["before"] = np.full(more, 200, "u1")
+            file.create_dataset("x", data=np.full((6, 4), value, "u1"), chunks=(3, 4))
+    chunks = chunks_of(path)
+    assert chunks.decode_alone(0).tolist() == [1] * 12
+    os.replace(tmp_path / "new.h5", path)
+    with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
+        chunks.decode_alone(0)
 
 
 def test_what_is_stored_larger_than_ever(tmp_path: Path, reader_of: ReaderOf, read: Any) -> None:

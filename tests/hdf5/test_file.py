@@ -20,8 +20,10 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.errors import DamagedError
-from fastpipe.hdf5.files import SampleFile, SampleFiles
+from fastpipe.hdf5.files import SampleFile, SampleFiles, damage_as_error
+from fastpipe.hdf5.inspecting import inspect_file
 from fastpipe.hdf5.reader import RowReader
+from fastpipe.volumes.opening import open_volume
 
 ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
 NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]
@@ -203,6 +205,58 @@ def test_a_damaged_chunk(path: Path, read: Any) -> None:
     np.testing.assert_array_equal(read(files, np.array([39]))[0], ROWS[[39]])
 
 
+def flip(path: Path, signature: bytes, behind: int) -> None:
+    """Change a bit of one of the file's records."""
+    content = bytearray(path.read_bytes())
+    content[content.index(signature) + behind] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("libver", "signature", "behind"), [("latest", b"FADB", 20), ("earliest", b"TREE\1", 7)]
+)
+@pytest.mark.parametrize(
+    "read_records", [lambda path: SampleFile(path, ["x"]), lambda path: inspect_file(path, 1, 8)]
+)
+def test_damage_of_the_records_of_chunks(
+    tmp_path: Path, libver: str, signature: bytes, behind: int, read_records: Any
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=np.arange(60).reshape(10, 6), chunks=(3, 4), compression="gzip")
+    flip(path, signature, behind)
+    with pytest.raises(
+        HDF5Error, match=r"x\.h5 cannot be read, it may be damaged: .*; restore it from a copy"
+    ):
+        read_records(path)
+
+
+def test_damage_of_the_records_of_names(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        file["x"] = np.arange(5)
+    flip(path, b"SNOD", 0)
+    for name in ("x", "none"):
+        with pytest.raises(HDF5Error, match=r"x\.h5 cannot be read, it may be damaged: "):
+            SampleFile(path, [name])
+
+
+def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = file[b"caf\xe9"] = np.arange(5)
+    with pytest.raises(KeyError, match=r"has no dataset 'none'; it has caf.*, x"):
+        SampleFile(tmp_path / "x.h5", ["none"])
+    with pytest.raises(OptionError, match=r"has no dataset 'none'; it has /caf.*, /x"):
+        open_volume(tmp_path / "x.h5" / "none")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), ValueError("x")])
+def test_errors_of_others_are_not_called_damage(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, damage_as_error("x.h5"):
+        raise error
+    assert raised.value is error
+
+
 def test_damage_that_the_library_finds(path: Path, read: Any) -> None:
     with h5py.File(path, "a") as file:
         dataset = file.create_dataset(
@@ -233,6 +287,26 @@ def test_a_file_that_changes(path: Path, read: Any, how: str, is_open: bool) -> 
     else:
         with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
             read(reader)
+
+
+@pytest.mark.parametrize("how", ["written to", "replaced"])
+def test_a_file_that_changes_while_the_library_has_it_open(path: Path, read: Any, how: str) -> None:
+    with h5py.File(path, "a") as file:
+        file.create_dataset("scaled", data=np.arange(40), chunks=(4,), scaleoffset=0)
+    reader = RowReader(of(path, ["scaled"]))
+    read(reader)
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    with h5py.File(other, "a") as file:
+        file["scaled"][...] = 0
+    if how == "replaced":
+        os.replace(other, path)
+    else:
+        before = path.stat()
+        path.write_bytes(other.read_bytes())
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(HDF5Error, match=r"x\.h5 has changed since it was opened"):
+        read(reader)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -273,6 +347,17 @@ def test_a_file_that_is_open_for_writing_elsewhere(path: Path) -> None:
             SampleFile(path, ["chunked"])
         writer.communicate("")
     SampleFile(path, ["chunked"])
+
+
+def test_a_file_that_is_open_for_writing_in_this_process(path: Path) -> None:
+    """The library would hand that file out again, whose latest values may not be on the disk."""
+    with (
+        h5py.File(path, "a"),
+        pytest.raises(HDF5Error, match=r"x\.h5 is open for writing in this process: close it"),
+    ):
+        SampleFile(path, ["chunked"])
+    with h5py.File(path, "r"):
+        SampleFile(path, ["chunked"])
 
 
 def test_nothing_is_left_open_by_what_fails(path: Path) -> None:

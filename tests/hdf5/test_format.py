@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from fastpipe.errors import HDF5Error
+from fastpipe.hdf5 import layout as layout_module
 from fastpipe.hdf5 import library
 from fastpipe.hdf5.errors import DamagedError
-from fastpipe.hdf5.files import SampleFile
+from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.layout import read_layout
 from fastpipe.hdf5.reader import RowReader
 
@@ -253,6 +255,34 @@ def test_a_growing_dimension_that_is_not_the_first(
     else:
         reader = reader_of(tmp_path / "x.h5")
         np.testing.assert_array_equal(read(reader, range(4)), expected)
+
+
+@pytest.mark.parametrize(("written", "kind"), [(10, "chunked"), (9, "h5py")])
+def test_a_few_written_chunks_of_many_are_left_to_the_library(
+    tmp_path: Path, written: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_module, "_MANY_CHUNKS", 10)
+    monkeypatch.setattr(layout_module, "_SPARSE", 4)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("x", (40,), "u1", chunks=(1,))
+        dataset[:written] = 1
+        layout = read_layout(dataset)
+    assert layout.kind == kind
+    assert layout.why == ("" if kind == "chunked" else "nearly all of its 40 chunks were never written")
+
+
+def test_memory_is_not_taken_by_the_chunks_that_a_file_declares(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", (60_000_000,), "u1", chunks=(1,))[5] = 7
+    tracemalloc.start()
+    reader = RowReader(SampleFiles([tmp_path / "x.h5"], ["x"]))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 24
+    out = np.zeros(3, "u1")
+    for row, sample in enumerate((4, 5, 59_999_999)):
+        reader.read_alone(sample, row, [out])
+    assert out.tolist() == [0, 7, 0]
 
 
 def test_an_undefined_fill_value_that_is_never_read(

@@ -92,6 +92,18 @@ def test_every_draw_comes_from_the_sample_s_generator(name: str) -> None:
         assert DRAWS[name]().stride() == first.stride()
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+def test_a_device_with_and_without_its_number_is_one(kind: str) -> None:
+    with KeyedGenerator(7):
+        both = torch.cat([torch.rand(3, device=kind), torch.rand(3, device=f"{kind}:0")])
+    expected = torch.Generator(kind).manual_seed(7)
+    assert torch.equal(both[:3], torch.rand(3, device=kind, generator=expected))
+    assert torch.equal(both[3:], torch.rand(3, device=kind, generator=expected))
+
+
 def test_a_generator_that_is_named_is_kept() -> None:
     def mine() -> torch.Generator:
         return torch.Generator().manual_seed(99)

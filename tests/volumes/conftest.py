@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,3 +132,22 @@ def random_array() -> Callable[..., Any]:
         return raw.view(dtype).reshape(shape)
 
     return made
+
+
+@pytest.fixture
+def replaced_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path, Path], None]:
+    """Replaces a file as soon as a function has returned: ``replaced_after("module.function", path, new)``."""
+
+    def patch(target: str, path: Path, new: Path) -> None:
+        module, name = target.rsplit(".", 1)
+        function = getattr(importlib.import_module(module), name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            found = function(*args, **options)
+            if new.exists():
+                os.replace(new, path)
+            return found
+
+        monkeypatch.setattr(target, called)
+
+    return patch

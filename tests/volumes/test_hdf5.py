@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.errors import HDF5Error, OptionError
+from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.files import SampleFile
 from fastpipe.volumes.opening import open_volume
 
@@ -94,6 +95,15 @@ def test_a_filter_that_only_the_library_knows_is_there_in_other_processes(tmp_pa
     subprocess.run([sys.executable, "-c", _READ, tmp_path / "volume"], check=True)
 
 
+def test_elements_of_a_type_that_numpy_does_not_have(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        space, kind = h5py.h5s.create_simple((4,)), h5py.h5t.STD_I64LE.copy()
+        kind.set_size(9)
+        h5py.h5d.create(file.id, b"x", kind, space)
+    with pytest.raises(OptionError, match=r"x\.h5: /x .*a type that NumPy does not have"):
+        open_volume(tmp_path / "x.h5" / "x")
+
+
 def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,3 +113,44 @@ def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
         open_volume(tmp_path / "x.h5" / "z")
     monkeypatch.delattr(h5py.Group, "visititems")
     assert open_volume(tmp_path / "x.h5" / "y").shape == (4,)
+
+
+@pytest.mark.parametrize("name", ["x.mat", "x.h5", "x"])
+def test_a_file_with_a_user_block(tmp_path: Path, name: str, whole: Any) -> None:
+    """As MATLAB writes them: its own header stands in front of HDF5's signature."""
+    data = np.arange(12).reshape(3, 4)
+    with h5py.File(tmp_path / name, "w", userblock_size=512) as file:
+        file["x"] = data
+    with open(tmp_path / name, "r+b") as raw:
+        raw.write(b"MATLAB 7.3 MAT-file")
+    np.testing.assert_array_equal(whole(open_volume(tmp_path / name / "x")), data)
+
+
+def write_two(folder: Path, **options: Any) -> tuple[Path, Path]:
+    """Files whose datasets ``x`` lie at different places: of ones, and of twos."""
+    for name, value, more in (("x.h5", 1, 0), ("new.h5", 2, 5000)):
+        with h5py.File(folder / name, "w") as file:
+            file["before"] = np.full(more, 200, "u1")
+            file.create_dataset("x", data=np.full((64, 64), value, "u1"), **options)
+    return folder / "x.h5", folder / "new.h5"
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (32, 64)}])
+def test_a_file_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, options: dict[str, Any], replaced_after: Any, whole: Any
+) -> None:
+    path, new = write_two(tmp_path, **options)
+    replaced_after("fastpipe.volumes.hdf5.read_layout", path, new)
+    volume = open_volume(path / "x")
+    with pytest.raises(VolumeError, match=r"x\.h5 has changed since it was opened"):
+        whole(volume)
+
+
+@pytest.mark.parametrize("options", [{"chunks": (32, 64)}, {"chunks": (32, 64), "scaleoffset": 0}])
+def test_a_file_that_is_replaced_before_it_is_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    path, new = write_two(tmp_path, **options)
+    volume = open_volume(path / "x")
+    reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
+    os.replace(new, path)
+    with pytest.raises(VolumeError, match=r"x\.h5 has changed since it was opened"):
+        reader.read(np.array([0]), [out])

@@ -63,6 +63,15 @@ def test_a_change_is_seen(tmp_path: Path) -> None:
     assert found[1, 2, 3] == 7
 
 
+def test_a_field_of_a_packed_structure_is_read() -> None:
+    """Its elements are no whole number of elements apart: the native core does not take such memory."""
+    structure = np.zeros((6, 8), [("a", "u1"), ("x", "<f4")])
+    structure["x"] = np.arange(48).reshape(6, 8)
+    assert MemoryVolume(structure["x"], "x").native_source() is None
+    dataset = FastPatchDataset(structure["x"], (3, 8), sampling=Grid())
+    np.testing.assert_array_equal(np.concatenate([dataset[0], dataset[1]]), structure["x"])
+
+
 @pytest.mark.parametrize("kind", ["copy on write", "memory", "empty", "calculated"])
 def test_of_others_there_is_a_copy(tmp_path: Path, kind: str) -> None:
     array = mapped(tmp_path / "x", "c")

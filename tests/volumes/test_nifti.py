@@ -89,3 +89,16 @@ def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: 
     open_volume(path, convert=convert)
     with pytest.raises(VolumeError, match=r"x\.nii\.gz has changed since it was opened"):
         whole(before)
+
+
+@pytest.mark.parametrize("name", ["x.nii", "x.nii.gz"])
+def test_a_file_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, name: str, replaced_after: Any, whole: Any
+) -> None:
+    (tmp_path / "new").mkdir()
+    write(tmp_path / name)
+    write(tmp_path / "new" / name, "<f8")
+    replaced_after("nibabel.load", tmp_path / name, tmp_path / "new" / name)
+    volume = open_volume(tmp_path / name, convert=ConvertedFiles(tmp_path / "converted"))
+    with pytest.raises(VolumeError, match="has changed since it was opened"):
+        whole(volume)

@@ -93,9 +93,10 @@ def test_an_array_that_begins_anywhere(tmp_path: Path, whole: Any) -> None:
     array = np.arange(60, dtype=">i4").reshape(3, 4, 5)
     for offset in (0, 1, 7, 4096):
         (tmp_path / "x").write_bytes(b"\xff" * offset + array.tobytes() + b"behind")
-        volume = RawVolume(os.fspath(tmp_path / "x"), array.shape, array.dtype, offset, False, "raw")
+        path, status = os.fspath(tmp_path / "x"), os.stat(tmp_path / "x")
+        volume = RawVolume(path, array.shape, array.dtype, offset, False, "raw", status)
         np.testing.assert_array_equal(whole(volume), array)
-        turned = RawVolume(os.fspath(tmp_path / "x"), (5, 4, 3), array.dtype, offset, True, "raw", "its name")
+        turned = RawVolume(path, (5, 4, 3), array.dtype, offset, True, "raw", status, "its name")
         np.testing.assert_array_equal(whole(turned), array.T)
         assert turned.name == "its name"
 
@@ -220,6 +221,22 @@ def test_a_file_that_was_replaced_is_read_on_as_it_was(tmp_path: Path) -> None:
     assert not out.any()
     with pytest.raises(VolumeError, match="has changed since it was opened"):
         volume.open()
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, replaced_after: Any, whole: Any) -> None:
+    path, new = save(tmp_path / "x.npy", np.zeros(100)), save(tmp_path / "new.npy", np.ones(2000, "u1"))
+    replaced_after("fastpipe.volumes.files._npy_header", path, new)
+    volume = open_volume(path)
+    with pytest.raises(VolumeError, match=r"x\.npy has changed since it was opened"):
+        whole(volume)
+
+
+@pytest.mark.hang_after(20)
+@pytest.mark.parametrize("name", ["x.npy", "x.tif", "x.nii", "x.nii.gz", "x.h5", "x.b2nd"])
+def test_a_fifo_is_an_error_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=rf"Not a regular file: .*{name}"):
+        open_volume(tmp_path / name)
 
 
 def test_a_file_that_ends_within_a_unit_is_damaged_there(

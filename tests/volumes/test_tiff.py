@@ -120,3 +120,31 @@ def test_a_slice_that_is_rewritten_is_an_error(
     os.close(descriptor)
     with pytest.raises(VolumeError, match=r"1\.tif has changed since it was opened"):
         reader.read([0, 0, 0], out)
+
+
+@pytest.mark.parametrize(
+    ("compression", "function"), [(None, "_is_together"), ("zlib", "_segments"), ("zlib", "_series")]
+)
+def test_a_file_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, compression: str | None, function: str, replaced_after: Any, whole: Any
+) -> None:
+    """The last is a folder's first slice."""
+    for name, value in (("x/1.tif", 1), ("x/2.tif", 1), ("new.tif", 2)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        description = "x" * 500 * value
+        data = np.full((40, 30), value, "u2")
+        tifffile.imwrite(tmp_path / name, data, compression=compression, description=description)
+    path = tmp_path / "x" / "1.tif"
+    replaced_after(f"fastpipe.volumes.tiff.{function}", path, tmp_path / "new.tif")
+    volume = open_volume(path.parent if function == "_series" else path)
+    with pytest.raises(VolumeError, match="has changed since it was opened"):
+        whole(volume)
+
+
+@pytest.mark.hang_after(20)
+def test_a_slice_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) -> None:
+    tifffile.imwrite(tmp_path / "1.tif", np.zeros((40, 30), "u2"))
+    os.mkfifo(tmp_path / "2.tif")
+    volume = open_volume(tmp_path)
+    with pytest.raises(OSError, match=r"Not a regular file: .*2\.tif"):
+        whole(volume)

@@ -25,7 +25,7 @@ from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.volume import DamagedUnitError
 from fastpipe.volumes.wrappers import GroupedVolume, NativeVolume
 from fastpipe.volumes.zarr import ZarrVolume
-from fastpipe.volumes.zarr_metadata import ZarrArray, zarr_array
+from fastpipe.volumes.zarr_metadata import ZarrArray, even_parts, zarr_array
 
 NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
@@ -191,6 +191,19 @@ def test_slabs_are_along_the_first_dimension_that_a_chunk_has(
         corner = tuple(side.start // most for side, most in zip(volume.grid.box(number), chunk, strict=True))
         assert along.setdefault(chunk_number, corner) == corner
     assert len(set(along.values())) == len(along)
+
+
+@given(side=st.integers(1, 5000))
+def test_even_parts_are_all_divisors(side: int) -> None:
+    assert even_parts(side) == [part for part in range(1, side + 1) if side % part == 0]
+
+
+@pytest.mark.hang_after(20)
+@pytest.mark.parametrize("side", [1_000_000_007, (1 << 61) - 1])
+def test_a_chunk_of_a_large_prime_number_of_elements_is_opened_at_once(tmp_path: Path, side: int) -> None:
+    write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1", "version": 2}, np.ones(4, "u1"))
+    change(tmp_path / "x", shape=[side], chunks=[side], compressor=None)
+    assert open_volume(tmp_path / "x").grid.unit == (side,)
 
 
 def test_parts_whose_elements_the_compressor_did_not_know_are_right(
@@ -422,6 +435,16 @@ def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path, codec: Any, whole:
     file.unlink()
     file.mkdir()
     with pytest.raises(OSError, match=str(file)):
+        whole(volume)
+
+
+@pytest.mark.hang_after(20)
+def test_a_chunk_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) -> None:
+    write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1"}, np.ones(4, "u1"))
+    volume, file = open_volume(tmp_path / "x"), files_of(tmp_path / "x")[0]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match=f"Not a regular file: '{file}'"):
         whole(volume)
 
 

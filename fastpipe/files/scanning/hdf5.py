@@ -17,7 +17,7 @@ from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.folder import Ticker, in_threads
 from fastpipe.files.scanning.verdicts import Verdict
 from fastpipe.hdf5.chunks import ChunkReader, FileState
-from fastpipe.hdf5.files import opened
+from fastpipe.hdf5.files import damage_as_error, opened
 from fastpipe.hdf5.geometry import grid_of
 from fastpipe.hdf5.layout import Layout, in_blocks, read_layout
 from fastpipe.hdf5.rows import dtype_of
@@ -42,7 +42,7 @@ def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
     found = Findings(path, "chunks")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
-        with opened(path) as file:
+        with opened(path) as file, damage_as_error(path):
             _scan(file, found, descriptor, threads, progress)
     finally:
         os.close(descriptor)

@@ -208,10 +208,10 @@ def test_a_file_that_must_not_be_read(path: Path, monkeypatch: pytest.MonkeyPatc
     """Root may read everything: so it is ``open`` that refuses here."""
     from fastpipe.hdf5 import files as module
 
-    def refuse(name: str, mode: str) -> Any:
+    def refuse(name: str) -> Any:
         raise PermissionError(13, "Permission denied", name)
 
-    monkeypatch.setattr(module, "open", refuse, raising=False)
+    monkeypatch.setattr(module, "open_file", refuse)
     with pytest.raises(PermissionError, match=r"Permission denied: .*x\.h5"):
         FastHDF5Dataset(path, "x")
 

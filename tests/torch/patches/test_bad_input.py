@@ -128,6 +128,19 @@ def test_files_that_are_cut_off_anywhere_are_errors(
             assert np.array_equal(found, array), f"cut off at {length} of {len(data)}"
 
 
+@pytest.mark.parametrize(("place", "byte"), [(79, 128), (164, 1)])  # of a filter; of the text "<f4"
+def test_damaged_metadata_of_blosc2_are_an_error(
+    tmp_path: Path, write_volume: Any, place: int, byte: int
+) -> None:
+    path = Path(write_volume("b2nd", tmp_path / "x", np.zeros((12, 14), "f4"), (12, 14)))
+    content = bytearray(path.read_bytes())
+    assert content[162:165] == b"<f4"
+    content[place] = byte
+    path.write_bytes(content)
+    with pytest.raises(VolumeError, match=r"x\.b2nd cannot be opened by blosc2: "):
+        FastPatchDataset(path, (1, 1))
+
+
 # ---- chunks that are missing or damaged ---------------------------------------------------------
 
 
