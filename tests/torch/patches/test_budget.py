@@ -64,7 +64,12 @@ def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
 @pytest.mark.parametrize("shuffle", [True, GROUPS, False])
 def test_a_loader_that_knows_the_order_decodes_less(scroll: str, shuffle: Any) -> None:
     """Than who asks for the same patches one by one, of whom nobody knows what comes next."""
-    options: Any = {"sampling": Uniform(300), "seed": 0, "cache": Cache("ram", max_bytes=40_000), "threads": 1}
+    options: Any = {
+        "sampling": Uniform(300),
+        "seed": 0,
+        "cache": Cache("ram", max_bytes=40_000),
+        "threads": 1,
+    }
     dataset, other = (FastPatchDataset(scroll, (12, 12, 12), **options) for _ in range(2))
     loader = FastLoader(dataset, 4, shuffle)
     batches = loader._order.ours()
