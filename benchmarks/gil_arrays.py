@@ -117,7 +117,7 @@ def cases(folder: Path | None) -> tuple[list[Case], Table]:
     cell, patch = "a row of 1 KiB, from memory", "a patch of 72×136×136 and its labels, from memory"
     found = [Case(rows, batch, 3, windows(batch)) for batch in (64, 256)]
     found += [Case(cell, batch, 0.2, kept(batch)) for batch in (256, 5632)]
-    found += [Case(patch, batch, 60, patches(batch)) for batch in (2, 8)]
+    found += [Case(patch, batch, 60, patches(batch)) for batch in (2, 8, 32)]
     return found, gzip
 
 
