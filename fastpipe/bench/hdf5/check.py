@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from fastpipe._extras import require
 from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.hdf5.rows import TableSpec, loader_of, quiet
 from fastpipe.bench.samples import RowCheck, digests_of_samples
@@ -41,7 +40,7 @@ def digests_of(table: Table) -> Counter[bytes]:
     """Digests of the samples as h5py reads them, and how often each comes."""
     found: Counter[bytes] = Counter()
     dims = table.sample_dims
-    with require("h5py", extra="hdf5").File(table.path, "r") as file:
+    with table.opened() as file:
         dataset = file[table.dataset]
         for first in range(0, table.shape[0], _AT_ONCE):
             part = dataset[first : first + _AT_ONCE]

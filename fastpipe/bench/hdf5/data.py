@@ -109,6 +109,12 @@ class Table:
         """Bytes of a sample."""
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
+    def opened(self, **options: Any) -> Any:
+        """The file, opened by h5py with these options, and with the filters that it needs."""
+        if self.key == BITSHUFFLE:
+            require("hdf5plugin", extra="hdf5")
+        return require("h5py", extra="hdf5").File(self.path, "r", **options)
+
     def warm(self) -> None:
         """Read the file once, so that the page cache has it."""
         with open(self.path, "rb") as file:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._extras import require
-from fastpipe.bench.hdf5.data import BITSHUFFLE, Table
+from fastpipe.bench.hdf5.data import Table
 from fastpipe.bench.windows import windows
 
 __all__ = ["InOrder", "RowByRow", "WindowBatches"]
@@ -52,7 +52,7 @@ class RowByRow:
         options: dict[str, Any] = {}
         if self._cache_bytes is not None:
             options = {"rdcc_nbytes": self._cache_bytes, "rdcc_nslots": _SLOTS, "rdcc_w0": 0}
-        file = require("h5py", extra="hdf5").File(self._table.path, "r", **options)
+        file = self._table.opened(**options)
         self._labels = None if self._table.labels is None else file[self._table.labels]
         self._file, self._values = file, file[self._table.dataset]
 
@@ -110,9 +110,7 @@ class InOrder:
         out: npt.NDArray[Any] = np.empty((group, *self._table.shape[1:]), self._table.dtype)
         place = 0
         start = time.perf_counter()
-        if self._table.key == BITSHUFFLE:
-            require("hdf5plugin", extra="hdf5")
-        with require("h5py", extra="hdf5").File(self._table.path, "r") as file:
+        with self._table.opened() as file:
             dataset = file[self._table.dataset]
             while count > 0:
                 size = min(group, rows - place, count)
