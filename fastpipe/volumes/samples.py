@@ -45,7 +45,7 @@ from fastpipe.volumes.volume import DamagedUnitError
 __all__ = ["PatchSamples"]
 
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
-_MOST_EXPECTED = 1 << 20  # patches of an epoch, to know which parts of volumes are not used again
+_MOST_EXPECTED = 1 << 24  # uses of parts of volumes in an epoch, to list them before it
 
 _is_bad = partial(is_of_samples, of_format=VolumeError, damaged=DamagedUnitError)
 
@@ -121,6 +121,7 @@ class PatchSamples(TouredSamples):
         self._remembered = Remembered(
             self._roles, budget_of(self.cache), is_fixed=self.cache.max_bytes != "auto"
         )
+        self._most_uses = self._remembered.most_uses(self._cut)
         self._touring = Touring(self._roles, cut_space, self._places, planned_room(self.cache))
         self._runtime: Runtime | None = None
 
@@ -262,7 +263,7 @@ class PatchSamples(TouredSamples):
             runtime: this process's.
             order: gives the patches' indices, int64 (N,), or None; called where nobody has said this before.
         """
-        if self._remembered.keeps_all or len(self) > _MOST_EXPECTED:
+        if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
         def uses() -> tuple[Callable[[int], npt.NDArray[np.int64]], bool]:

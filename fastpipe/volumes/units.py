@@ -114,6 +114,18 @@ class Remembered:
             some = in_bytes(total) if self.keeps_all else f"{in_bytes(budget)} of {in_bytes(total)}"
             self.note = f"remembered in memory that threads and processes share, {some}"
 
+    def most_uses(self, patch: Sequence[int]) -> int:
+        """The most units that a patch of this size can use, of all arrays of a volume."""
+        found: dict[int, int] = {}
+        for role, number in self._arrays:
+            volume, lead = role.volumes[number], len(role.lead)
+            if volume.array is None:
+                counts, sides = volume.grid.counts, volume.grid.unit[lead:]
+                touched = [-(-size // side) + 1 for size, side in zip(patch, sides, strict=True)]
+                inside = math.prod(map(min, touched, counts[lead:]))
+                found[number] = found.get(number, 0) + math.prod(counts[:lead]) * inside
+        return max(found.values(), default=0)
+
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], npt.NDArray[np.int64]]:
         """Which units patches use, patch by patch.
 

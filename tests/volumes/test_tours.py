@@ -272,6 +272,31 @@ def test_visits_are_counted_as_by_hand(case: Any) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@settings(max_examples=120)
+@given(case=cases(), boxes=st.integers(1, 3))
+def test_units_of_patches_are_listed_patch_by_patch(case: Any, boxes: int) -> None:
+    """Of several arrays: one of each volume, which has boxes like the volume's, behind those of the one before."""
+    geometry, places, _ = case
+    space, arrays, first = geometry.space, [], 5
+    for volume, shape in enumerate(space.shapes.tolist()):
+        unit = geometry.units[volume].tolist()
+        arrays.append((volume, first, boxes, shape, unit))
+        first += boxes * math.prod(-(-size // side) for size, side in zip(shape, unit, strict=True))
+    patch = space.patch.tolist()
+    found = native.units_of_patches(arrays, places.volumes, places.starts, patch)
+    one_by_one = [
+        native.units_of_patches(arrays, places.volumes[row : row + 1], places.starts[row : row + 1], patch)
+        for row in range(len(places.volumes))
+    ]
+    assert found.dtype == np.int64
+    assert np.array_equal(found, np.concatenate([np.zeros(0, np.int64), *one_by_one]))
+    expected = [np.zeros(5, np.int32)]
+    for volume, _, _, shape, unit in arrays:
+        visits = unit_visits(shape, unit, patch, places.starts[places.volumes == volume])
+        expected += [visits.ravel()] * boxes
+    np.testing.assert_array_equal(np.bincount(found, minlength=first), np.concatenate(expected))
+
+
 def test_each_patch_of_a_grid_is_visited_once() -> None:
     geometry = geometry_of([(32, 32)], [(8, 8)], (8, 8))
     places = grid_places(geometry.space, (8, 8))

@@ -79,6 +79,20 @@ def test_a_loader_that_knows_the_order_decodes_less(scroll: str, shuffle: Any) -
     assert amplification_of(dataset, loader) < 0.9 * amplification_of(other, stock)
 
 
+def test_no_patch_uses_more_than_is_reckoned(scroll: str) -> None:
+    """By which it is decided whether an epoch's uses are listed."""
+    for size in ((1, 1, 1), (12, 12, 12), (8, 9, 64), (48, 64, 64)):
+        dataset = FastPatchDataset(
+            scroll, size, sampling=Uniform(200), seed=0, cache=Cache("ram", max_bytes=40_000), threads=1
+        )
+        places, remembered = dataset._places, dataset._remembered
+        most = 0
+        for index in range(len(dataset)):
+            uses = remembered.uses(places.places(0, 0, np.array([index])), size)
+            most = max(most, len(uses(remembered._classes[0].slot_nbytes)))
+        assert most <= dataset._most_uses <= math.prod(-(-side // 8) + 1 for side in size)
+
+
 @given(sizes=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=60))
 def test_units_of_many_sizes_share_slots(sizes: list[int]) -> None:
     """Of files of many shapes each would have a slot or none."""
