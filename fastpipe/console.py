@@ -1,4 +1,4 @@
-"""What commands show: progress, a moving line in a terminal and plain lines elsewhere; tables."""
+"""Progress and tables of commands: one line that changes in a terminal, a line for each step elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Progress:
             self._status.stop()
 
     def now(self, text: str) -> None:
-        """What is being done; shown in a terminal only."""
+        """Show what is being done, in a terminal only."""
         if self._status is not None:
             self._status.update(Text(text))
             self._status.start()

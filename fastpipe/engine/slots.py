@@ -29,8 +29,8 @@ class Lease:
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
-    def __init__(self, memory: npt.NDArray[np.uint8], interface: dict[str, Any] | None = None) -> None:
-        self._memory = memory
+    def __init__(self, memory: Any, interface: dict[str, Any] | None = None) -> None:
+        self._memory = memory  # or what has it, where an interface says how it is seen
         self.__array_interface__ = memory.__array_interface__ if interface is None else interface
 
 
@@ -50,18 +50,17 @@ class _SlotLease(Lease):
     """One of a pool's slots, which gets it back.  (``weakref.finalize`` would take as long as all the rest
     of ``SlotPool.take``.)"""
 
-    __slots__ = ("_pool", "_slot")
+    __slots__ = ("_pool",)
 
     def __init__(self, slot: _Slot, interface: dict[str, Any], pool: weakref.ref[SlotPool]) -> None:
-        super().__init__(slot.memory, interface)
-        self._slot = slot
+        super().__init__(slot, interface)
         self._pool = pool  # last: with it, it is whole
 
     def __del__(self) -> None:
         # Ctrl-C may have come while it was made.
         pool = self._pool() if hasattr(self, "_pool") else None
         if pool is not None:
-            pool._put(self._slot)
+            pool._put(self._memory)
 
 
 class SlotPool:

@@ -488,11 +488,6 @@ def decoded_units(units: Annotated[NDArray[numpy.int64], dict(shape=(None,), ord
     How many units are decoded for patches that come one after the other: see tours.h.
     """
 
-def units_of_patches(arrays: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]], volumes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], size: Sequence[int]) -> NDArray[numpy.int64]:
-    """
-    The numbers of the units that patches touch, patch by patch: int64 (M,).  arrays: of each the volume whose it is, its first unit's number, how many boxes like this it has, its shape and its units' sides.
-    """
-
 class FoundUnit:
     """A unit that is there; nothing overwrites it until it is released."""
 

@@ -45,7 +45,7 @@ from fastpipe.volumes.volume import DamagedUnitError
 __all__ = ["PatchSamples"]
 
 _MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
-_MOST_EXPECTED = 1 << 24  # uses of parts of volumes in an epoch, to list them before it
+_MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
 
 _is_bad = partial(is_of_samples, of_format=VolumeError, damaged=DamagedUnitError)
 
@@ -227,7 +227,7 @@ class PatchSamples(TouredSamples):
         places = self._places_of(indices, samples, key)
         found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
         if len(found) == 1:
-            self._expect_epoch(*found[0], runtime)
+            self._expect_epoch(*found[0])
         batch = _Batch(self, samples, places, key, runtime, arrays)
         # What is counted there are places: those of the batch, and behind them those drawn in their stead.
         return Reading(
@@ -253,14 +253,12 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(
-        self, seed: int, epoch: int, runtime: Runtime,
-        order: Callable[[], npt.NDArray[np.int64] | None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self, seed: int, epoch: int, order: Callable[[], npt.NDArray[np.int64] | None] = lambda: None
+    ) -> None:
         """Say which patches an epoch has, and in which order they are asked for, if that is known.
 
         Args:
             seed, epoch: of the epoch.
-            runtime: this process's.
             order: gives the patches' indices, int64 (N,), or None; called where nobody has said this before.
         """
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
@@ -272,7 +270,7 @@ class PatchSamples(TouredSamples):
             places = self._places.places(seed, epoch, indices)
             return self._remembered.uses(places, self._cut), given is not None
 
-        runtime.expect(seed, epoch, uses)
+        self._running().expect(seed, epoch, uses)
 
     def _item(self, index: int, places: Places, place: int) -> Item:
         volume = self._roles[0].volumes[int(places.volumes[place])]

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,18 @@ from fastpipe.index.order import tour_words
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.sources import Role
 
-__all__ = ["Geometry", "Stripes", "TourTrial", "Touring", "TriedOrder", "planned", "tour_of", "unit_visits"]
+__all__ = [
+    "Geometry",
+    "Stripes",
+    "TourTrial",
+    "Touring",
+    "TriedOrder",
+    "UnitArray",
+    "planned",
+    "tour_of",
+    "unit_visits",
+    "units_used",
+]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -64,6 +76,54 @@ def unit_visits(
         steps = np.cumsum(steps, axis=dim, dtype=np.int32)
     inside: npt.NDArray[np.int32] = steps[tuple(slice(int(count)) for count in counts)]
     return inside
+
+
+class UnitArray(NamedTuple):
+    """An array of a volume, or one of several that lie one behind the other, that is read in units.
+
+    Attributes:
+        volume: the number of the volume.
+        first: the number of its first unit.
+        shape, unit: of the array and of a unit, along the D dimensions that patches are cut along.
+    """
+
+    volume: int
+    first: int
+    shape: Sequence[int]
+    unit: Sequence[int]
+
+
+def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
+    """The numbers of the units that patches touch, patch after patch: int64 (M,).
+
+    Args:
+        arrays: of all volumes.
+        places: where patches begin, perhaps outside of their volumes.
+        patch: their size.
+
+    >>> from fastpipe.volumes.places import Places
+    >>> array = UnitArray(volume=0, first=10, shape=(6,), unit=(2,))
+    >>> units_used([array], Places(np.array([0, 0]), np.array([[3], [0]])), (3,)).tolist()
+    [11, 12, 10, 11]
+    """
+    counts_of = Counter(array.volume for array in arrays)
+    # A row for each array that a patch is cut of; where its volume has fewer than others, of no units.
+    rows, dims = (len(places.volumes), max(counts_of.values(), default=0)), len(patch)
+    firsts, (lows, counts, steps) = np.zeros(rows, np.int64), np.zeros((3, *rows, dims), np.int64)
+    columns: Counter[int] = Counter()
+    for volume, first, shape, unit in arrays:
+        here, column = places.volumes == volume, columns[volume]
+        columns[volume] += 1
+        sizes, sides = np.array(shape, np.int64), np.array(unit, np.int64)
+        begins = np.maximum(places.starts[here], 0)
+        ends = np.minimum(places.starts[here] + np.array(patch, np.int64), sizes)
+        firsts[here, column], lows[here, column] = first, begins // sides
+        counts[here, column] = np.where(begins < ends, (ends - 1) // sides - begins // sides + 1, 0)
+        grid = -(-sizes // sides)
+        steps[here, column] = np.append(np.cumprod(grid[:0:-1])[::-1], 1)
+    flat = (table.reshape(-1, dims) for table in (lows, counts, steps))
+    numbers: Int64Array = native.touched_units(firsts.ravel(), *flat)[0]
+    return numbers
 
 
 class Stripes(NamedTuple):

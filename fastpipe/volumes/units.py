@@ -17,11 +17,11 @@ from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
 from fastpipe.cache.joined_units import joined_memory
 from fastpipe.cache.unit_file import UnitFile, slot_nbytes
-from fastpipe.core.native import native
 from fastpipe.errors import OptionError
 from fastpipe.options import Cache
 from fastpipe.volumes.places import Places
 from fastpipe.volumes.sources import Role
+from fastpipe.volumes.tours import UnitArray, units_used
 from fastpipe.volumes.volume import Volume
 
 __all__ = ["Foreseen", "Remembered", "budget_of", "planned_room"]
@@ -142,12 +142,14 @@ class Remembered:
             for (each, first), (role, number) in zip(self._firsts, self._arrays, strict=True):
                 volume, lead = role.volumes[number], len(role.lead)
                 if each == size and volume.array is None:
+                    shape, unit, step = (
+                        role.spatial(number),
+                        volume.grid.unit[lead:],
+                        math.prod(volume.grid.counts[lead:]),
+                    )
                     boxes = math.prod(volume.grid.counts[:lead])
-                    arrays.append((number, first, boxes, role.spatial(number), volume.grid.unit[lead:]))
-            found: npt.NDArray[np.int64] = native.units_of_patches(
-                arrays, places.volumes, np.ascontiguousarray(places.starts), patch
-            )
-            return found
+                    arrays += [UnitArray(number, first + box * step, shape, unit) for box in range(boxes)]
+            return units_used(arrays, places, patch)
 
         return of
 

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from fastpipe.core.native import native
 from fastpipe.index.order import interleaved
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
-from fastpipe.volumes.tours import Geometry, Stripes, TourTrial, planned, tour_of, unit_visits
+from fastpipe.volumes.tours import (
+    Geometry,
+    Stripes,
+    TourTrial,
+    UnitArray,
+    planned,
+    tour_of,
+    unit_visits,
+    units_used,
+)
 
 
 def geometry_of(shapes: Any, units: Any, patch: Any, itemsize: int = 1) -> Geometry:
@@ -275,25 +284,26 @@ def test_visits_are_counted_as_by_hand(case: Any) -> None:
 @settings(max_examples=120)
 @given(case=cases(), boxes=st.integers(1, 3))
 def test_units_of_patches_are_listed_patch_by_patch(case: Any, boxes: int) -> None:
-    """Of several arrays: one of each volume, which has boxes like the volume's, behind those of the one before."""
+    """Of volumes with several arrays, of some more than of others."""
     geometry, places, _ = case
     space, arrays, first = geometry.space, [], 5
     for volume, shape in enumerate(space.shapes.tolist()):
         unit = geometry.units[volume].tolist()
-        arrays.append((volume, first, boxes, shape, unit))
-        first += boxes * math.prod(-(-size // side) for size, side in zip(shape, unit, strict=True))
+        for _ in range(boxes + volume % 2):
+            arrays.append(UnitArray(volume, first, shape, unit))
+            first += math.prod(-(-size // side) for size, side in zip(shape, unit, strict=True))
     patch = space.patch.tolist()
-    found = native.units_of_patches(arrays, places.volumes, places.starts, patch)
+    found = units_used(arrays, places, patch)
     one_by_one = [
-        native.units_of_patches(arrays, places.volumes[row : row + 1], places.starts[row : row + 1], patch)
+        units_used(arrays, Places(places.volumes[row : row + 1], places.starts[row : row + 1]), patch)
         for row in range(len(places.volumes))
     ]
     assert found.dtype == np.int64
     assert np.array_equal(found, np.concatenate([np.zeros(0, np.int64), *one_by_one]))
     expected = [np.zeros(5, np.int32)]
-    for volume, _, _, shape, unit in arrays:
+    for volume, _, shape, unit in arrays:
         visits = unit_visits(shape, unit, patch, places.starts[places.volumes == volume])
-        expected += [visits.ravel()] * boxes
+        expected.append(visits.ravel())
     np.testing.assert_array_equal(np.bincount(found, minlength=first), np.concatenate(expected))
 
 

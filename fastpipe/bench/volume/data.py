@@ -33,7 +33,7 @@ class Sizes:
 
 
 FULL = Sizes((384, 768, 768), (64, 128, 128), (72, 136, 136))
-# Of the volumes that the time to the first batch is measured on: it does not depend on their size.
+# Sizes of the volumes on which the time to the first batch is measured; it does not depend on them.
 FIRST = Sizes((128, 256, 256), FULL.chunk, FULL.patch)
 QUICK = Sizes((64, 128, 128), (16, 32, 32), (18, 34, 34))
 

@@ -1,14 +1,9 @@
 #include "../units.h"
 
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <memory>
-#include <tuple>
-#include <vector>
 
 #include "arrays.h"
 
@@ -68,65 +63,9 @@ nb::ndarray<nb::numpy, bool> are_there(const UnitMemory& units, In<std::int64_t,
   return nb::ndarray<nb::numpy, bool>(found, {keys.size()}, owner);
 }
 
-using Sides = std::vector<std::int64_t>;
-using UnitArray = std::tuple<std::int64_t, std::int64_t, std::int64_t, Sides, Sides>;
-
-nb::ndarray<nb::numpy, std::int64_t> units_of_patches(const std::vector<UnitArray>& arrays, In<std::int64_t, 1> volumes,
-                                                      In<std::int64_t, 2> starts, const Sides& size) {
-  constexpr std::size_t kMost = 8;
-  const std::size_t dims = size.size();
-  check(dims >= 1 && dims <= kMost && starts.shape(1) == dims && starts.shape(0) == volumes.size(),
-        "where patches are");
-  std::vector<std::vector<const UnitArray*>> of_volumes;
-  for (const UnitArray& array : arrays) {
-    const auto& [volume, first, boxes, shape, unit] = array;
-    check(volume >= 0 && shape.size() == dims && unit.size() == dims, "a shape and a unit of as many sides");
-    for (std::size_t dim = 0; dim < dims; ++dim) check(unit[dim] >= 1, "sides from 1");
-    of_volumes.resize(std::max(of_volumes.size(), static_cast<std::size_t>(volume) + 1));
-    of_volumes[static_cast<std::size_t>(volume)].push_back(&array);
-  }
-  auto found = std::make_unique<std::vector<std::int64_t>>();
-  {
-    nb::gil_scoped_release free;
-    for (std::size_t patch = 0; patch < volumes.size(); ++patch) {
-      const auto number = static_cast<std::size_t>(volumes(patch));
-      if (number >= of_volumes.size()) continue;
-      for (const UnitArray* array : of_volumes[number]) {
-        const auto& [volume, first, boxes, shape, unit] = *array;
-        std::int64_t low[kMost], high[kMost], counts[kMost], index[kMost], units = 1;
-        bool is_empty = false;
-        for (std::size_t dim = 0; dim < dims; ++dim) {
-          const std::int64_t begin = std::max<std::int64_t>(starts(patch, dim), 0);
-          const std::int64_t end = std::min(starts(patch, dim) + size[dim], shape[dim]);
-          counts[dim] = (shape[dim] + unit[dim] - 1) / unit[dim];
-          units *= counts[dim];
-          is_empty |= begin >= end;
-          low[dim] = index[dim] = begin / unit[dim];
-          high[dim] = (end - 1) / unit[dim];
-        }
-        for (std::size_t dim = dims; !is_empty;) {
-          std::int64_t key = 0;
-          for (std::size_t each = 0; each < dims; ++each) key = key * counts[each] + index[each];
-          for (std::int64_t box = 0; box < boxes; ++box) found->push_back(first + box * units + key);
-          for (dim = dims; dim > 0 && index[dim - 1] == high[dim - 1]; --dim) index[dim - 1] = low[dim - 1];
-          if (dim == 0) break;
-          ++index[dim - 1];
-        }
-      }
-    }
-  }
-  std::vector<std::int64_t>* keys = found.release();
-  nb::capsule owner(keys, [](void* memory) noexcept { delete static_cast<std::vector<std::int64_t>*>(memory); });
-  return nb::ndarray<nb::numpy, std::int64_t>(keys->data(), {keys->size()}, owner);
-}
-
 }  // namespace
 
 void register_units(nb::module_& m) {
-  m.def("units_of_patches", &units_of_patches, nb::arg("arrays"), nb::arg("volumes").noconvert(),
-        nb::arg("starts").noconvert(), nb::arg("size"),
-        "The numbers of the units that patches touch, patch by patch: int64 (M,).  arrays: of each the volume whose it "
-        "is, its first unit's number, how many boxes like this it has, its shape and its units' sides.");
   nb::class_<FoundUnit>(m, "FoundUnit", "A unit that is there; nothing overwrites it until it is released.")
       .def_prop_ro(
           "memory",

@@ -163,7 +163,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         )
 
     def _expect_order(self, key: Key, order: Callable[[int], npt.NDArray[np.int64]]) -> None:
-        self._expect_epoch(key.seed, key.epoch, self._running(), lambda: order(key.epoch))
+        self._expect_epoch(key.seed, key.epoch, lambda: order(key.epoch))
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
         """Indices that say, to a stock loader's dataset, of which seed and epoch they are."""
