@@ -15,6 +15,7 @@ from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.running import applied_table, drawn_table
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomApply", "checked_ops", "kind_of"]
@@ -93,6 +94,14 @@ class RandomApply(BatchTransform):
 
     def for_masks(self) -> BatchTransform | None:
         return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        inner: list[Step] = []
+        at = column + 1
+        for op in self.ops:
+            inner += op.steps(at, shape)
+            at += len(op.applied_names_for(shape[0]))
+        return [Step("skip", column, (len(inner),)), *inner]
 
     def on_canvas(self, canvas: Any, row: Float64Array) -> None:
         if row[0]:

@@ -23,6 +23,11 @@ def submit(batch: Batch, channel: Channel, threads: int) -> int:
 def run_here(batch: Batch) -> None:
     """Make a batch in the calling thread."""
 
+def run_in_threads(batch: Batch, threads: int) -> None:
+    """
+    Make a batch in so many threads, of which the calling one is one; it is made when this returns.
+    """
+
 def cancel(job: int) -> None:
     """
     Begin no further item of a job.  Its event `done` comes when those that run are.

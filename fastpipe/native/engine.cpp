@@ -34,6 +34,7 @@ struct Running {
   std::int64_t next = 0;     // the first item that nobody has begun
   std::int64_t running = 0;  // items that threads are at
   bool is_watched = false;   // whether somebody wants to hear that all items are begun
+  bool is_joined = false;    // whether a thread that is none of the engine's does items too, and waits for the others
 };
 
 void do_item(Work& work, std::int64_t item, Scratch& scratch) noexcept {
@@ -46,6 +47,25 @@ void do_item(Work& work, std::int64_t item, Scratch& scratch) noexcept {
   scratch.arena.reset();
   scratch.chunk.reset();
 }
+
+}  // namespace
+
+namespace {
+
+// The engine's own threads round, and keep small numbers, as C++ has it; so do others while they do its items.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&before_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
 
 }  // namespace
 
@@ -62,6 +82,7 @@ struct Engine::State {
   std::mutex lock;
   pthread_cond_t work_there;   // for threads: a job was submitted, or a channel has room again, or the end
   pthread_cond_t event_there;  // for the watcher
+  pthread_cond_t joined_done;  // for threads that joined a job: the last item of one is done
   std::deque<std::shared_ptr<Running>> queue;                       // with items that nobody has begun, in order
   std::unordered_map<std::int64_t, std::shared_ptr<Running>> jobs;  // that are not done
   std::deque<Event> events;
@@ -75,6 +96,7 @@ struct Engine::State {
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&work_there, &attributes);
     pthread_cond_init(&event_there, &attributes);
+    pthread_cond_init(&joined_done, &attributes);
     pthread_condattr_destroy(&attributes);
   }
 
@@ -90,6 +112,10 @@ struct Engine::State {
 
   // A job with no item that runs or will: forget it.
   void finish(const std::shared_ptr<Running>& job) {
+    if (job->is_joined) {
+      pthread_cond_broadcast(&joined_done);
+      return;
+    }
     jobs.erase(job->number);
     tell(job->number, Event::Kind::done);
   }
@@ -218,6 +244,35 @@ std::int64_t Engine::submit(std::shared_ptr<Work> work, std::shared_ptr<Channel>
   return job->number;
 }
 
+void Engine::run(std::shared_ptr<Work> work, int threads) {
+  auto job = std::make_shared<Running>();
+  job->count = work->size();
+  job->channel = std::make_shared<Channel>(threads - 1);
+  job->is_joined = true;
+  job->work = std::move(work);
+  Scratch* scratch = thread_scratch();
+  const DefaultArithmetic arithmetic;
+  std::unique_lock<std::mutex> guard(state_->lock);
+  if (threads > 1 && job->count > 1 && !state_->stopping) {
+    if (state_->threads < threads - 1) state_->grow(threads - 1);
+    state_->queue.push_front(job);
+    const std::int64_t most = std::min({job->count - 1, std::int64_t{threads} - 1, std::int64_t{state_->idle}});
+    for (std::int64_t woken = 0; woken < most; ++woken) pthread_cond_signal(&state_->work_there);
+  }
+  while (job->next < job->count) {
+    const std::int64_t item = job->next++;
+    if (job->next == job->count) state_->drop_from_queue(job);
+    guard.unlock();
+    if (scratch == nullptr) {
+      job->work->lost(item);
+    } else {
+      do_item(*job->work, item, *scratch);
+    }
+    guard.lock();
+  }
+  while (job->running > 0) pthread_cond_wait(&state_->joined_done, state_->lock.native_handle());
+}
+
 void Engine::cancel(std::int64_t number) {
   std::unique_lock<std::mutex> guard(state_->lock);
   const auto found = state_->jobs.find(number);
@@ -258,6 +313,7 @@ bool Engine::stop(int milliseconds) {
   std::deque<std::shared_ptr<Running>> left;
   left.swap(state_->queue);
   for (const auto& job : left) {
+    if (job->is_joined) continue;  // its other thread does what is left
     job->next = job->count;
     state_->tell_begun(*job);
     if (job->running == 0) state_->finish(job);
@@ -326,6 +382,7 @@ Engine* engine() {
 }
 
 void run_here(Work& work) {
+  const DefaultArithmetic arithmetic;
   Scratch* scratch = thread_scratch();
   for (std::int64_t item = 0; item < work.size(); ++item) {
     if (scratch == nullptr) {
@@ -333,6 +390,15 @@ void run_here(Work& work) {
     } else {
       do_item(work, item, *scratch);
     }
+  }
+}
+
+void run_in_threads(std::shared_ptr<Work> work, int threads) {
+  Engine* const found = threads > 1 && work->size() > 1 ? engine() : nullptr;
+  if (found == nullptr) {
+    run_here(*work);
+  } else {
+    found->run(std::move(work), threads);
   }
 }
 

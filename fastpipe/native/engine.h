@@ -53,6 +53,13 @@ class Engine {
   // threads: that there are to be in the process, at least.
   std::int64_t submit(std::shared_ptr<Work> work, std::shared_ptr<Channel> channel, int threads);
 
+  // Do all of a job here and in other threads, and return when it is done.
+  //
+  // The calling thread does items as well, so that the job goes on while all others are busy; those that are free do it
+  // before what was submitted, as somebody waits for it.  It has no event.
+  // threads: that do it, the calling one among them, and that there are to be in the process besides.
+  void run(std::shared_ptr<Work> work, int threads);
+
   // Begin no further item of a job.  It is done when those that run are.
   void cancel(std::int64_t job);
 
@@ -82,6 +89,10 @@ Engine* engine();
 
 // Run all items in the calling thread.
 void run_here(Work& work);
+
+// Run all items in this thread and in those of the process's engine, as of Engine::run(); here alone where there is
+// none.
+void run_in_threads(std::shared_ptr<Work> work, int threads);
 
 // How much the threads of an engine step back for others, as of nice(2); for those that start from now on.
 void set_niceness(int niceness);

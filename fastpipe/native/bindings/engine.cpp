@@ -99,6 +99,15 @@ void register_engine(nb::module_& m) {
       },
       nb::arg("batch"), "Make a batch in the calling thread.");
   m.def(
+      "run_in_threads",
+      [](BoundWork& batch, int threads) {
+        std::shared_ptr<Work> work = batch.any;
+        nb::gil_scoped_release free;
+        run_in_threads(std::move(work), threads);
+      },
+      nb::arg("batch"), nb::arg("threads"),
+      "Make a batch in so many threads, of which the calling one is one; it is made when this returns.");
+  m.def(
       "cancel",
       [](std::int64_t job) {
         nb::gil_scoped_release free;

@@ -7,6 +7,7 @@
 #include <cfenv>
 #include <set>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -199,6 +200,50 @@ TEST("engine: the work is given back with the event") {
   until_done({job});
   for (int i = 0; i < 1000 && !left.expired(); ++i) sleep_ms(1);  // its last thread may still hold it
   CHECK(left.expired());
+}
+
+TEST("engine: a job that the caller joins is done when run() returns, each item once, and has no event") {
+  for (const int threads : {1, 2, 4}) {
+    for (const std::int64_t count : {0, 1, 2, 1000}) {
+      auto work = std::make_shared<Counted>(count);
+      run_in_threads(work, threads);
+      CHECK(work->done == count);
+      CHECK(work->running == 0);
+      CHECK(work->most <= threads);
+    }
+  }
+  CHECK(engine()->next_event(1).kind == Event::Kind::none);
+}
+
+TEST("engine: who joins a job does all of it while other threads are busy, or throw") {
+  auto busy = std::make_shared<Counted>(64, wait_until_open);
+  busy->is_open = false;
+  const std::int64_t job = engine()->submit(busy, wide(), 2);
+  while (busy->running < engine()->threads()) sleep_ms(1);
+  auto work = std::make_shared<Counted>(100, [](Counted&, std::int64_t item) {
+    if (item == 50) throw std::runtime_error("an item that fails");
+  });
+  run_in_threads(work, 2);
+  CHECK(work->done == 99);
+  CHECK(work->lost_items == 1);
+  busy->is_open = true;
+  until_done({job});
+}
+
+TEST("engine: many threads join jobs of their own") {
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int caller = 0; caller < 8; ++caller) {
+    callers.emplace_back([&wrong] {
+      for (int round = 0; round < 200; ++round) {
+        auto work = std::make_shared<Counted>(7);
+        run_in_threads(work, 4);
+        if (work->done != 7 || work->running != 0) ++wrong;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
 }
 
 TEST("engine: run_here does all in the calling thread") {
