@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe.augment.affine import RandomAffine, RandomRotation
     from fastpipe.augment.applying import RandomApply
-    from fastpipe.augment.base import Augmentation, BatchTransform
+    from fastpipe.augment.base import Augmentation
     from fastpipe.augment.blur import GaussianBlur
     from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
     from fastpipe.augment.compose import Compose
     from fastpipe.augment.erasing import RandomErasing
     from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
+    from fastpipe.augment.images import BatchTransform
     from fastpipe.augment.mixing import CutMix, MixUp
     from fastpipe.augment.motion.transforms import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
     from fastpipe.augment.parameters import Parameters
@@ -71,7 +72,7 @@ __all__ = [
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
 _LAZY = {
     "Augmentation": "base",
-    "BatchTransform": "base",
+    "BatchTransform": "images",
     "Brightness3D": "volumes.intensity",
     "ColorJitter": "colour",
     "Compose": "compose",

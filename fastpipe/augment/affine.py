@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment import warp_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size
-from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
+from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.matrices import forward_affine, inverse_affine
 from fastpipe.augment.options import (
     Fill,
-    fill_of,
     filling_of,
+    fill_numbers,
     increasing,
     interpolation_of,
     range_about_zero,
     two_numbers,
 )  # fmt: skip
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = [
     "MATRIX", "RandomAffine", "RandomRotation", "filling", "is_fused", "resampled", "sampling_grid",
-    "warp_canvas",
+    "warp_step",
 ]  # fmt: skip
 
 # What is applied: from pixels about the centre of the result to those about the image's.
@@ -49,8 +49,8 @@ class _Warped(BatchTransform):
     interpolation: str
     fill: Fill
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        warp_canvas(canvas, row, self.interpolation == "nearest", fill_of(self.fill, len(canvas.planes)))
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [warp_step(column, self.interpolation == "nearest", self.fill, (shape[1], shape[2]))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return resampled(images, columns, self.interpolation, self.fill, of_bytes)
@@ -204,15 +204,9 @@ class _MaskWarp(_Warped):
 # ---- resampling ----------------------------------------------------------------------------------
 
 
-def warp_canvas(canvas: Canvas, matrix: Float64Array, is_nearest: bool, fill: Float32Array) -> None:
-    """Resample an image by a matrix, (6,)."""
-    height, width, planes = canvas.height, canvas.width, canvas.planes
-    out = canvas.empty(height, width)
-    warp_kernels.warp(
-        planes, height, width, matrix, is_nearest, fill, canvas.of_bytes, is_fused(height, width), out,
-        height, width,
-    )  # fmt: skip
-    canvas.replace(out, height, width)
+def warp_step(column: int, is_nearest: bool, fill: Fill, size: Size) -> Step:
+    """A resampling by a matrix, to images of this size."""
+    return Step("warp", column, (is_nearest, is_fused(*size), *size), fill_numbers(fill))
 
 
 # Below so many multiplications torch computes the product of two matrices by a loop of its own.
@@ -248,7 +242,11 @@ def resampled(
     fill: Fill,
     of_bytes: bool,
 ) -> Tensor:
-    """Images resampled by the matrices in ``columns``; quirks of the fill as in ``warp_kernels.warp``."""
+    """Images resampled by the matrices in ``columns``.
+
+    Where a pixel is partly outside of the image and there is a fill, torchvision's is weighted once more with
+    what is inside; so is this.
+    """
     _, channels, height, width = images.shape
     grid = sampling_grid(columns, height, width, (height, width))
     if fill is not None:

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import Augmentation, BatchTransform, Columns, Moves, Shape, Untouched, chosen
+from fastpipe.augment.base import Augmentation, Chain
+from fastpipe.augment.images import BatchTransform, Columns, ImageChain, Moves, Untouched, chosen
 from fastpipe.augment.matrices import after, identity
-from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import applied_table, drawn_table
+from fastpipe.augment.running import Shape, applied_table, drawn_table
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomApply", "checked_ops", "kind_of"]
+__all__ = ["RandomApply", "chain_type_of", "checked_ops", "kind_of"]
 
 
 class RandomApply(BatchTransform):
@@ -29,7 +29,8 @@ class RandomApply(BatchTransform):
         p: the part of the images.
     """
 
-    # It is of the kind of its operations, and has what runs each: ``on_canvas``, ``on_tensors`` and ``onto``.
+    # It is of the kind of its operations, and has what runs each: ``steps`` on the processor, elsewhere
+    # ``on_tensors`` of images, ``on_canvas`` of volumes and ``onto`` of motion.
 
     def __init__(self, ops: Augmentation | Sequence[Augmentation], p: float = 0.5) -> None:
         self.ops = checked_ops([ops] if isinstance(ops, Augmentation) else ops, "RandomApply")
@@ -42,7 +43,8 @@ class RandomApply(BatchTransform):
             self.names_for(1),
             self.applied_names_for(1),
         )
-        self.kind = kind_of(self.ops)
+        self.kind, self.chain_type = kind_of(self.ops), chain_type_of(self.ops)
+        self._chain = self.chain_type([self], "RandomApply")
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
 
     def draws_for(self, channels: int) -> int:
@@ -95,11 +97,18 @@ class RandomApply(BatchTransform):
     def for_masks(self) -> BatchTransform | None:
         return _MaskApply(self.ops) if any(op.for_masks() for op in self.ops) else None
 
-    def steps(self, column: int, shape: Shape) -> list[Step]:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._chain = self.chain_type([self], "RandomApply")
+
+    def steps(self, column: int, shape: Shape) -> list[Step] | None:
         inner: list[Step] = []
         at = column + 1
         for op in self.ops:
-            inner += op.steps(at, shape)
+            own = op.steps(at, shape)
+            if own is None:
+                return None
+            inner += own
             at += len(op.applied_names_for(shape[0]))
         return [Step("skip", column, (len(inner),)), *inner]
 
@@ -118,7 +127,7 @@ class RandomApply(BatchTransform):
             changed = op.on_tensors(changed, own, of_bytes)
         return chosen(columns["is_applied"], changed, images)
 
-    def onto(self, sequences: Sequences, rows: Float64Array) -> None:
+    def onto(self, sequences: Any, rows: Float64Array) -> None:
         which, begin = rows[:, :1] > 0, 1
         for op in self.ops:
             end = begin + len(op.names_applied)
@@ -165,3 +174,8 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
 def kind_of(ops: Sequence[Augmentation]) -> str:
     """What augmentations that were checked are for."""
     return ops[0].kind if ops else "images"
+
+
+def chain_type_of(ops: Sequence[Augmentation]) -> type[Chain]:
+    """What calls augmentations that were checked."""
+    return ops[0].chain_type if ops else ImageChain

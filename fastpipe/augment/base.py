@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.canvas import Box, Canvas, Float32Array
-from fastpipe.augment.chains import Chain
+from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.parameters import Float64Array, Parameters
+from fastpipe.augment.running import Shape, applied_table, drawn_table, dtype_after, shape_after
+from fastpipe.augment.steps import Step
+from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
-__all__ = ["Augmentation", "BatchTransform", "Columns", "Moves", "Shape", "Size", "Untouched", "chosen"]
+__all__ = ["FLOATS", "Augmentation", "Chain"]
 
-# What is applied, where the images are: name → float32 tensor (N,).
-Columns = Mapping[str, Tensor]
-Shape = tuple[int, ...]  # of a sample: (C, H, W) of an image
-Size = tuple[int, int]  # height and width
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
 _Own = TypeVar("_Own", bound="Augmentation")
-
-
-class Moves(NamedTuple):
-    """Where pixels go.
-
-    Attributes:
-        matrices: (N, 6): see ``matrices``.
-        clips: (N,), whether boxes are cut off at the image's borders.
-    """
-
-    matrices: Float64Array
-    clips: npt.NDArray[np.bool_]
 
 
 class Augmentation:
@@ -58,12 +46,13 @@ class Augmentation:
     kind: str
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
+    chain_type: type[Chain]  # what calls it, alone or in a Compose
     _chain: Chain
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
         # Here, where the compiler does not look.
         made = super().__new__(cls)
-        made._chain = Chain([made], cls.__name__)
+        made._chain = cls.chain_type([made], cls.__name__)
         return made
 
     def __call__(
@@ -147,6 +136,15 @@ class Augmentation:
         """What is applied for parameters of samples of this shape: (N, len(applied_names))."""
         return table
 
+    def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
+        """What the processor's kernels do with a sample of this shape.  Default: None, as they cannot do it.
+
+        Args:
+            column: where its numbers begin in what is applied for a chain.
+            shape: of a sample, (C, H, W).
+        """
+        return None
+
     def shape_after(self, shape: Shape) -> Shape:
         """The shape of a sample of this one afterwards."""
         return shape
@@ -194,134 +192,262 @@ class Augmentation:
         return ""
 
 
-class BatchTransform(Augmentation, ABC):
-    """An augmentation of images; of spectrograms, where ``ranks`` says so.
+class Chain(ABC):
+    """Augmentations one after the other, as a call runs them.  Each kind has a class of its own.
+
+    Args:
+        ops: the augmentations.
+        name: who is called, for messages.
+        steps: what is done in their place, with the same parameters in the same order; default: they are.
+        lengths_at: which part of a batch of motion has its lengths; None for none.
 
     Attributes:
-        channels: numbers of channels that it takes; empty for any.
-        does_batches: whether there is ``on_batch``, where calls for each image would take too long.
+        one: what a sample is called, in messages.
+        shapes: of batches, the whole one last.
+        dtypes: of batches.
     """
 
-    kind = "images"
-    channels: tuple[int, ...] = ()
-    does_batches: bool = False
+    one: ClassVar[str]
+    shapes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
 
-    def for_masks(self) -> BatchTransform | None:
-        return None
+    def __init__(
+        self,
+        ops: Sequence[Augmentation],
+        name: str,
+        steps: Sequence[Augmentation] | None = None,
+        lengths_at: int | None = None,
+    ) -> None:
+        self.ops, self.name, self.lengths_at = tuple(ops), name, lengths_at
+        # Of the chain's kind, as what runs them takes them.
+        self.steps: tuple[Any, ...] = self.ops if steps is None else tuple(steps)
+        self.memory = SlotPool(_SLOTS)
+        self.number = _register(self)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        """Change one image, on the processor; not called where ``mixes``.  Default: by ``on_tensors``.
+    def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
+        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # a copy has a number of its own
 
-        Args:
-            canvas: the image.
-            row: what is applied, (len(applied_names),).
-        """
-        image = torch.from_numpy(canvas.image())[None]
-        found = self.on_tensors(image, self.columns(row[None]), canvas.of_bytes)[0].contiguous()
-        canvas.replace(found.flatten(1).numpy(), found.shape[1], found.shape[2])
+    def __call__(
+        self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
+    ) -> Any:
+        """What calling the chain gives: see ``Augmentation.__call__``."""
+        batch = self.checked(samples)
+        if torch.compiler.is_compiling() and generator is None and key is None:
+            table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
+        else:
+            table = self._drawn(batch.shape, generator, key)
+        return self.given(samples, batch, table, others)
 
-    def region(self, row: Float64Array, shape: Shape) -> Box | None:
-        """What it needs of an image of this shape, if it comes first; None for all.
-
-        Then the canvas has that.
-        """
-        return None
-
-    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
-        """Mix two images, on the processor, where ``mixes``.  Default: by ``on_tensors``.
-
-        Args:
-            image, other: (C, H, W).
-            row: what is applied, (len(applied_names),).
-            out: becomes the mixed image.
-        """
-        pair = torch.stack([other, image]).float()  # of which the second is mixed with the first
-        found = self.on_tensors(pair, self.columns(row[None].repeat(2, axis=0)), out.dtype == torch.uint8)
-        out.copy_(found[1])
-
-    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
-        """Change some images at once, on the processor, where ``does_batches``.  Default: by ``on_tensors``.
+    def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
+        """What a call gives for parameters.
 
         Args:
-            batch: (N, C, H, W), float32, C-contiguous.
-            rows: what is applied, (N, len(applied_names)).
+            samples: as they were given.
+            batch: the same in their whole shape.
+            table: parameters, (N, columns).
+            others: what came with them.
         """
-        torch.from_numpy(batch).copy_(self.on_tensors(torch.from_numpy(batch), self.columns(rows), False))
+        changed = self.changed(batch, table)
+        changed = changed.squeeze(1) if samples.ndim < batch.ndim else changed
+        return (changed, *self.followed(table, batch.shape, others)) if others else changed
+
+    def changed(self, samples: Tensor, table: Tensor) -> Tensor:
+        """A batch changed by parameters (N, columns); torch.compile does not look into kernels."""
+        if torch.compiler.is_compiling():
+            found: Tensor = torch.ops.fastpipe.augmented(samples, table, self.number)
+            return found
+        return self.by_kernels(samples, table)
 
     @abstractmethod
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Changed images, by operations of torch's on the whole batch.
+    def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
+        """A batch changed by parameters (N, columns), wherever it is."""
 
-        Args:
-            images: (N, C, H, W), float32.
-            columns: what is applied, on the same device.
-            of_bytes: whether they are whole numbers of 0 … 255, and have to be afterwards.
-        """
+    @abstractmethod
+    def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
+        """What came with samples (N, …), changed as they are."""
 
-    def columns(self, rows: Float64Array) -> Columns:
-        """What is applied, (N, len(applied_names)), as ``on_tensors`` takes it."""
-        values = torch.from_numpy(rows.astype(np.float32)).unbind(1)
-        return dict(zip(self.names_applied, values, strict=True))
+    @abstractmethod
+    def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
+        """What the reference makes of samples on the CPU."""
 
-    def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
-        """Where pixels go, for boxes and keypoints; None where they stay.
+    # ---- parameters ----------------------------------------------------------------------------
 
-        Args:
-            table: parameters.
-            shape: of an image, (C, H, W).
-            of_points: whether it is for keypoints, which torchvision mirrors as indices of pixels.
-        """
-        return None
+    def columns(self, channels: int) -> int:
+        """How many parameters a sample has."""
+        return sum(len(op.names_for(channels)) for op in self.ops)
 
-    def check_labels(self, labels: Any, count: int) -> None:  # not all mix
-        """Raise an error for labels that it cannot mix; called where it ``mixes``.
+    def applied_columns(self, channels: int) -> int:
+        """How many numbers are applied to a sample."""
+        return sum(len(op.applied_names_for(channels)) for op in self.steps)
 
-        Args:
-            labels: what came with the images, or None.
-            count: of the images.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
+        return torch.from_numpy(self.table(shape, generator, key))
+
+    def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
+        """Parameters for a batch of this shape, (N, columns)."""
+        sample = tuple(shape[1:])
+        u = uniform_rows(shape[0], sum(op.draws_for(sample[0]) for op in self.ops), generator, key)
+        return drawn_table(self.ops, u, sample)
+
+    def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
+        """What is applied for parameters of samples (N, …)."""
+        return applied_table(self.steps, table.numpy(), tuple(shape[1:]))
+
+    def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of a batch, (N, C, H, W), afterwards."""
+        return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
+
+    def margin(self, size: Sequence[int]) -> tuple[int, ...]:
+        """See ``Augmentation.margin``."""
+        before = tuple(size)
+        for op in reversed(self.ops):
+            before = op.size_before(before)
+        return tuple(-(-(more - one) // 2) for more, one in zip(before, size, strict=True))
+
+    def draw(
+        self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None
+    ) -> list[Parameters]:
+        """Parameters of each operation."""
+        whole = self._check_shape(shape)
+        table, found, begin = self.table(whole, generator, key), [], 0
+        for op in self.ops:
+            names = op.names_for(whole[1])
+            found.append(Parameters.of_table(names, table[:, begin : begin + len(names)]))
+            begin += len(names)
+        return found
+
+    def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        """Samples changed by parameters of each operation; motion and its lengths, where they are given."""
+        batch, table = self.checked_with(samples, parameters)
+        changed = self.changed(batch, table)
+        return changed.squeeze(1) if samples.ndim < batch.ndim else changed
+
+    def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
+        """Samples as the reference changes them on the CPU by the same parameters; lengths as of ``apply``."""
+        batch, _ = self.checked_with(samples, parameters)
+        changed = self.referred(batch.cpu(), parameters).to(batch.device)
+        return changed.squeeze(1) if samples.ndim < batch.ndim else changed
+
+    # ---- checks --------------------------------------------------------------------------------
+
+    def checked_with(self, samples: Any, parameters: Sequence[Parameters]) -> tuple[Tensor, Tensor]:
+        """A batch of what was given, and its parameters, (N, columns)."""
+        batch = self.checked(samples)
+        if len(parameters) != len(self.ops):
+            raise AugmentError(
+                f"{self.name} has {len(self.ops)} operations, got {len(parameters)} parameters"
+            )
+        for op, one in zip(self.ops, parameters, strict=True):
+            names = op.names_for(batch.shape[1])
+            if len(one.table) != len(batch) or tuple(one) != names:
+                raise AugmentError(
+                    f"{type(op).__name__} takes parameters {names} of {len(batch)} samples, got {one}"
+                )
+        tables = [np.zeros((len(batch), 0)), *(one.table for one in parameters)]
+        return batch, torch.from_numpy(np.concatenate(tables, axis=1))
+
+    def checked(self, samples: Any) -> Tensor:
+        """A batch in its whole shape, (N, C, H, W), of what was given.
 
         Raises:
-            AugmentError: it says what was got, and what to do.
+            AugmentError: it cannot be augmented; says what was got, and what to do.
         """
+        if not isinstance(samples, Tensor):
+            raise AugmentError(f"{self.name} takes a tensor {self.shapes[-1]}, got {type(samples).__name__}")
+        whole = self._check_shape(samples.shape)
+        if samples.dtype not in self.dtypes:
+            told = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+            raise AugmentError(f"{self.name} takes {', '.join(told[:-1])} or {told[-1]}, got {samples.dtype}")
+        dtype_after(self.ops, samples.dtype)
+        return samples.unsqueeze(1) if samples.ndim < len(whole) else samples
 
-    def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
-        """Labels mixed as the images are; called where it ``mixes``.
+    def wanted(self) -> Sequence[str]:
+        """Shapes of batches, the whole one last."""
+        return self.shapes
 
-        Args:
-            labels: (N,), numbers of classes, or (N, classes), probabilities.
-            columns: what is applied, on their device.
-
-        Returns:
-            (N, classes), floats.
-        """
-        return labels
-
-    def check(self, shape: Sequence[int]) -> None:
-        if self.channels and shape[1] not in self.channels:
-            wanted = " or ".join(map(str, self.channels))
-            looks = shape[3] in self.channels
+    def _check_shape(self, shape: Sequence[int]) -> Shape:
+        """The whole shape of a batch of this one."""
+        wanted = self.wanted()
+        full = wanted[-1].count(",") + 1
+        if len(shape) not in range(full - len(wanted) + 1, full + 1):
+            one = f": give one {self.one} as {self.one}[None]"
+            hint = one if len(shape) == full - len(wanted) else ""
             raise AugmentError(
-                f"{type(self).__name__} takes images of {wanted} channels, got shape {tuple(shape)}"
-                + (": it looks like (N, H, W, C), of which images.movedim(-1, 1) makes (N, C, H, W)" * looks)
+                f"{self.name} takes a batch {' or '.join(wanted)}, got shape {tuple(shape)}{hint}"
+            )
+        if 0 in shape:
+            raise AugmentError(f"{self.name} got an empty batch, of shape {tuple(shape)}")
+        whole = (shape[0], 1, *shape[1:]) if len(shape) < full else tuple(shape)
+        at = whole
+        for op in self.ops:
+            op.check(at)
+            at = (at[0], *op.shape_after(at[1:]))
+        return whole
+
+    def check_gradient(self, samples: Tensor) -> None:
+        """Raise an error where a gradient is wanted of what is not differentiated."""
+        if samples.requires_grad and torch.is_grad_enabled():
+            what = self.ops[0].kind
+            raise AugmentError(
+                f"{self.name} does not differentiate what it does to {what}: give {what}.detach()"
             )
 
 
-class Untouched(BatchTransform):
-    """Leaves images as they are; stands for an operation that others of its table come after."""
+# ---- for torch.compile ---------------------------------------------------------------------------
+#
+# Drawing and the processor's kernels are opaque to the compiler: operations of torch's, which know a chain
+# by its number.
 
-    def __init__(self, op: Augmentation) -> None:
-        self._op, self.names, self.kind = op, op.names_applied, op.kind
-
-    def applied_names_for(self, channels: int) -> tuple[str, ...]:
-        return self._op.applied_names_for(channels)
-
-    def on_canvas(self, canvas: Any, row: Float64Array) -> None:
-        pass
-
-    def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        return images
+_chains: weakref.WeakValueDictionary[int, Chain] = weakref.WeakValueDictionary()
+_count = 0
 
 
-def chosen(which: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Changed images where ``which``, (N,), is not 0, and the others as they were."""
-    return torch.where(which.bool().view(-1, 1, 1, 1), changed, images)
+def _register(chain: Chain) -> int:
+    global _count
+    _count += 1
+    _chains[_count] = chain
+    return _count
+
+
+def _drawn(number: int, shape: list[int]) -> Tensor:
+    return torch.from_numpy(_chains[number].table(shape, None, None))
+
+
+def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
+    found = applied_table(_chains[number].steps, table.numpy(), tuple(shape)).astype(np.float32)
+    # Nobody waits for pinned memory's way to the device.
+    return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
+
+
+def _augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
+    return _chains[number].by_kernels(samples, table)
+
+
+def _define() -> None:
+    library = torch.library
+    seeded = torch.Tag.nondeterministic_seeded  # two draws are not one
+    library.define("fastpipe::drawn", "(int number, SymInt[] shape) -> Tensor", tags=seeded)
+    library.impl("fastpipe::drawn", "CompositeExplicitAutograd", _drawn)
+    library.define(
+        "fastpipe::applied", "(Tensor table, int number, SymInt[] shape, bool is_pinned) -> Tensor"
+    )
+    library.impl("fastpipe::applied", "CPU", _applied)
+    library.define("fastpipe::augmented", "(Tensor samples, Tensor table, int number) -> Tensor")
+    library.impl("fastpipe::augmented", "CompositeExplicitAutograd", _augmented)
+
+    @library.register_fake("fastpipe::drawn")  # type: ignore[untyped-decorator]
+    def drawn(number: int, shape: list[int]) -> Tensor:
+        return torch.empty((shape[0], _chains[number].columns(shape[1])), dtype=torch.float64)
+
+    @library.register_fake("fastpipe::applied")  # type: ignore[untyped-decorator]
+    def applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
+        return table.new_empty((len(table), _chains[number].applied_columns(shape[0])), dtype=torch.float32)
+
+    @library.register_fake("fastpipe::augmented")  # type: ignore[untyped-decorator]
+    def augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
+        shape, dtype = _chains[number].form_after(samples.shape, samples.dtype)
+        return samples.new_empty(shape, dtype=dtype)
+
+
+_define()

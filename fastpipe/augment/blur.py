@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from fastpipe.augment import kernels
-from fastpipe.augment.base import BatchTransform, Columns, Shape
-from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import between
+from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["GaussianBlur"]
+
+# What counts of the sum of all weights, in 2**-30: less is not to be seen in float32, nor in bytes.
+_LEAST, _LEAST_OF_FUSED = 1.0, 2.0**19
 
 
 class GaussianBlur(BatchTransform):
@@ -54,11 +57,15 @@ class GaussianBlur(BatchTransform):
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return between(u, *self.sigma)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        across, down = (kernels.gaussian(size, row[0], canvas.least_weight) for size in self.kernel_size)
-        count = (canvas.height + len(down) - 1) * (canvas.width + len(across) - 1)
-        first, second = canvas.memory("plane", count), canvas.memory("blurred", count)
-        kernels.blur(canvas.planes, canvas.height, canvas.width, across, down, first, second, canvas.of_bytes)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [self.step(column, _LEAST)]
+
+    def fused_step(self, column: int) -> Step:
+        """The same where weights that change no byte are left out."""
+        return self.step(column, _LEAST_OF_FUSED)
+
+    def step(self, column: int, least: float) -> Step:
+        return Step("blur", column, self.kernel_size, (least,))
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         count, channels, height, width = images.shape

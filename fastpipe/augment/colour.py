@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment import kernels
-from fastpipe.augment.base import BatchTransform, Columns, Shape, chosen
-from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import between, orders
+from fastpipe.augment.images import BatchTransform, Columns, chosen
 from fastpipe.augment.options import probability, two_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["ColorJitter", "Normalize", "RandomGrayscale", "ToDtype"]
@@ -62,9 +62,8 @@ class ColorJitter(BatchTransform):
         factors = [between(u[:, at], *limits) for at, limits in enumerate(ranges)]
         return np.concatenate([np.stack(factors, axis=1), orders(u[:, 4:])], axis=1)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        scratch = canvas.memory("plane", canvas.planes.shape[1])
-        kernels.jitter(canvas.planes, scratch, row[:4], row[4:], canvas.of_bytes)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("jitter", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         factors = [columns[kind].view(-1, 1, 1, 1) for kind in _KINDS]
@@ -114,7 +113,7 @@ def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
 
 
 def _turned(values: Tensor, shift: Tensor) -> Tensor:
-    """Colours in [0, 1] with their hue turned; the formulas are those of ``kernels._shift_hue``."""
+    """Colours in [0, 1] with their hue turned; the formulas are those of the native core's ``turn_hue``."""
     red, green, _ = values.unbind(1)
     high, low = values.amax(1), values.amin(1)
     span = high - low
@@ -172,9 +171,8 @@ class RandomGrayscale(BatchTransform):
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return (u < self.p).astype(np.float64)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        if row[0] and len(canvas.planes) == 3:
-            kernels.grey(canvas.planes, canvas.of_bytes)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("grey", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         grey = _luminance(images, of_bytes)
@@ -209,10 +207,8 @@ class Normalize(BatchTransform):
             raise AugmentError("Normalize takes floats, got uint8: put ToDtype(torch.float32) before it")
         return dtype
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        mean, std = (np.asarray(one, np.float32)[:, None] for one in (self.mean, self.std))
-        np.subtract(canvas.planes, mean, out=canvas.planes)
-        np.divide(canvas.planes, std, out=canvas.planes)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("normalize", column, numbers=(*self.mean, *self.std))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         # Made there: an upload would wait for the device.
@@ -241,13 +237,8 @@ class ToDtype(BatchTransform):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        if canvas.of_bytes and self.dtype != torch.uint8:
-            np.multiply(canvas.planes, np.float32(1 / 255), out=canvas.planes)
-        elif not canvas.of_bytes and self.dtype == torch.uint8:
-            np.multiply(canvas.planes, np.float32(_TO_BYTE), out=canvas.planes)
-            np.floor(canvas.planes, out=canvas.planes)
-        canvas.of_bytes = self.dtype == torch.uint8
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("to_bytes" if self.dtype == torch.uint8 else "to_floats", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         if of_bytes and self.dtype != torch.uint8:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale
 from fastpipe.augment.parameters import Float64Array
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastpipe.augment.applying import checked_ops, kind_of
+from fastpipe.augment.applying import chain_type_of, checked_ops, kind_of
 from fastpipe.augment.base import Augmentation
-from fastpipe.augment.chains import Chain
 from fastpipe.augment.fusing import fused
 from fastpipe.augment.parameters import Parameters
 from fastpipe.errors import AugmentError
@@ -62,7 +61,8 @@ class Compose:
                 f"augmentations of {kind_of(self.ops)}"
             )
         self.lengths = lengths
-        self._chain = Chain(self.ops, "Compose", fused(self.ops) if fuse else None, lengths)
+        chain_type, steps = chain_type_of(self.ops), fused(self.ops) if fuse else None
+        self._chain = chain_type(self.ops, "Compose", steps, lengths)
 
     def __call__(
         self, images: Tensor, *others: Any, generator: torch.Generator | None = None, key: Key | None = None

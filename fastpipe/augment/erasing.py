@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment import noise_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Shape
-from fastpipe.augment.canvas import Canvas
 from fastpipe.augment.distributions import erased_boxes
+from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import filling_of, increasing, probability
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomErasing"]
@@ -77,16 +77,8 @@ class RandomErasing(BatchTransform):
             )
         return dtype
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        top, left, height, width = map(int, row[:4])
-        if not height:
-            return
-        box = canvas.image()[:, top : top + height, left : left + width]
-        if self.value is None:
-            noise_kernels.fill(canvas.planes, canvas.width, top, left, height, width, int(row[4]))
-        else:
-            values = np.asarray(self.value, np.float32)
-            box[...] = (np.trunc(values) if canvas.of_bytes else values)[:, None, None]
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("erase", column, numbers=self.value or ())]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         top, left, height, width = (columns[name].view(-1, 1, 1, 1) for name in self.names[:4])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +13,17 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import applied_table, on_device, on_processor, shape_after, uploaded
-from fastpipe.engine.slots import SlotPool
+from fastpipe.augment.running import Ops, applied_table, shape_after, uploaded
 from fastpipe.errors import AugmentError
-
-if TYPE_CHECKING:
-    from fastpipe.augment.base import BatchTransform, Moves
 
 __all__ = ["follow"]
 
+# Images changed by what is applied, (N, columns), wherever they are.
+Change = Callable[[Ops, Tensor, Float64Array], Tensor]
+
 
 def follow(
-    ops: Sequence[BatchTransform], table: Tensor, shape: Sequence[int], others: Sequence[Any]
+    ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any], change: Change
 ) -> Sequence[Any]:
     """What belongs to the images, after a chain.
 
@@ -34,6 +33,7 @@ def follow(
         shape: of the images before, (N, C, H, W).
         others: each handed through, but for masks, boxes and keypoints of ``torchvision.tv_tensors``, also in
             dictionaries, and in lists of one item for each image.
+        change: changes masks.
 
     Raises:
         AugmentError: they are not of images of this shape, or cannot be taken along.
@@ -41,7 +41,7 @@ def follow(
     kinds = sys.modules.get("torchvision.tv_tensors")  # nobody has any without it
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
         return others
-    followed: list[Any] = _followed(ops, table, shape, others, kinds)
+    followed: list[Any] = _followed(ops, table, shape, others, change, kinds)
     return followed
 
 
@@ -55,12 +55,12 @@ def _has_any(thing: Any, kind: type) -> bool:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _followed(
-    ops: Sequence[BatchTransform], table: Tensor, shape: Sequence[int], others: Sequence[Any], kinds: Any
+    ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any], change: Change, kinds: Any
 ) -> list[Any]:
     for op in ops:
         if op.mixes:
             raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
-    follower = _Follower(ops, table.numpy(), shape, kinds)
+    follower = _Follower(ops, table.numpy(), shape, change, kinds)
     return [follower.of_batch(other) for other in others]
 
 
@@ -68,9 +68,9 @@ class _Follower:
     """Takes along what belongs to one batch."""
 
     def __init__(
-        self, ops: Sequence[BatchTransform], table: Float64Array, shape: Sequence[int], kinds: Any
+        self, ops: Ops, table: Float64Array, shape: Sequence[int], change: Change, kinds: Any
     ) -> None:
-        self.ops, self.table, self.kinds = ops, table, kinds
+        self.ops, self.table, self.change, self.kinds = ops, table, change, kinds
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
     def of_batch(self, thing: Any) -> Any:
@@ -135,10 +135,10 @@ class _Follower:
     # ---- masks ---------------------------------------------------------------------------------
 
     @cached_property
-    def _mask_chain(self) -> tuple[list[BatchTransform], Float64Array]:
+    def _mask_chain(self) -> tuple[Ops, Float64Array]:
         """What is done with masks, and what is applied."""
         applied, begin = applied_table(self.ops, self.table, self.shape), 0
-        chain: list[BatchTransform] = []
+        chain: list[Any] = []
         parts = [applied[:, :0]]
         for op in self.ops:
             end = begin + len(op.names_applied)
@@ -154,10 +154,7 @@ class _Follower:
         height, width = self.size
         # Numbers of classes and of objects are exact as floats, up to 2**24.
         planes = masks.reshape(len(masks), -1, height, width).float()
-        if planes.device.type == "cpu":
-            found = on_processor(chain, planes, applied[rows], SlotPool(0))
-        else:
-            found = on_device(chain, planes, uploaded(applied[rows].astype(np.float32), planes.device))
+        found = self.change(chain, planes, applied[rows])
         return found.to(masks.dtype).reshape(*masks.shape[:-2], *found.shape[-2:])
 
     # ---- points and boxes ----------------------------------------------------------------------
@@ -189,8 +186,8 @@ class _Follower:
             boxes = convert(found[0], formats.XYXY, thing.format)[None].to(dtype)
         return boxes
 
-    def _moves(self, of_points: bool) -> list[tuple[Moves, tuple[int, int]]]:
-        """What each operation of geometry does, and the size of images afterwards."""
+    def _moves(self, of_points: bool) -> list[tuple[Any, tuple[int, int]]]:
+        """The ``Moves`` of each operation of geometry, and the size of images afterwards."""
         found, begin, shape = [], 0, self.shape
         for op in self.ops:
             table = self.table[:, begin : begin + len(op.names)]

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment import fused_kernels, warp_kernels
-from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, is_fused, sampling_grid
+from fastpipe.augment.affine import MATRIX, RandomAffine, RandomRotation, filling, sampling_grid, warp_step
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size
 from fastpipe.augment.blur import GaussianBlur
-from fastpipe.augment.canvas import LEAST_WEIGHT, Box, Canvas
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.colour_maps import IDENTITY, bounds_of, colour_maps
 from fastpipe.augment.geometry import (
@@ -24,17 +21,18 @@ from fastpipe.augment.geometry import (
     RandomResizedCrop,
     RandomVerticalFlip,
     axis_weights,
-    resized,
 )
+from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.matrices import about_centres, after, identity, inverted
-from fastpipe.augment.options import Fill, fill_of
+from fastpipe.augment.options import Fill, fill_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 
 __all__ = ["FusedRun", "fused"]
 
 _GEOMETRY = (RandomHorizontalFlip, RandomVerticalFlip, RandomAffine, RandomRotation)
 _COLOUR = (ColorJitter, RandomGrayscale, Normalize, ToDtype)
-_LEAST_WEIGHT = 2.0**-11  # of a blur: less changes no byte
 _MOST_TAPS = 16  # along each side of a pixel
 _NEAR = 1e-9
 # Where a map is that of a box: how far that goes, and whether it is mirrored; and what it becomes.
@@ -169,48 +167,21 @@ class FusedRun(BatchTransform):
 
     # ---- on the processor ----------------------------------------------------------------------
 
-    def region(self, row: Float64Array, shape: Shape) -> Box | None:
-        return _region(row[len(MATRIX) :]) if self.geometry else None
-
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        begin, unit = 0, 255.0 if canvas.of_bytes else 1.0
-        canvas.of_bytes = canvas.of_bytes if self.gives_bytes is None else self.gives_bytes
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        found, at = [Step("as_floats", column)], column
         if self.geometry:
-            begin = len(MATRIX) + len(_BOX)
-            self._resample(canvas, row[: len(MATRIX)], row[len(MATRIX) : begin], unit > 1)
+            size = _size(self.shape_after(shape))
+            found.append(Step("place", at, (*size, int(self.is_cubic)), fill_numbers(self.fill or 0.0)))
+            at += len(MATRIX) + len(_BOX)
         if self.colours:
-            maps, new_unit = row[begin : begin + IDENTITY.size], 255.0 if canvas.of_bytes else 1.0
-            fused_kernels.colour(canvas.planes, maps, unit, new_unit, *self.bounds)
-            begin += IDENTITY.size
-        gives_bytes, canvas.of_bytes, canvas.least_weight = canvas.of_bytes, False, _LEAST_WEIGHT
+            gives = 0 if self.gives_bytes is None else 1 + self.gives_bytes
+            low, high = (tuple(map(float, bound)) for bound in self.bounds)
+            found.append(Step("colour", at, (gives,), (*low, *high)))
+            at += IDENTITY.size
         for op in self.blurs:
-            op.on_canvas(canvas, row[begin : begin + len(op.names_applied)])
-            begin += len(op.names_applied)
-        canvas.of_bytes, canvas.least_weight = gives_bytes, LEAST_WEIGHT
-        if gives_bytes:
-            fused_kernels.round_all(canvas.planes)
-
-    def _resample(self, canvas: Canvas, matrix: Float64Array, box: Float64Array, of_bytes: bool) -> None:
-        wanted = int(box[7]), int(box[8])
-        region = _region(box)
-        if region is not None:
-            top, left, height, width = region
-            within = (box[1] - top, box[2], box[3], box[4] - left, box[5], box[6])
-            region = (top - canvas.top, left - canvas.left, height, width)
-            resized(canvas, region, wanted, self.is_cubic, within)
-            if self.is_cubic and of_bytes:
-                np.clip(canvas.planes, 0, 255, out=canvas.planes)
-        else:
-            # Fewer samples than the batch's largest box would have where one is smaller.
-            most = _samples(canvas.height, wanted[0]), _samples(canvas.width, wanted[1])
-            steps = math.hypot(matrix[1], matrix[4]), math.hypot(matrix[0], matrix[3])
-            along_y, along_x = (min(_samples(step, 1), one) for step, one in zip(steps, most, strict=True))
-            fill = fill_of(self.fill or 0.0, len(canvas.planes))
-            out = canvas.empty(*wanted)
-            fused_kernels.sample(
-                canvas.planes, canvas.height, canvas.width, matrix, along_x, along_y, fill, out, *wanted
-            )
-            canvas.replace(out, *wanted)
+            found += _blur_steps(op, at)
+            at += len(op.names_applied)
+        return [*found, Step("round", at)]
 
     # ---- elsewhere -----------------------------------------------------------------------------
 
@@ -277,15 +248,9 @@ class _FusedMask(BatchTransform):
     def shape_after(self, shape: Shape) -> Shape:
         return self.run.shape_after(shape)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        size = _size(self.shape_after((1, canvas.height, canvas.width)))
-        fill = fill_of(self.run.fill or 0.0, 1).repeat(len(canvas.planes))
-        out = canvas.empty(*size)
-        warp_kernels.warp(
-            canvas.planes, canvas.height, canvas.width, row[: len(MATRIX)], True, fill, False,
-            is_fused(*size), out, *size,
-        )  # fmt: skip
-        canvas.replace(out, *size)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        fill = self.run.fill or 0.0
+        return [warp_step(column, True, fill_numbers(fill)[0], _size(self.shape_after(shape)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         size = _size(self.shape_after(tuple(images.shape[1:])))
@@ -305,12 +270,12 @@ def _samples(size: float, wanted: int) -> int:
     return min(max(math.ceil(size / wanted - _NEAR), 1), _MOST_TAPS)
 
 
-def _region(box: Float64Array) -> Box | None:
-    """The pixels that a box is made of; None if it is none."""
-    if not box[0]:
-        return None
-    top, left = math.floor(box[1]), math.floor(box[4])
-    return top, left, math.ceil(box[1] + box[2]) - top, math.ceil(box[4] + box[5]) - left
+def _blur_steps(op: BatchTransform, column: int) -> list[Step]:
+    """A blur, or one of some images."""
+    if isinstance(op, RandomApply):
+        return [Step("skip", column, (1,)), *_blur_steps(op.ops[0], column + 1)]
+    assert isinstance(op, GaussianBlur)
+    return [op.fused_step(column)]
 
 
 def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
-from fastpipe.augment import resize_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape, Size, chosen
-from fastpipe.augment.canvas import Box, Canvas
 from fastpipe.augment.distributions import crop_boxes
+from fastpipe.augment.images import BatchTransform, Columns, Moves, Size, chosen
 from fastpipe.augment.matrices import identity, of_crops
 from fastpipe.augment.options import increasing, interpolation_of, probability
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "axis_weights", "resized"]
+__all__ = ["RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "axis_weights"]
+
+
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 
 
 class _RandomFlip(BatchTransform):
@@ -43,10 +45,8 @@ class _RandomFlip(BatchTransform):
         found[is_flipped, last] = shape[self._dim] - of_points
         return Moves(found, np.zeros(len(table), np.bool_))
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        if row[0]:
-            image = canvas.image()
-            image[...] = np.flip(image, self._dim).copy()
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("flip", column, (int(self._dim == -2),))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return chosen(columns["is_flipped"], images.flip(self._dim), images)
@@ -111,7 +111,7 @@ class RandomResizedCrop(BatchTransform):
             raise AugmentError(f"size= is height and width in pixels, or one number for both, got {size!r}")
         self.size: Size = (sizes[0], sizes[-1])
         self.scale, self.ratio = increasing(scale, "scale", 1.0), increasing(ratio, "ratio")
-        self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear", "bicubic"))
+        self.interpolation = interpolation_of(interpolation, _INTERPOLATIONS)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         return crop_boxes(shape[1], shape[2], self.scale, self.ratio, u)
@@ -125,26 +125,8 @@ class RandomResizedCrop(BatchTransform):
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
         return Moves(of_crops(table, *self.size), np.ones(len(table), np.bool_))
 
-    def region(self, row: Float64Array, shape: Shape) -> Box:
-        top, left, height, width = map(int, row)
-        return top, left, height, width
-
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        top, left, height, width = map(int, row)
-        top, left = top - canvas.top, left - canvas.left
-        if self.interpolation != "nearest" and not canvas.of_bytes:
-            resized(canvas, (top, left, height, width), self.size, self.interpolation == "bicubic")
-            return
-        image = torch.from_numpy(canvas.image()[:, top : top + height, left : left + width])[None]
-        if self.interpolation == "nearest":
-            found = interpolate(image, self.size, mode="nearest")
-        else:  # torch resizes bytes by whole numbers, which are not the rounded floats
-            found = interpolate(
-                image.to(torch.uint8), self.size, mode=self.interpolation, align_corners=False, antialias=True
-            )
-        planes = canvas.empty(*self.size)
-        torch.from_numpy(planes).view(found[0].shape).copy_(found[0])
-        canvas.replace(planes, *self.size)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("crop", column, (*self.size, _INTERPOLATIONS.index(self.interpolation)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         across = axis_weights(
@@ -193,26 +175,3 @@ def _cubic(distance: Tensor) -> Tensor:
     near = (1.5 * distance - 2.5) * distance * distance + 1
     far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
-
-
-def resized(canvas: Canvas, region: Box, wanted: Size, is_cubic: bool, box: Sequence[float] = ()) -> None:
-    """Go on with some of the pixels, at another size.
-
-    Args:
-        canvas: the image.
-        region: the pixels, of the canvas.
-        wanted: height and width afterwards.
-        is_cubic: else linear.
-        box: as of ``resize_kernels.resize``, within the region; else all of it.
-    """
-    top, left, height, width = region
-    source, pitch = canvas.unread(), canvas.width
-    if source is not None:
-        top, left, pitch = top + canvas.top, left + canvas.left, canvas.pitch
-    planes, out = canvas.planes if source is None else source, canvas.empty(*wanted)
-    scratch = canvas.memory("plane", max(height * wanted[1], wanted[0] * width))
-    whole = np.array(box or (0, height, 0, 0, width, 0), np.float64)
-    resize_kernels.resize(
-        planes, top * pitch + left, pitch, height, width, whole, is_cubic, out, *wanted, scratch
-    )
-    canvas.replace(out, *wanted)

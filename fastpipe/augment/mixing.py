@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.base import BatchTransform, Columns, Shape
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
+from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["CutMix", "MixUp"]
@@ -88,13 +90,8 @@ class MixUp(_Mixing):
             raise AugmentError("MixUp takes floats, got uint8: put ToDtype(torch.float32) before it")
         return dtype
 
-    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
-        kept = float(row[0])
-        if out.dtype == torch.float32:
-            torch.mul(other, 1.0 - kept, out=out)
-            out.add_(image, alpha=kept)
-        else:  # rounded once
-            out.copy_(other.float().mul_(1.0 - kept).add_(image, alpha=kept))
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("mix_up", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         kept = columns["kept"].view(-1, 1, 1, 1)
@@ -135,10 +132,8 @@ class CutMix(_Mixing):
         kept = 1.0 - (right - left) * (bottom - top) / (width * height)
         return np.concatenate([table, kept[:, None]], axis=1)
 
-    def on_pair(self, image: Tensor, other: Tensor, row: Float64Array, out: Tensor) -> None:
-        top, left, bottom, right = map(int, row[:4])
-        out.copy_(image)
-        out[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("cut_mix", column)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         top, left, bottom, right = (columns[name].view(-1, 1, 1, 1) for name in self.names)

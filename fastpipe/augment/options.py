@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe.augment.canvas import Float32Array
 from fastpipe.errors import AugmentError
 
 __all__ = [
-    "Fill", "fill_of", "filling_of", "increasing", "interpolation_of", "plain", "probability",
+    "Fill", "fill_numbers", "filling_of", "increasing", "interpolation_of", "plain", "probability",
     "range_about_zero", "two_numbers",
 ]  # fmt: skip
 
@@ -96,8 +95,8 @@ def filling_of(fill: Any, name: str = "fill") -> Fill:
         raise AugmentError(f"{name}= is a number, or one for each channel, got {fill!r}") from None
 
 
-def fill_of(fill: Fill, channels: int) -> Float32Array:
-    """A number for each channel; none of them for None."""
+def fill_numbers(fill: Fill) -> tuple[float, ...]:
+    """A number, or one for each channel; none of them for None."""
     if fill is None:
-        return np.zeros(0, np.float32)
-    return np.resize(np.asarray(fill, np.float32), channels)
+        return ()
+    return fill if isinstance(fill, tuple) else (fill,)

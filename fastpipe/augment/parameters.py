@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float64Array", "Parameters"]
+__all__ = ["Float32Array", "Float64Array", "Parameters"]
 
+Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from fastpipe.augment import kernels, policy_kernels
-from fastpipe.augment.affine import MATRIX, resampled, warp_canvas
-from fastpipe.augment.base import BatchTransform, Columns, Moves, Shape
-from fastpipe.augment.canvas import Canvas
+from fastpipe.augment.affine import MATRIX, is_fused, resampled, warp_step
 from fastpipe.augment.colour import blended
 from fastpipe.augment.distributions import integers
+from fastpipe.augment.images import BatchTransform, Columns, Moves
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
-from fastpipe.augment.options import Fill, fill_of, filling_of, interpolation_of
+from fastpipe.augment.options import Fill, fill_numbers, filling_of, interpolation_of
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandAugment"]
@@ -30,7 +30,7 @@ _CHANGES = (
 )  # fmt: skip
 _AT = {name: at for at, name in enumerate(_CHANGES)}
 _GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
-_BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``kernels.jitter``
+_BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``blended``
 _SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
 
 
@@ -127,32 +127,10 @@ class RandAugment(BatchTransform):
         fill = self.fill if self.fill is None or isinstance(self.fill, float) else self.fill[0]
         return _MaskPolicy(self.num_ops, interpolation="nearest", fill=fill)
 
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        for at in range(0, len(row), 8):
-            self._change(canvas, int(row[at]), float(row[at + 1]), row[at + 2 : at + 8])
-
-    def _change(self, canvas: Canvas, change: int, magnitude: float, matrix: Float64Array) -> None:
-        planes, of_bytes = canvas.planes, canvas.of_bytes
-        if change in _GEOMETRY:
-            fill = fill_of(self.fill, len(planes))
-            warp_canvas(canvas, matrix, self.interpolation == "nearest", fill)
-        elif change in _BLENDED:
-            kind = _BLENDED[change]
-            factors = np.full(4, 1.0 + magnitude)
-            kernels.jitter(
-                planes, canvas.memory("plane", planes.shape[1]), factors, np.array([float(kind)]), of_bytes
-            )
-        elif change == _AT["Sharpness"]:
-            scratch = canvas.memory("plane", planes.shape[1])
-            policy_kernels.sharpen(planes, canvas.height, canvas.width, 1.0 + magnitude, scratch, of_bytes)
-        elif change == _AT["Posterize"]:
-            policy_kernels.posterize(planes, int(magnitude), of_bytes)
-        elif change == _AT["Solarize"]:
-            policy_kernels.solarize(planes, magnitude * (255 if of_bytes else 1), of_bytes)
-        elif change == _AT["AutoContrast"]:
-            policy_kernels.autocontrast(planes, of_bytes)
-        elif change == _AT["Equalize"]:
-            policy_kernels.equalize(planes, of_bytes)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        options = int(self.interpolation == "nearest"), int(is_fused(shape[1], shape[2]))
+        numbers, each = fill_numbers(self.fill), len(MATRIX) + 2
+        return [Step("policy", column + at * each, options, numbers) for at in range(self.num_ops)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         for at in range(self.num_ops):
@@ -194,9 +172,10 @@ class _MaskPolicy(RandAugment):
 
     channels = ()
 
-    def _change(self, canvas: Canvas, change: int, magnitude: float, matrix: Float64Array) -> None:
-        if change in _GEOMETRY:
-            super()._change(canvas, change, magnitude, matrix)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        size, each = (shape[1], shape[2]), len(MATRIX) + 2
+        places = (column + at * each + 2 for at in range(self.num_ops))  # matrices of other changes move nothing
+        return [warp_step(at, True, self.fill, size) for at in places]
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return resampled(images, columns, self.interpolation, self.fill, of_bytes)

@@ -1,12 +1,11 @@
-"""What torchvision makes of the images, one by one, by its own functions and the same parameters; of volumes,
-what SciPy does.
+"""What torchvision makes of the images, one by one, by its own functions and the same parameters.
 
 It is slow, and there to compare with: ``op.reference(images, parameters)`` beside ``op.apply``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,28 +13,31 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Parameters
-from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 
 __all__ = ["chain_reference"]
 
 Row = dict[str, float]
+Changes = Mapping[str, Callable[[Any, Tensor, Row], Any]]  # what changes a sample, by an operation's name
 
 
-def chain_reference(ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-    """The images as torchvision changes them, one operation after the other."""
+def chain_reference(
+    ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters], changes: Changes | None = None
+) -> Tensor:
+    """The images as torchvision changes them, one operation after the other.
+
+    Args:
+        ops: the operations.
+        images: a batch.
+        parameters: of each operation.
+        changes: what changes one sample, by an operation's name; default: of an image.
+    """
     for op, one in zip(ops, parameters, strict=True):
-        images = _reference(op, images, one)
+        images = _reference(op, images, one, _CHANGES if changes is None else changes)
     return images
 
 
-def _reference(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
-    """The images as torchvision changes them.
-
-    Args:
-        op: the operation.
-        images: a batch; halves are worked on as float32, and rounded once.
-        parameters: of its samples.
-    """
+def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes) -> Tensor:
+    """The images as torchvision changes them; halves are worked on as float32, and rounded once."""
     values = images.float() if op.dtype_after(images.dtype) in (torch.float16, torch.bfloat16) else images
     values = (
         values.float() if op.kind == "volumes" and op.dtype_after(images.dtype) == torch.float32 else values
@@ -43,17 +45,22 @@ def _reference(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
     if op.mixes:
         found = _MIXED[type(op).__name__](op, values, parameters)
     else:
-        change = _of_one(op)
         rows = zip(*(column.tolist() for column in parameters.values()), strict=True)
         names = tuple(parameters)
         given = (dict(zip(names, row, strict=True)) for row in rows) if names else ({} for _ in images)
-        found = torch.stack([change(op, image, row) for image, row in zip(values, given, strict=True)])
+        found = torch.stack([_changed(op, image, row, changes) for image, row in zip(values, given, strict=True)])
     return found if found.dtype == torch.uint8 else found.to(op.dtype_after(images.dtype))
 
 
-def _of_one(op: Any) -> Callable[[Any, Tensor, Row], Tensor]:
-    """What changes one image."""
-    return next(_CHANGES[kind.__name__] for kind in type(op).__mro__ if kind.__name__ in _CHANGES)
+def _changed(op: Any, image: Tensor, p: Row, changes: Changes) -> Any:
+    """One image."""
+    if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
+        for at, inner in enumerate(op.ops if p["is_applied"] else ()):
+            own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
+            image = _changed(inner, image, own, changes)
+        return image
+    kind = next(kind.__name__ for kind in type(op).__mro__ if kind.__name__ in changes)
+    return changes[kind](op, image, p)
 
 
 def _functional() -> Any:
@@ -146,15 +153,6 @@ def _policy(op: Any, image: Tensor, p: Row) -> Any:
     return image
 
 
-def _applied(op: Any, image: Tensor, p: Row) -> Any:
-    if not p["is_applied"]:
-        return image
-    for at, inner in enumerate(op.ops):
-        own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
-        image = _of_one(inner)(inner, image, own)
-    return image
-
-
 # ---- spectrograms: what torchaudio's do, of which the functions draw for themselves ----------------
 
 
@@ -207,9 +205,9 @@ def _cut(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
 
 _CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
     "ColorJitter": _jitter, "GaussianBlur": _blurred, "Normalize": _normalized, "RandAugment": _policy,
-    "RandomAffine": _affine, "RandomApply": _applied, "RandomErasing": _erased, "RandomGain": _louder,
+    "RandomAffine": _affine, "RandomErasing": _erased, "RandomGain": _louder,
     "RandomGrayscale": _grey, "RandomHorizontalFlip": _horizontal_flip, "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _vertical_flip, "SpecAugment": _masked,
-    "TimeShift": _shifted, "ToDtype": _converted, **VOLUME_CHANGES,
+    "TimeShift": _shifted, "ToDtype": _converted,
 }  # fmt: skip
 _MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment import spectrogram_kernels
-from fastpipe.augment.base import BatchTransform, Columns, Shape
-from fastpipe.augment.canvas import Canvas, Float32Array
 from fastpipe.augment.distributions import between
+from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.running import Shape
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomGain", "SpecAugment", "TimeShift"]
@@ -23,13 +23,6 @@ __all__ = ["RandomGain", "SpecAugment", "TimeShift"]
 
 class _OfSpectrograms(BatchTransform, ABC):
     ranks = (3, 4)
-    does_batches = True
-
-    @abstractmethod
-    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None: ...
-
-    def on_canvas(self, canvas: Canvas, row: Float64Array) -> None:
-        self.on_batch(canvas.image()[None], row[None])
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         if dtype == torch.uint8:
@@ -101,8 +94,8 @@ class SpecAugment(_OfSpectrograms):
             table[:, 2 * at], table[:, 2 * at + 1] = begin, begin + np.floor(extent)
         return table
 
-    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
-        spectrogram_kernels.mask(batch, rows, self.n_time_masks, self.zero_masking)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("mask", column, (self.n_time_masks, self.n_freq_masks, int(self.zero_masking)))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         value = images.new_zeros(()) if self.zero_masking else images.mean(dim=(1, 2, 3), keepdim=True)
@@ -155,9 +148,8 @@ class RandomGain(_OfSpectrograms):
             return table
         return np.asarray(10.0 ** (table / (20 if self.scale == "amplitude" else 10)))
 
-    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
-        change = rows.astype(np.float32)[:, :, None, None]
-        (np.add if self.scale == "decibel" else np.multiply)(batch, change, out=batch)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("gain", column, (int(self.scale == "decibel"),))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         change = columns["change"].view(-1, 1, 1, 1)
@@ -201,8 +193,8 @@ class TimeShift(_OfSpectrograms):
         most = self._most(shape[2])
         return np.floor(u * (2 * most + 1)) - most
 
-    def on_batch(self, batch: Float32Array, rows: Float64Array) -> None:
-        spectrogram_kernels.shift(batch, rows, self.rolls, self.fill)
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return [Step("shift", column, (int(self.rolls),), (self.fill,))]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         width = images.shape[3]

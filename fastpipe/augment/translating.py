@@ -9,7 +9,7 @@ import torch
 
 from fastpipe.augment.affine import RandomAffine, RandomRotation
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.base import BatchTransform
+from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.blur import GaussianBlur
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.compose import Compose

@@ -14,7 +14,8 @@ from torchvision import tv_tensors
 
 from fastpipe import augment
 from fastpipe.augment.fusing import FusedRun
-from fastpipe.augment.running import applied_table, on_device
+from fastpipe.augment.images import on_device
+from fastpipe.augment.running import applied_table
 
 Make = Callable[..., Tensor]
 Ops = list[augment.BatchTransform]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torchvision.transforms.v2.functional._geometry import _affine_grid
 
 from fastpipe import augment
-from fastpipe.augment.affine import warp_canvas
-from fastpipe.augment.canvas import Canvas
-from fastpipe.augment.running import applied_table, on_device
+from fastpipe.augment.images import on_device, on_processor
+from fastpipe.augment.running import applied_table
+from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 CASES: dict[str, augment.BatchTransform] = {
@@ -123,15 +123,12 @@ def test_the_nearest_pixel_is_torchvisions_also_halfway_between_two(size: tuple[
     height, width = size
     image = torch.arange(1.0, 1 + height * width).view(1, 1, height, width)
     ones = np.random.default_rng(0).integers(-3, 4, (40, 6)) * 0.25
+    warp = augment.RandomAffine(0).for_masks()
     for matrix in ones + [1, 0, 0.25, 0, 1, 0.25]:
         theta = torch.tensor(matrix, dtype=torch.float32).view(1, 2, 3)
         grid = _affine_grid(theta, w=width, h=height, ow=width, oh=height)
         wanted = torch.nn.functional.grid_sample(image, grid, "nearest", "zeros", align_corners=False)
-        canvas, out = Canvas(), torch.empty(1, height, width)
-        canvas.begin(image[0], (0, 0, height, width), out)
-        warp_canvas(canvas, matrix, True, np.zeros(0, np.float32))
-        canvas.end()
-        assert torch.equal(out, wanted[0])
+        assert torch.equal(on_processor([warp], image, matrix[None], SlotPool(0)), wanted)
 
 
 def test_noise_is_the_same_on_both_ways_and_normal(make_images: Callable[..., Tensor]) -> None:

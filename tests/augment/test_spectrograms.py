@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fastpipe import augment
-from fastpipe.augment.running import applied_table, on_device
+from fastpipe.augment.images import on_device
+from fastpipe.augment.running import applied_table
 from fastpipe.errors import AugmentError
 
 OPS: dict[str, augment.BatchTransform] = {

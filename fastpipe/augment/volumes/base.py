@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from fastpipe.augment.base import Augmentation
+from fastpipe.augment.base import FLOATS, Augmentation
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.volumes.chain import VolumeChain
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
 __all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "about_one", "axes_of", "limits_of"]
 
 AXES = ("depth", "height", "width")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class VolumeTransform(Augmentation, ABC):
@@ -28,6 +28,7 @@ class VolumeTransform(Augmentation, ABC):
     """
 
     kind = "volumes"
+    chain_type = VolumeChain
     ranks = (4, 5)
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, probability, range_about_zero
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float32Array, Float64Array
 from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
 from fastpipe.augment.volumes.maps import NO_BENDS, Fill3D, Map, cropped, warped

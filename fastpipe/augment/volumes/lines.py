@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.augment.canvas import Float32Array
+from fastpipe.augment.parameters import Float32Array
 from fastpipe.augment.running import uploaded
 from fastpipe.augment.volumes import kernels
 from fastpipe.augment.volumes.volume import Volume

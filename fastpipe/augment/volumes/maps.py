@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
-from fastpipe.augment.canvas import Float32Array
-from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.parameters import Float32Array, Float64Array
 from fastpipe.augment.running import uploaded
 from fastpipe.augment.volumes import kernels
 from fastpipe.augment.volumes.volume import PART, PIECE, Volume, ranges
