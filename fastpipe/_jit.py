@@ -17,17 +17,9 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 # Every module whose code may be part of a kernel.
 KERNEL_MODULES = (
     "_jit.py",
-    "augment/fused_kernels.py",
-    "augment/kernels.py",
     "augment/motion/kernels.py",
-    "augment/noise_kernels.py",
-    "augment/policy_kernels.py",
-    "augment/resize_kernels.py",
-    "augment/spectrogram_kernels.py",
-    "augment/sum_kernels.py",
     "augment/volumes/kernels.py",
     "augment/volumes/noise_kernels.py",
-    "augment/warp_kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

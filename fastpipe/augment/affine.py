@@ -17,8 +17,8 @@ from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.matrices import forward_affine, inverse_affine
 from fastpipe.augment.options import (
     Fill,
-    filling_of,
     fill_numbers,
+    filling_of,
     increasing,
     interpolation_of,
     range_about_zero,

@@ -225,7 +225,12 @@ class Chain(ABC):
         self.number = _register(self)
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # a copy has a number of its own
+        return type(self), (
+            self.ops,
+            self.name,
+            self.steps,
+            self.lengths_at,
+        )  # a copy has a number of its own
 
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
@@ -324,7 +329,7 @@ class Chain(ABC):
         return changed.squeeze(1) if samples.ndim < batch.ndim else changed
 
     def reference(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Samples as the reference changes them on the CPU by the same parameters; lengths as of ``apply``."""
+        """Samples as the reference changes them by the same parameters; lengths as of ``apply``."""
         batch, _ = self.checked_with(samples, parameters)
         changed = self.referred(batch.cpu(), parameters).to(batch.device)
         return changed.squeeze(1) if samples.ndim < batch.ndim else changed

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale
+from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.parameters import Float64Array
 
 __all__ = ["IDENTITY", "bounds_of", "colour_maps"]

@@ -1,4 +1,5 @@
-"""Augmentations of images, and of spectrograms: by the native core on the processor, by torch's operations elsewhere."""
+"""Augmentations of images and spectrograms, run by the native core on the processor and by torch's operations
+elsewhere."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ class ImageChain(Chain):
     def native_batch(
         self, shape: Sequence[int], key: Key, out: Tensor, places: npt.NDArray[np.int64] | None = None
     ) -> Any:
-        """A ``native.AugmentBatch`` that changes images of bytes, which it is given one by one, in any thread.
+        """A ``native.AugmentBatch`` that changes images of bytes, given one by one, in any thread.
 
         Args:
             shape: of the batch, (N, C, H, W).
@@ -98,7 +99,7 @@ class ImageChain(Chain):
         assert part.plan is not None  # there are only augmentations of fastpipe's, and none mixes
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]
         return native.augment_batch(
-            part.plan, rows, None, elements[0], _array(out), elements[1], tuple(shape[1:]), places
+            part.plan, rows, None, elements[0], _array(out), elements[1], shape[1:], places
         )
 
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:

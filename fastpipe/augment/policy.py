@@ -174,7 +174,9 @@ class _MaskPolicy(RandAugment):
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         size, each = (shape[1], shape[2]), len(MATRIX) + 2
-        places = (column + at * each + 2 for at in range(self.num_ops))  # matrices of other changes move nothing
+        places = (
+            column + at * each + 2 for at in range(self.num_ops)
+        )  # matrices of other changes move nothing
         return [warp_step(at, True, self.fill, size) for at in places]
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:

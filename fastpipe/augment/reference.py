@@ -48,7 +48,9 @@ def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes
         rows = zip(*(column.tolist() for column in parameters.values()), strict=True)
         names = tuple(parameters)
         given = (dict(zip(names, row, strict=True)) for row in rows) if names else ({} for _ in images)
-        found = torch.stack([_changed(op, image, row, changes) for image, row in zip(values, given, strict=True)])
+        found = torch.stack(
+            [_changed(op, image, row, changes) for image, row in zip(values, given, strict=True)]
+        )
     return found if found.dtype == torch.uint8 else found.to(op.dtype_after(images.dtype))
 
 

@@ -1,7 +1,7 @@
-"""Tables of a chain's numbers: what is drawn for its samples, and what is computed from that once, on the host.
+"""Tables of a chain's numbers: what is drawn for its samples, and what is computed from that on the host.
 
-A chain's parameters are one table, (N, columns), in which those of each operation come one after the other; so are
-the numbers that are applied.
+A chain's parameters are one table, (N, columns), in which those of each operation come one after the other; so
+are the numbers that are applied.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
     for op in ops:
         dtype = op.dtype_after(dtype)
     return dtype
+
 
 # TODO-MERGE
 def run_all(run: Callable[[int], None], count: int, joins: bool = False) -> None:

@@ -9,12 +9,12 @@ import torch
 
 from fastpipe.augment.affine import RandomAffine, RandomRotation
 from fastpipe.augment.applying import RandomApply
-from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.blur import GaussianBlur
 from fastpipe.augment.colour import ColorJitter, Normalize, RandomGrayscale, ToDtype
 from fastpipe.augment.compose import Compose
 from fastpipe.augment.erasing import RandomErasing
 from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
+from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.mixing import CutMix, MixUp
 from fastpipe.augment.policy import RandAugment
 from fastpipe.errors import AugmentError

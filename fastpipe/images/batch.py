@@ -23,7 +23,7 @@ from fastpipe.index.storage import PackedPaths
 if TYPE_CHECKING:
     from fastpipe.cache.images import KeptBatch
 
-__all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf"]
+__all__ = ["MADE", "PENDING", "Arriving", "Described", "ImageBatch", "RowsOf", "Then"]
 
 PENDING, MADE = 0, 1  # outcomes of fastpipe/native/status.h
 
@@ -46,6 +46,18 @@ class RowsOf(Sequence[Any]):
         return self.memory[self.numbers[number]]
 
 
+class Then(NamedTuple):
+    """What is done to images of bytes when the engine has made them, by the thread that did.
+
+    Attributes:
+        batch: a ``native.AugmentBatch`` that changes each, and says where it goes.
+        value: of a sample that is there then.
+    """
+
+    batch: Any
+    value: Any
+
+
 class Described(NamedTuple):
     """What the engine is told of a batch, beside what a ``PendingBatch`` has.
 
@@ -55,6 +67,7 @@ class Described(NamedTuple):
         info: of an encoded file and its path, what Pillow says of it.
         kept: where decoded images are looked for and kept, or None.
         arriving: of images that are no files, how they come here; None of files.
+        then: what is done to them then, where ``finish`` does the same to what the engine declines; or None.
     """
 
     plan: Any
@@ -62,6 +75,7 @@ class Described(NamedTuple):
     info: Callable[[bytes, str], dict[Any, Any]]
     kept: KeptBatch | None = None
     arriving: Arriving | None = None
+    then: Then | None = None
 
 
 class Arriving(NamedTuple):
@@ -109,6 +123,7 @@ class ImageBatch(PendingBatch):
         self._at_hand: dict[int, Any] = {}  # by indices, those of samples that are left for Python
         self._files: dict[int, Any] = {}  # by samples, their encoded files, or why one did not come
         self._kept: KeptBatch | None = None
+        self._then: Then | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
 
     def begin_natively(
@@ -123,6 +138,7 @@ class ImageBatch(PendingBatch):
             threads: that the process is to have.
         """
         self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
+        self._then = described.then
         away = self._away()
         if pool is None:
             for number in away:
@@ -211,6 +227,7 @@ class ImageBatch(PendingBatch):
             inputs=[_input(files.get(number)) for number in range(count)] if files else None,
             kept=None if kept is None else kept.images, most_nbytes=0 if kept is None else kept.most_nbytes,
             states=None if arriving is None else arriving.states,
+            then=None if described.then is None else described.then.batch,
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -222,11 +239,13 @@ class ImageBatch(PendingBatch):
         if (outcomes == PENDING).any():
             raise ClosedError("the interpreter ends before the batch is made")
         made = outcomes == MADE
-        is_done_then = self.memory is not None and self._finish is None
+        if self._then is not None:
+            for number in np.flatnonzero(made).tolist():
+                self.values[number] = self._then.value
         self._is_made, self._to_keep = made, set(self._batch.whole)
         left = ~made
         left[list(self._to_keep)] = True
-        self._numbers = np.flatnonzero(left).tolist() if is_done_then else range(len(self.items))
+        self._numbers = np.flatnonzero(left).tolist() if self._is_done_then else range(len(self.items))
         self._at_hand = {
             self.items[number].index: file for number, file in self._files.items() if not made[number]
         }
@@ -234,8 +253,13 @@ class ImageBatch(PendingBatch):
         clock = self._maker.clock
         for stage, nanoseconds in zip(("read", "decode", "transform"), self._batch.times, strict=True):
             clock.add(stage, nanoseconds)
-        if is_done_then and not self._to_keep:
+        if self._is_done_then and not self._to_keep:
             self._batch = None
+
+    @property
+    def _is_done_then(self) -> bool:
+        """Whether a sample that the engine has made is where it belongs."""
+        return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:
         """Make, or finish, one of the samples that are left."""
@@ -247,7 +271,7 @@ class ImageBatch(PendingBatch):
         if not self._is_made[number]:
             self.make(number)
             return
-        if self.memory is not None and self._finish is None:
+        if self._is_done_then:
             return
         try:
             memory, height, width = self._batch.take_image(number)

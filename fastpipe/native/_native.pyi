@@ -72,6 +72,30 @@ def force_level(level: int) -> bool:
     For tests: use an instruction set from now on; whether the processor has it.
     """
 
+class AugmentPlan:
+    """
+    A chain of augmentations of images or spectrograms: AugmentPlan in augment.h.
+    """
+
+    def __init__(self, steps: Sequence[tuple[str, int, Sequence[int], Sequence[float]]], columns: int) -> None: ...
+
+class AugmentBatch(Batch):
+    """Images that a plan changes, each by a row of numbers."""
+
+    @property
+    def problem(self) -> tuple[int, int]:
+        """
+        What went wrong with one of the images, and its number: 0 nothing, 1 there is no memory, 2 its numbers are of pixels that it does not have.
+        """
+
+    def change(self, number: int, image: NDArray[numpy.generic]) -> int:
+        """Change one of the images, given here; as of `problem`."""
+
+def augment_batch(plan: AugmentPlan, rows: NDArray[numpy.float64], source: NDArray[numpy.generic] | None, element: str, out: NDArray[numpy.generic], out_element: str, shape: Sequence[int] = (0, 0, 0), places: NDArray[numpy.int64] | None = None) -> AugmentBatch:
+    """
+    A batch (N, C, H, W) to be changed.  rows: (N, columns).  source: None where images of `shape` are given one by one.  places: which of `out` each image becomes.
+    """
+
 class EntryTable:
     """The records of a cache's log: see fastpipe/native/entries.h."""
 
@@ -375,7 +399,7 @@ def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[N
     The region that steps come to: the fields of fastpipe/native/geometry.h in their order, boxes and sizes as tuples; None where fold() gives false.
     """
 
-def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0) -> ImageBatch:
+def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0, then: AugmentBatch | None = None) -> ImageBatch:
     """A batch of images: see ImageBatch in fastpipe/native/images.h."""
 
 def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:

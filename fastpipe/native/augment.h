@@ -112,7 +112,9 @@ class AugmentBatch : public Work {
   void run(std::int64_t item, Scratch& scratch) override;
   void lost(std::int64_t item) noexcept override;
 
-  // Change one of the images, given in any memory of the source's shape and element.
+  // The shape and the element of an image that is given.
+  const ImageView& shape() const noexcept { return source; }
+  // Change one of the images, given in any memory of that shape and element.
   [[nodiscard]] Change change(std::int64_t number, const ImageView& image, Arena& arena) const noexcept;
 
  private:

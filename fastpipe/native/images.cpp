@@ -253,7 +253,8 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   const std::int32_t channels = plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
   const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
   if (looked == Lookup::found) {
-    if (memory == nullptr) return Status::declined(Reason::asked);  // an image takes more from its file than pixels
+    if (memory == nullptr && then == nullptr)
+      return Status::declined(Reason::asked);  // an image takes more from its file than pixels
     opened->source.size = found.size;
     opened->is_kept = true;
     if (kept->memory != nullptr) {
@@ -437,6 +438,7 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
   if (memory != nullptr && !(Size{region.window.height, region.window.width} == sample_size)) {
     return Status::declined(Reason::not_folded);
   }
+  if (then != nullptr) return make_changed(item, scratch, region, source);
   std::uint8_t* out = place_for(item, region);
   if (out == nullptr) return Status::declined(Reason::no_memory);
   status = draw(region, source, plan->how, plan->scaled, scratch, out, &totals);
@@ -447,6 +449,34 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
     std::memcpy(kept_file.data.get(), source.file.data, source.file.size);
   }
   return status;
+}
+
+// Make an image of bytes, and change it while it is in cache.
+Status ImageBatch::make_changed(std::int64_t item, Scratch& scratch, const Region& region, const ImageSource& source) {
+  ImageView view = then->shape();
+  if (region.window.height != view.height || region.window.width != view.width) {
+    return Status::declined(Reason::not_folded);
+  }
+  auto* const pixels =
+      scratch.arena.array<std::uint8_t>(static_cast<std::size_t>(view.channels * view.height * view.width));
+  if (pixels == nullptr) return Status::declined(Reason::no_memory);
+  const Status status = draw(region, source, plan->how, plan->scaled, scratch, pixels, &totals);
+  if (!status.is_made()) return status;
+  view.data = pixels;
+  if (plan->how.interleaved) {
+    view.strides[0] = 1;
+    view.strides[1] = view.channels * view.width;
+    view.strides[2] = view.channels;
+  } else {
+    view.strides[0] = view.height * view.width;
+    view.strides[1] = view.width;
+    view.strides[2] = 1;
+  }
+  const std::int64_t begun = now_ns();
+  const Change change = then->change(item, view, scratch.arena);
+  totals.transform.fetch_add(now_ns() - begun, std::memory_order_relaxed);
+  // Python does it again where something is wrong, and says so.
+  return change == Change::made ? status : Status::declined(Reason::asked);
 }
 
 }  // namespace fastpipe

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "augment.h"
 #include "engine.h"
 #include "geometry.h"
 #include "kept.h"
@@ -16,6 +17,8 @@
 #include "tensorflow.h"
 
 namespace fastpipe {
+
+struct ImageSource;
 
 // What is done to each image of a batch: a compiled transform, and the options of decoding.  Immutable.
 struct ImagePlan {
@@ -83,16 +86,17 @@ class ImageBatch : public Work {
   std::shared_ptr<const ImagePlan> plan;
   std::int64_t count = 0;
   Paths paths;
-  const ImageInput* inputs = nullptr;      // (count); null: all are read
-  const double* parameters = nullptr;      // (count, plan->draws)
-  std::uint8_t* memory = nullptr;          // where samples go; null: each into memory of its own
-  const std::int64_t* places = nullptr;    // (count): where in it each begins
-  Size sample_size;                        // of each, height and width, if `memory` is given: others are declined
-  bool keeps_files = false;                // keep the encoded bytes of those that are made into memory of their own
-  std::shared_ptr<const KeptImages> kept;  // where images are looked for before their files are read; may be null
-  const FileState* states = nullptr;       // (count): of images that are no files; null: their files are asked
-  std::int64_t most_nbytes = 0;            // of whole images that the caller is to be given, to keep them; 0: of none
-  Status* statuses = nullptr;              // (count), written
+  const ImageInput* inputs = nullptr;        // (count); null: all are read
+  const double* parameters = nullptr;        // (count, plan->draws)
+  std::uint8_t* memory = nullptr;            // where samples go; null: each into memory of its own
+  const std::int64_t* places = nullptr;      // (count): where in it each begins
+  Size sample_size;                          // of each, height and width, if `memory` is given: others are declined
+  bool keeps_files = false;                  // keep the encoded bytes of those that are made into memory of their own
+  std::shared_ptr<const KeptImages> kept;    // where images are looked for before their files are read; may be null
+  const FileState* states = nullptr;         // (count): of images that are no files; null: their files are asked
+  std::int64_t most_nbytes = 0;              // of whole images that the caller is to be given, to keep them; 0: of none
+  std::shared_ptr<const AugmentBatch> then;  // changes each image of bytes, and says where it goes; or null
+  Status* statuses = nullptr;                // (count), written
   Totals totals;
 
   // Allocate what the batch keeps of its own; false where there is no memory.
@@ -116,6 +120,7 @@ class ImageBatch : public Work {
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status make_changed(std::int64_t item, Scratch& scratch, const Region& region, const ImageSource& source);
   Status make_sample(std::int64_t item, Scratch& scratch, Opened* opened);
   std::uint8_t* place_for(std::int64_t item, const Region& region);
 

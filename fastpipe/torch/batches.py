@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from fastpipe.core.keys import sample_seed
 from fastpipe.engine.batches import PendingBatch, say_where
 from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
+from fastpipe.images.batch import RowsOf, Then
 from fastpipe.images.plan import Layout, Plan
 from fastpipe.torch.generators import run_keyed, run_seeded
 from fastpipe.torch.lane_memory import shared_flat
@@ -68,18 +69,19 @@ class AugmentInThread:
     """What is left to do in a decoding thread where a transform was split, and the whole of it is done there.
 
     Args:
-        split: the transform.
-        key: the key of the batch's random parameters.
-        rows: where each sample goes.
+        batch: a ``native.AugmentBatch``, which says where each sample goes.
     """
 
-    def __init__(self, split: Split, key: Key, rows: Sequence[torch.Tensor]) -> None:
-        self._change = split.chain.by_image((len(rows), *split.shape), key)
-        self._rows = rows
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
 
     def __call__(self, value: Any, number: int) -> Any:
-        """Put the sample into the batch's memory."""
-        self._change(number, value.as_subclass(torch.Tensor), self._rows[number])
+        """Put a sample into the batch's memory that the engine has declined."""
+        problem = self._batch.change(number, value.as_subclass(torch.Tensor).numpy())
+        if problem:
+            from fastpipe.augment.images import check_change
+
+            check_change(problem, number)
         return PLACED
 
 
@@ -95,12 +97,14 @@ class Place(NamedTuple):
         like: what samples must have been for ``tensor`` to hold them; None where the plan writes all of them
             there.
         finish: what is left to do in the thread that made a sample.
+        then: the same of samples that the engine makes, done by it; None where it cannot.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
     tensor: torch.Tensor | None = None
     like: Like | None = None
     finish: Callable[[Any, int], Any] | None = None
+    then: Then | None = None
 
 
 class Making(NamedTuple):
@@ -161,14 +165,16 @@ def stock_place(plan: Plan, key: Key, like: Like | None, count: int, memory: Bat
     return Place(tensor=tensor, like=like, finish=InThread(plan, key, like, tensor))
 
 
-def augmented_place(
-    split: Split, key: Key, count: int, memory: BatchMemory, rows: Sequence[torch.Tensor] | None
-) -> Place:
+def augmented_place(split: Split, key: Key, count: int, memory: BatchMemory, rows: RowsOf | None) -> Place:
     """The place of samples that are augmented by the threads that decode them: these rows, if given."""
-    if rows is not None:
-        return Place(finish=AugmentInThread(split, key, rows))
-    tensor = batch_memory_like(split.like, count, memory)
-    return Place(tensor=tensor, like=split.like, finish=AugmentInThread(split, key, tensor.unbind()))
+    shape = (count, *split.shape)
+    if rows is None:
+        tensor = batch_memory_like(split.like, count, memory)
+        batch = split.chain.native_batch(shape, key, tensor)
+        return Place(None, tensor, split.like, AugmentInThread(batch), Then(batch, PLACED))
+    whole: Any = rows.memory
+    batch = split.chain.native_batch(shape, key, whole, rows.numbers)
+    return Place(finish=AugmentInThread(batch), then=Then(batch, PLACED))
 
 
 class Batch:

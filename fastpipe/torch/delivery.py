@@ -15,7 +15,7 @@ from fastpipe.torch.generators import KeyedGenerator, preserved_generators, seed
 from fastpipe.torch.samples import Unfinished
 
 if TYPE_CHECKING:
-    from fastpipe.augment.chains import Chain
+    from fastpipe.augment.images import ImageChain
     from fastpipe.device.transfer import Transfer
 
 __all__ = ["Delivery", "DueError"]
@@ -53,7 +53,7 @@ class Delivery:
         augment: Callable[..., Any] | None,
         seed: int | None,
         rank: tuple[int, int],
-        rest: Chain | None = None,
+        rest: ImageChain | None = None,
         on_epoch: Callable[[float, float], None] | None = None,
         is_made_there: bool = False,
         dtype: torch.dtype | None = None,

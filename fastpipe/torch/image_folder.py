@@ -20,6 +20,7 @@ from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
 from fastpipe.engine.slots import KEPT_SLOTS
 from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.images.batch import RowsOf
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, Making, augmented_place, stock_place, written_place
@@ -292,7 +293,7 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         key: Key | None = None,
         *,
         threaded: bool = True,
-        rows: Sequence[Any] | None = None,
+        rows: RowsOf | None = None,
         making: Making | None = None,
     ) -> Batch:
         """Begin a batch without waiting for it; in these rows of a larger one, if they are given."""

@@ -155,7 +155,7 @@ class Runtime(ProcessRuntime[Options]):
         else:
             paths, arriving = self._remote.arriving(rows, items.paths(), kept is not None)
         batch.begin_natively(
-            Described(described, paths, self._source.info_in, kept, arriving),
+            Described(described, paths, self._source.info_in, kept, arriving, place.then),
             pool,
             self._channel,
             self._threads,

@@ -20,7 +20,7 @@ from fastpipe.torch.source import SplitError
 from fastpipe.torch.stock import is_thread_safe
 
 if TYPE_CHECKING:
-    from fastpipe.augment.chains import Chain
+    from fastpipe.augment.images import ImageChain
 
 __all__ = ["Split", "split_of"]
 
@@ -42,7 +42,7 @@ class Split:
 
     given: tuple[Any, ...]
     head: Plan
-    chain: Chain
+    chain: ImageChain
     like: Like
     rest: tuple[Any, ...]
     example: Any
@@ -85,11 +85,11 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
     head, count, is_pil = _head(items, layout)
     rest = tuple(items[count:])
 
-    from fastpipe import augment  # whose kernels take a second to load, and only this needs them
-    from fastpipe.augment.chains import Chain
+    from fastpipe import augment  # which only this needs
+    from fastpipe.augment.images import ImageChain
 
     try:
-        chain = Chain(augment.from_torchvision(rest).ops, "the rest of the transform")
+        chain = ImageChain(augment.from_torchvision(rest).ops, "the rest of the transform")
         values = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _shape(head), np.uint8))
         example = v1.ToPILImage()(values) if is_pil else of_kind(values, head.kind)
         like = _like(rest, example)

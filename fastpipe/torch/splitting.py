@@ -198,14 +198,15 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
 def measured(split: Split, batch_size: int, device: Any) -> Costs:
     """What the rest of a transform costs, measured on an image of noise for about half a second."""
     threads = default_threads()
-    change = split.chain.by_image((threads, *split.shape), Key(0, 0, np.arange(threads)))
-    rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype).unbind()
+    rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype)
+    key = Key(0, 0, np.arange(threads))
+    change, values = split.chain.native_batch((threads, *split.shape), key, rows).change, split.values.numpy()
 
     def whole(number: int) -> None:
         run_keyed(split.rest, split.example, number)
 
     def augmented(number: int) -> None:
-        change(number % threads, split.values, rows[number % threads])
+        change(number % threads, values)
 
     pool = ThreadPool(threads, "fastpipe-measure", do_without_helpers)  # as those that decode
     try:
@@ -224,7 +225,7 @@ def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: 
         pool.submit(task, count).wait()
         return (perf_counter() - start) / count
 
-    # The first call of a kernel compiles it, or loads what was compiled.
+    # The first calls warm up.
     firsts = [(timed(task, threads), timed(task, threads))[1] for task in tasks]
     counts = [threads * max(1, min(64, int(_ROUND_S / first / threads))) for first in firsts]
     rounds: list[list[float]] = [[] for _ in tasks]

@@ -32,7 +32,8 @@ class VolumeChain(Chain):
         return on_volumes(self.steps, samples, self.applied(table, samples.shape), self.memory)
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        return followed_volumes(self.steps, table, shape, others)
+        found: Sequence[Any] = followed_volumes(self.steps, table, shape, others)
+        return found
 
     def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
         return chain_reference(self.ops, samples, parameters, VOLUME_CHANGES)

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <vector>
 
+#include "../augment.h"
 #include "../engine.h"
 #include "../scratch.h"
 #include "../span.h"
@@ -76,6 +78,12 @@ struct BoundChannel {
 struct BoundWork {
   std::shared_ptr<Work> any;
   nb::object keep;
+};
+
+// Images that a plan changes.
+struct BoundAugment : BoundWork {
+  std::shared_ptr<AugmentBatch> work;
+  std::vector<std::int64_t> places;  // in bytes
 };
 
 // What a job writes to lives until its event `done` is handed out, whatever becomes of the objects of the script:

@@ -1,5 +1,6 @@
 #include "../augment.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -7,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -20,6 +22,7 @@ namespace {
 using StepTuple = std::tuple<std::string, std::int32_t, std::vector<std::int32_t>, std::vector<float>>;
 using Images = nb::ndarray<nb::numpy, nb::ro, nb::ndim<4>, nb::device::cpu>;
 using Image = nb::ndarray<nb::numpy, nb::ro, nb::ndim<3>, nb::device::cpu>;
+using Shape = std::array<std::int64_t, 3>;
 using WritableImages = nb::ndarray<nb::numpy, nb::ndim<4>, nb::device::cpu>;
 
 constexpr const char* kKindNames[AugmentStep::kKinds] = {
@@ -61,15 +64,9 @@ ImageView view_of(const Array& array, std::size_t first, Element element) {
   return view;
 }
 
-struct BoundAugment : BoundWork {
-  std::shared_ptr<AugmentBatch> work;
-  std::vector<std::int64_t> places;  // in bytes
-};
-
 std::unique_ptr<BoundAugment> make_batch(AugmentPlan& plan, In<double, 2> rows, std::optional<Images> source,
                                          const std::string& element, WritableImages out, const std::string& out_element,
-                                         std::tuple<std::int64_t, std::int64_t, std::int64_t> given,
-                                         std::optional<In<std::int64_t, 1>> numbers) {
+                                         const Shape& given, std::optional<In<std::int64_t, 1>> numbers) {
   auto bound = std::make_unique<BoundAugment>();
   bound->work = std::make_shared<AugmentBatch>();
   bound->any = bound->work;
@@ -85,7 +82,9 @@ std::unique_ptr<BoundAugment> make_batch(AugmentPlan& plan, In<double, 2> rows, 
     work.source_step = source->stride(0) * bytes_of(from);
   } else {
     work.source.element = from;
-    std::tie(work.source.channels, work.source.height, work.source.width) = given;
+    work.source.channels = given[0];
+    work.source.height = given[1];
+    work.source.width = given[2];
     check(!plan.mixes(), "images at once for a plan that mixes them");
   }
   std::int64_t shape[3] = {work.source.channels, work.source.height, work.source.width};
@@ -150,12 +149,17 @@ void register_augment(nb::module_& m) {
             nb::gil_scoped_release free;
             return static_cast<int>(self.work->change(number, view, scratch.arena));
           },
-          nb::arg("number"), nb::arg("image"), "Change one of the images, given here; as of `problem`.");
+          nb::sig("def change(self, number: int, image: NDArray[numpy.generic]) -> int"), nb::arg("number"),
+          nb::arg("image"), "Change one of the images, given here; as of `problem`.");
 
   m.def(
-      "augment_batch", &make_batch, nb::arg("plan"), nb::arg("rows").noconvert(), nb::arg("source").noconvert().none(),
-      nb::arg("element"), nb::arg("out").noconvert(), nb::arg("out_element"),
-      nb::arg("shape") = std::make_tuple(std::int64_t{0}, std::int64_t{0}, std::int64_t{0}),
+      "augment_batch", &make_batch,
+      nb::sig(
+          "def augment_batch(plan: AugmentPlan, rows: NDArray[numpy.float64], source: NDArray[numpy.generic] | None, "
+          "element: str, out: NDArray[numpy.generic], out_element: str, shape: Sequence[int] = (0, 0, 0), "
+          "places: NDArray[numpy.int64] | None = None) -> AugmentBatch"),
+      nb::arg("plan"), nb::arg("rows").noconvert(), nb::arg("source").noconvert().none(), nb::arg("element"),
+      nb::arg("out").noconvert(), nb::arg("out_element"), nb::arg("shape") = Shape{0, 0, 0},
       nb::arg("places").noconvert().none() = nb::none(),
       "A batch (N, C, H, W) to be changed.  rows: (N, columns).  source: None where images of `shape` are given one by "
       "one.  places: which of `out` each image becomes.");

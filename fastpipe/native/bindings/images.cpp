@@ -107,7 +107,8 @@ std::unique_ptr<BoundBatch> make_batch(ImagePlan& plan, nb::bytes prefix, nb::by
                                        std::optional<Out<std::uint8_t, 1>> memory, In<std::int64_t, 1> places, Two size,
                                        bool keeps_files, Out<std::uint8_t, 2> statuses,
                                        std::optional<nb::typed<nb::list, nb::object>> inputs, KeptImages* kept,
-                                       std::optional<In<std::uint64_t, 2>> states, std::int64_t most_nbytes) {
+                                       std::optional<In<std::uint64_t, 2>> states, std::int64_t most_nbytes,
+                                       BoundAugment* then) {
   const std::size_t count = starts.shape(0);
   check(ends.shape(0) == count && parameters.shape(0) == count && statuses.shape(0) == count &&
             statuses.shape(1) == sizeof(Status) && places.shape(0) == count,
@@ -168,6 +169,13 @@ std::unique_ptr<BoundBatch> make_batch(ImagePlan& plan, nb::bytes prefix, nb::by
     }
     work.states = bound->states.data();
   }
+  if (then != nullptr) {
+    const ImageView& shape = then->work->shape();
+    check(then->work->count == work.count && shape.element == Element::uint8 && shape.channels == plan.how.channels &&
+              plan.how.kind == Conversion::Kind::bytes && !memory.has_value() && !makes_samples(plan),
+          "images of bytes, as many as are changed then, without memory of their own");
+    work.then = then->work;
+  }
   check(most_nbytes >= 0 && (most_nbytes == 0 || kept != nullptr), "a store for images that are to be kept");
   work.most_nbytes = most_nbytes;
   if (!work.prepare()) throw std::bad_alloc();
@@ -177,6 +185,7 @@ std::unique_ptr<BoundBatch> make_batch(ImagePlan& plan, nb::bytes prefix, nb::by
     keep.append(one);
   }
   if (memory.has_value()) keep.append(nb::cast(*memory));
+  if (then != nullptr) keep.append(nb::find(then));
   if (kept != nullptr) keep.append(nb::find(kept));  // with the memory that is mapped
   if (inputs.has_value()) keep.append(*inputs);
   bound->keep = std::move(keep);
@@ -488,7 +497,8 @@ void register_images(nb::module_& m) {
         nb::arg("ends").noconvert(), nb::arg("parameters").noconvert(), nb::arg("memory").noconvert().none(),
         nb::arg("places").noconvert(), nb::arg("size"), nb::arg("keeps_files"), nb::arg("statuses").noconvert(),
         nb::arg("inputs").none(), nb::arg("kept").none() = nb::none(), nb::arg("states").noconvert() = nb::none(),
-        nb::arg("most_nbytes") = 0, "A batch of images: see ImageBatch in fastpipe/native/images.h.");
+        nb::arg("most_nbytes") = 0, nb::arg("then") = nb::none(),
+        "A batch of images: see ImageBatch in fastpipe/native/images.h.");
   m.def(
       "read_jpeg_header",
       [](nb::handle file) {
