@@ -1,7 +1,7 @@
 """Tables of a chain's numbers: what is drawn for its samples, and what is computed from that on the host.
 
-A chain's parameters are one table, (N, columns), in which those of each operation come one after the other; so
-are the numbers that are applied.
+A chain's parameters are one table, (N, columns), in which those of each operation come one after the other;
+so are the numbers that are applied.
 """
 
 from __future__ import annotations
