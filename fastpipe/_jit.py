@@ -19,7 +19,6 @@ KERNEL_MODULES = (
     "_jit.py",
     "augment/fused_kernels.py",
     "augment/kernels.py",
-    "augment/motion/kernels.py",
     "augment/noise_kernels.py",
     "augment/policy_kernels.py",
     "augment/resize_kernels.py",
