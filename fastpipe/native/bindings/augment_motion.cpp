@@ -64,10 +64,15 @@ void change_motion(const Source& source, int source_type, Target out, int out_ty
 }  // namespace
 
 void register_augment_motion(nb::module_& m) {
-  m.def("change_motion", &change_motion, nb::arg("source").noconvert(), nb::arg("source_type"),
-        nb::arg("out").noconvert(), nb::arg("out_type"), nb::arg("speeds").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("shifts").noconvert(), nb::arg("order").noconvert(), nb::arg("lengths").noconvert().none(),
-        nb::arg("new_lengths").noconvert(), nb::arg("threads"),
+  m.def("change_motion", &change_motion,
+        nb::sig("def change_motion(source: NDArray[numpy.generic], source_type: int, out: NDArray[numpy.generic], "
+                "out_type: int, speeds: NDArray[numpy.float64], scales: NDArray[numpy.float64], "
+                "shifts: NDArray[numpy.float64], order: NDArray[numpy.int64], lengths: NDArray[numpy.int64] | None, "
+                "new_lengths: NDArray[numpy.int64], threads: int) -> None"),
+        nb::arg("source").noconvert(), nb::arg("source_type"), nb::arg("out").noconvert(), nb::arg("out_type"),
+        nb::arg("speeds").noconvert(), nb::arg("scales").noconvert(), nb::arg("shifts").noconvert(),
+        nb::arg("order").noconvert(), nb::arg("lengths").noconvert().none(), nb::arg("new_lengths").noconvert(),
+        nb::arg("threads"),
         "Play sequences at other speeds, and map their frames: see augment_motion.h.  Types are 0 for float32, 1 for "
         "float16 and 2 for bfloat16.");
 }
