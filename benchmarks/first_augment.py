@@ -6,8 +6,8 @@
 
 Each measurement is a new interpreter whose folders for caches are empty: ``HOME``, ``XDG_CACHE_HOME`` and
 ``NUMBA_CACHE_DIR`` are in a temporary folder.  It imports torch and makes a batch, which does not count; then
-it times ``import fastpipe.augment``, and making the chain with its first batch.  The second batch stands beside
-it.  Asked for are at most 0.3 s for the import, and 1 s for all.
+it times ``import fastpipe.augment``, and making the chain with its first batch, and the second batch.  Asked
+for are at most 0.3 s for the import, and 1 s for all.
 """
 
 from __future__ import annotations
