@@ -139,7 +139,9 @@ void MotionBatch::run(std::int64_t item, Scratch& scratch) {
 }
 
 void MotionBatch::change(std::int64_t number, const Buffers& buffers) const noexcept {
-  const std::int64_t length = motion_.lengths == nullptr ? motion_.frames : motion_.lengths[number];
+  // Read once: it may be the script's, which another of its threads may write to.
+  const std::int64_t given = motion_.lengths == nullptr ? motion_.frames : motion_.lengths[number];
+  const std::int64_t length = std::min(std::max<std::int64_t>(given, 1), motion_.frames);
   for (std::int64_t i = 0; i < kLanes * motion_.coordinates; ++i) {
     const std::int64_t at = number * motion_.coordinates + i % motion_.coordinates;
     buffers.scale[i] = static_cast<float>(motion_.scales[at]);

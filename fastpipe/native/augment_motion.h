@@ -13,8 +13,9 @@ enum class MotionType : int { float32 = 0, float16 = 1, bfloat16 = 2 };
 
 inline std::int64_t bytes_of(MotionType type) { return type == MotionType::float32 ? 4 : 2; }
 
-// The sequences, (count, frames, joints, coordinates), and what becomes of each.  Whoever makes it checks that
-// lengths are from 1 to `frames`, and joints of `order` among those that there are; all other numbers may be any.
+// The sequences, (count, frames, joints, coordinates), and what becomes of each.  Whoever makes it checks that joints
+// of `order` are among those that there are; all other numbers may be any, and lengths that there are not become the
+// nearest ones.
 struct Motion {
   std::int64_t count = 0, frames = 0, joints = 0, coordinates = 0;
   const std::uint8_t* source = nullptr;

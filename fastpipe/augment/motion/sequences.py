@@ -97,16 +97,13 @@ class Sequences:
         for part, joint in self._of_first:
             first = values[torch.arange(len(values)), 0, torch.from_numpy(joint)]
             shifts = shifts + part * first.double().numpy()
-        lengths = self.lengths
-        if lengths is not None and lengths.device.type != "cpu":  # nobody has looked at them
-            lengths = lengths.cpu().clamp(1, values.shape[1])
         source = values if values.dtype == torch.float32 else values.view(torch.int16)
         out = self._memory.take(tuple(values.shape), np.float32 if dtype == torch.float32 else np.int16)
         after = np.empty(len(values), np.int64)
+        lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
         native.change_motion(
             source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self._scales, shifts,
-            self._order, None if lengths is None else lengths.contiguous().numpy(), after,
-            torch.get_num_threads(),
+            self._order, lengths, after, torch.get_num_threads(),
         )  # fmt: skip
         found = torch.from_numpy(out)
         return found if found.dtype == dtype else found.view(dtype), torch.from_numpy(after)

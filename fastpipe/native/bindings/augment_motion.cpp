@@ -19,11 +19,6 @@ MotionType type_of(int type) {
   return static_cast<MotionType>(type);
 }
 
-void check_range(const std::int64_t* numbers, std::size_t count, std::int64_t low, std::int64_t high,
-                 const char* what) {
-  for (std::size_t i = 0; i < count; ++i) check(low <= numbers[i] && numbers[i] <= high, what);
-}
-
 void change_motion(const Source& source, int source_type, Target out, int out_type, In<double, 1> speeds,
                    In<double, 2> scales, In<double, 2> shifts, In<std::int64_t, 2> order,
                    std::optional<In<std::int64_t, 1>> lengths, Out<std::int64_t, 1> new_lengths, int threads) {
@@ -47,8 +42,9 @@ void change_motion(const Source& source, int source_type, Target out, int out_ty
         "a number for each coordinate, and for each joint");
   motion.count = static_cast<std::int64_t>(count), motion.frames = static_cast<std::int64_t>(source.shape(1));
   motion.joints = static_cast<std::int64_t>(joints), motion.coordinates = static_cast<std::int64_t>(coordinates);
-  check_range(order.data(), order.size(), 0, motion.joints - 1, "a joint that is none");
-  if (lengths.has_value()) check_range(lengths->data(), count, 1, motion.frames, "a length that is none");
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    check(order.data()[i] >= 0 && order.data()[i] < motion.joints, "a joint that is none");
+  }
   motion.source = static_cast<const std::uint8_t*>(source.data()), motion.out = static_cast<std::uint8_t*>(out.data());
   motion.speeds = speeds.data(), motion.scales = scales.data(), motion.shifts = shifts.data();
   motion.order = order.data(), motion.lengths = lengths.has_value() ? lengths->data() : nullptr;

@@ -210,7 +210,7 @@ TEST("motion in threads is motion in one") {
   }
 }
 
-TEST("numbers of 16 bits are read as they are, and written as the nearest") {
+TEST("motion: numbers of 16 bits are read as they are, and written as the nearest") {
   for (int i = 0; i <= static_cast<int>(best_level()); ++i) {
     CHECK(force_level(static_cast<Level>(i)));
     for (const MotionType type : {MotionType::float16, MotionType::bfloat16}) {
@@ -248,13 +248,14 @@ TEST("numbers of 16 bits are read as they are, and written as the nearest") {
   CHECK(force_level(best_level()));
 }
 
-TEST("speeds that are none do no harm") {
+TEST("speeds and lengths that are none do no harm to motion") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double speed : {kNan, infinity, -infinity, 0.0, -0.0, -1.5, 1e-320, 1e300, -1e300, 1e-9}) {
     Case one(7, 9, 5, 3, MotionType::float32, MotionType::float16, 1);
     std::fill(one.speeds.begin(), one.speeds.end(), speed);
     std::fill(one.scales.begin(), one.scales.end(), kNan);
     std::fill(one.shifts.begin(), one.shifts.end(), 1e300);
+    one.lengths = {-5, 0, 1, 9, 10, std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
     for (const bool has_lengths : {false, true}) {
       one.run(has_lengths);
       for (const std::int64_t length : one.new_lengths) CHECK(1 <= length && length <= 9);
