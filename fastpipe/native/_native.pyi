@@ -7,6 +7,11 @@ import numpy
 from numpy.typing import NDArray
 
 
+def change_motion(source: NDArray[numpy.generic], source_type: int, out: NDArray[numpy.generic], out_type: int, speeds: NDArray[numpy.float64], scales: NDArray[numpy.float64], shifts: NDArray[numpy.float64], order: NDArray[numpy.int64], lengths: NDArray[numpy.int64] | None, new_lengths: NDArray[numpy.int64], threads: int) -> None:
+    """
+    Play sequences at other speeds, and map their frames: see augment_motion.h.  Types are 0 for float32, 1 for float16 and 2 for bfloat16.
+    """
+
 class Channel:
     """Bounds how many threads are busy with the jobs of one owner."""
 
