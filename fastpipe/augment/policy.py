@@ -95,13 +95,13 @@ class _Policy(BatchTransform):
         """All magnitudes of all changes, (bins, changes): factors are above or below 1 by them; shears are
         tangents, shifts pixels, angles degrees, posterising keeps bits, and solarising has a threshold as a
         part of the range."""
-        count = self.num_magnitude_bins
-        found = np.zeros((count, len(_CHANGES)))
+        count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
         for name, greatest in self._greatest(height, width).items():
-            found[:, _AT[name]] = _spaced(0.0, greatest, count, self._precision)
+            last[_AT[name]] = greatest
+        first[_AT["Solarize"]] = 1.0
+        found = _spaced(first, last, count, self._precision)
         lost = np.arange(count, dtype=np.float32) / np.float32((count - 1) / self._most_bits)
         found[:, _AT["Posterize"]] = np.rint(np.float32(8) - lost)
-        found[:, _AT["Solarize"]] = _spaced(1.0, 0.0, count, self._precision)
         return found
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
@@ -173,9 +173,8 @@ class RandAugment(_Policy):
     """
 
     _most_bits = 4
-    _precision = (
-        np.float32
-    )  # of some magnitudes the last bit is not torchvision's: seeds keep their parameters
+    # Seeds keep their parameters, though of some magnitudes the last bit is not torchvision's.
+    _precision = np.float32
 
     def __init__(
         self,
@@ -269,11 +268,14 @@ class _MaskPolicy(RandAugment):
         return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
 
-def _spaced(first: float, last: float, count: int, precision: type[np.floating[Any]]) -> Float64Array:
-    """``torch.linspace(first, last, count)``, with products of this precision; torch's sums are rounded once,
-    as by ``numpy.float64``."""
-    begin, end = np.float32(first), np.float32(last)
-    step, at = precision((end - begin) / np.float32(count - 1)), np.arange(count).astype(precision)
+def _spaced(
+    first: Float64Array, last: Float64Array, count: int, precision: type[np.floating[Any]]
+) -> Float64Array:
+    """``torch.linspace(first, last, count)`` in columns, with products of this precision; torch's sums are
+    rounded once, as by ``numpy.float64``."""
+    begin, end = first.astype(np.float32), last.astype(np.float32)
+    step = ((end - begin) / np.float32(count - 1)).astype(precision)
+    at = np.arange(count)[:, None].astype(precision)
     found: Float64Array = np.where(at < count // 2, begin + step * at, end - step * (count - 1 - at))
     return found.astype(np.float32).astype(np.float64)
 
