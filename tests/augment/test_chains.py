@@ -38,6 +38,7 @@ def recipe() -> augment.Compose:
             augment.RandomGrayscale(0.2),
             augment.RandomApply(augment.GaussianBlur(7)),
             augment.RandAugment(),
+            augment.TrivialAugmentWide(),
             augment.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5, "bilinear", 0.5),
             augment.ToDtype(torch.float32),
             augment.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
