@@ -25,8 +25,6 @@ KERNEL_MODULES = (
     "augment/resize_kernels.py",
     "augment/spectrogram_kernels.py",
     "augment/sum_kernels.py",
-    "augment/volumes/kernels.py",
-    "augment/volumes/noise_kernels.py",
     "augment/warp_kernels.py",
 )
 

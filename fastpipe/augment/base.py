@@ -14,6 +14,7 @@ from torch import Tensor
 from fastpipe.augment.canvas import Box, Canvas, Float32Array
 from fastpipe.augment.chains import Chain
 from fastpipe.augment.parameters import Float64Array, Parameters
+from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
@@ -314,6 +315,9 @@ class Untouched(BatchTransform):
 
     def applied_names_for(self, channels: int) -> tuple[str, ...]:
         return self._op.applied_names_for(channels)
+
+    def steps(self, column: int, shape: Shape) -> list[Step]:
+        return []
 
     def on_canvas(self, canvas: Any, row: Float64Array) -> None:
         pass

@@ -12,6 +12,7 @@ from fastpipe.augment.base import Augmentation
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
@@ -37,8 +38,17 @@ class VolumeTransform(Augmentation, ABC):
         return None
 
     @abstractmethod
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        """What the native core does for it.
+
+        Args:
+            column: where its numbers begin in a volume's row of what is applied.
+            shape: of a volume before, (C, D, H, W).
+        """
+
+    @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume, wherever it is.
+        """Change one volume on a device, by torch's operations.
 
         Args:
             canvas: the volume.
@@ -52,8 +62,10 @@ class PerChannel(VolumeTransform):
     Attributes:
         of_channel: names of a channel's parameters.
         draws_of_channel: uniform numbers that they need.
+        step: what the native core calls it.
     """
 
+    step: str
     of_channel: tuple[str, ...]
     draws_of_channel: int
 
@@ -70,6 +82,13 @@ class PerChannel(VolumeTransform):
         # Channels are as samples are.
         flat = self.channel_table(u.reshape(-1, self.draws_of_channel))
         return flat.reshape(len(u), shape[0] * len(self.of_channel))
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step(self.step, column, self.step_options())]
+
+    def step_options(self) -> tuple[int, ...]:
+        """The options of its step."""
+        return ()
 
     @abstractmethod
     def channel_table(self, u: Float64Array) -> Float64Array:

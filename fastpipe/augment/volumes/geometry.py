@@ -12,6 +12,7 @@ from fastpipe.augment.canvas import Float32Array
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
 from fastpipe.augment.volumes.maps import NO_BENDS, Fill3D, Map, cropped, warped
@@ -57,25 +58,12 @@ class RandomFlip3D(_Geometry):
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
-        if not axes:
-            return
-        (given, values), depth = canvas.moved(), canvas.shape[1]
-        pieces = canvas.pieces(0, depth // 2 if 1 in axes else depth)
+        if axes:
+            for channel in canvas.values:
+                channel[...] = channel.flip([axis - 1 for axis in axes])
 
-        def task(number: int) -> None:
-            piece = pieces[number]
-            if 1 not in axes:
-                values[:, piece].copy_(given[:, piece].flip(axes))
-                return
-            opposite = slice(depth - piece.stop, depth - piece.start)
-            kept = given[:, piece].flip(axes)
-            values[:, piece].copy_(given[:, opposite].flip(axes))
-            values[:, opposite].copy_(kept)
-
-        canvas.run(task, len(pieces))
-        if 1 in axes and depth % 2:
-            middle = given[:, depth // 2].flip([axis - 1 for axis in axes if axis > 1])
-            values[:, depth // 2].copy_(middle)
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step("flip", column, self.axes)]
 
     def extra_repr(self) -> str:
         return f"axes={self.axes}, p={self.p}"
@@ -117,16 +105,11 @@ class RandomRotate90(_Geometry):
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if not row[0]:
             return
-        (given, values), plane = canvas.moved(), [axis + 1 for axis in self.axes]
-        [across] = {0, 1, 2} - set(self.axes)
-        pieces = canvas.pieces(across)
+        for channel in canvas.values:
+            channel[...] = torch.rot90(channel, int(row[0]), self.axes)
 
-        def task(number: int) -> None:
-            begin, count = pieces[number].start, pieces[number].stop - pieces[number].start
-            source, out = (one.narrow(across + 1, begin, count) for one in (given, values))
-            out.copy_(torch.rot90(source, int(row[0]), plane))
-
-        canvas.run(task, len(pieces))
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step("rotate90", column, self.axes)]
 
     def extra_repr(self) -> str:
         return f"axes={self.axes}, p={self.p}"
@@ -250,6 +233,20 @@ class RandomAffine3D(VolumeTransform):
         """The control points of what is applied behind the matrix: (3, Z, Y, X)."""
         return NO_BENDS
 
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [self.step("warp", column, shape, self.fill)]
+
+    def step(self, kind: str, column: int, shape: tuple[int, ...], fill: Fill3D) -> Step:
+        """The step of volumes, or of their labels."""
+        points, sigma = self.control_points()
+        size = self.shape_after(shape)[1:]
+        is_edge, number = fill == "edge", 0.0 if fill == "edge" else fill
+        return Step(kind, column, (*size, int(is_edge), *points), (number, *sigma))
+
+    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """How many there are along each axis, and the standard deviations of their moves."""
+        return (0, 0, 0), (0.0, 0.0, 0.0)
+
     def extra_repr(self) -> str:
         return (
             f"{self.degrees}, {self.scale}, {self.translate}, p_rotation={self.p_rotation}, "
@@ -315,6 +312,9 @@ class RandomElastic3D(RandomAffine3D):
     def bends(self, row: Float64Array) -> Float32Array:
         return self.moves_of_points(int(row[1])) if row[0] else NO_BENDS
 
+    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        return self.points, self.sigma
+
     def moves_of_points(self, bend: int) -> Float32Array:
         """How far control points are moved, for the parameter ``bend``: float32 (3, Z, Y, X), along depth,
         height and width, in voxels."""
@@ -348,6 +348,10 @@ class _LabelAffine(_Geometry):
         if self._op.fill != "edge" and not (limits[0] <= fill <= limits[1] and is_whole):
             raise AugmentError(f"label_fill={fill:g} is no label of {dtype}")
         return dtype
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        fill: Fill3D = "edge" if self._op.fill == "edge" else self._op.label_fill
+        return [self._op.step("warp_nearest", column, shape, fill)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         self._op.resample(canvas, row, is_labels=True)

@@ -35,6 +35,7 @@ class GaussianBlur3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
+    step = "blur"
     of_channel = ("is_blurred", "sigma_depth", "sigma_height", "sigma_width")
     draws_of_channel = 4
 
@@ -75,6 +76,7 @@ class LowResolution3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
+    step = "low_resolution"
     of_channel = ("is_changed", "scale")
     draws_of_channel = 2
 
@@ -95,6 +97,9 @@ class LowResolution3D(PerChannel):
             fewer = max(1, round(length * float(row[1])))
             if fewer < length:
                 along(canvas, channel, axis, lower_resolution(length, fewer))
+
+    def step_options(self) -> tuple[int, ...]:
+        return self.axes
 
     def extra_repr(self) -> str:
         return f"{self.scale}, axes={self.axes}, p_channel={self.p_channel}"
