@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastpipe.augment.base import Augmentation
@@ -112,9 +113,8 @@ def about_one(u: Float64Array, low: float, high: float) -> Float64Array:
     """
     if not low < 1.0 < high:
         return between(u, low, high)
-    below, above = between(2 * u, low, 1.0), between(2 * u - 1, 1.0, high)
-    found: Float64Array = below * (u < 0.5) + above * (u >= 0.5)
-    return found
+    twice = 2 * u
+    return np.where(u < 0.5, between(twice, low, 1.0), between(twice - 1, 1.0, high))
 
 
 def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:

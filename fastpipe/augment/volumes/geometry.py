@@ -25,6 +25,8 @@ __all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
 # to be several times as large.
 _MOST_COVERED = 1 / 0.85
+_STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])  # parameters of volumes that stay as they are
+_IDENTITY = np.concatenate([np.eye(3), np.full((3, 1), -0.0)], axis=1).ravel()
 MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "1"))
 
 
@@ -190,28 +192,29 @@ class RandomAffine3D(VolumeTransform):
         return tuple(int(np.ceil(one - 1e-6)) for one in largest)
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        is_rotated, is_scaled = u[:, 7] < self.p_rotation, u[:, 8] < self.p_scale
         size = self.shape_after(shape)[1:]
-        return np.stack(
-            [
-                *(between(u[:, at], *limits) * is_rotated for at, limits in enumerate(self.degrees)),
-                np.where(is_scaled, between(u[:, 3], *self.scale), 1.0),
-                *(
-                    between(u[:, 4 + at], -part * length, part * length)
-                    for at, (part, length) in enumerate(zip(self.translate, size, strict=True))
-                ),
-            ],
-            axis=1,
-        )
+        moves = [part * length for part, length in zip(self.translate, size, strict=True)]
+        low = np.array([*(one for one, _ in self.degrees), self.scale[0], *(-one for one in moves)])
+        high = np.array([*(one for _, one in self.degrees), self.scale[1], *moves])
+        found: Float64Array = low + u[:, :7] * (high - low)
+        found[:, :3] *= u[:, 7:8] < self.p_rotation
+        found[u[:, 8] >= self.p_scale, 3] = 1.0
+        return found
 
     def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        scales = np.ones((len(table), 3))
-        scales[:, list(self.scale_axes)] = table[:, 3:4]
-        spacing = np.asarray(self.spacing)
-        linear = rotations(table[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
-        matrices = np.concatenate([linear, -(linear @ table[:, 4:7, None])], axis=2)
-        is_changed = (matrices != np.eye(3, 4)).any(axis=(1, 2))
-        return np.concatenate([is_changed[:, None], matrices.reshape(-1, 12)], axis=1)
+        found = np.zeros((len(table), 13))
+        found[:, 1:] = _IDENTITY
+        is_moved = (table[:, :7] != _STILL).any(axis=1)
+        if is_moved.any():
+            rows = table if is_moved.all() else table[is_moved]
+            scales = np.ones((len(rows), 3))
+            scales[:, list(self.scale_axes)] = rows[:, 3:4]
+            spacing = np.asarray(self.spacing)
+            linear = rotations(rows[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
+            matrices = np.concatenate([linear, -(linear @ rows[:, 4:7, None])], axis=2)
+            found[is_moved, 0] = (matrices != np.eye(3, 4)).any(axis=(1, 2))
+            found[is_moved, 1:] = matrices.reshape(-1, 12)
+        return found
 
     def for_masks(self) -> VolumeTransform:
         return _LabelAffine(self)

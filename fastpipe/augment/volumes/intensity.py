@@ -40,7 +40,10 @@ class GaussianNoise3D(VolumeTransform):
         self.std = limits_of(std, "std")
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * noise.SEEDS)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = between(u[:, 0], *self.std)
+        found[:, 1] = np.floor(u[:, 1] * noise.SEEDS)
+        return found
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step("noise", column)]
@@ -62,7 +65,10 @@ class _Factor(PerChannel):
     p_channel: float
 
     def channel_table(self, u: Float64Array) -> Float64Array:
-        return np.stack([u[:, 0] < self.p_channel, about_one(u[:, 1], *self.limits)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = u[:, 0] < self.p_channel
+        found[:, 1] = about_one(u[:, 1], *self.limits)
+        return found
 
     def extra_repr(self) -> str:
         return f"{self.limits}, p_channel={self.p_channel}"

@@ -89,7 +89,10 @@ class LowResolution3D(PerChannel):
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
 
     def channel_table(self, u: Float64Array) -> Float64Array:
-        return np.stack([u[:, 0] < self.p_channel, between(u[:, 1], *self.scale)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = u[:, 0] < self.p_channel
+        found[:, 1] = between(u[:, 1], *self.scale)
+        return found
 
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         for axis in self.axes if row[0] else ():

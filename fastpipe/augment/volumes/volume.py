@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["PIECE", "Statistics", "Volume", "ranges"]
 
-# Mean, standard deviation (of n - 1), least and greatest value: tensors without axes, so that nobody waits for them.
+# Mean, standard deviation (of n - 1), least and greatest value: tensors without axes, which need no waiting.
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
 
 PIECE = 1 << 17  # voxels that are worked on where more memory is needed for them

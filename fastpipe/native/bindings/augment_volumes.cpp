@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,7 +18,7 @@ namespace fastpipe::bindings {
 namespace {
 
 using Steps = std::vector<std::tuple<std::string, std::int64_t, std::vector<std::int64_t>, std::vector<double>>>;
-using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+using Shape = std::vector<std::int64_t>;
 using Given = nb::ndarray<nb::ro, nb::numpy, nb::ndim<5>, nb::device::cpu>;
 using Made = nb::ndarray<nb::numpy, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
 
@@ -62,7 +63,7 @@ void register_augment_volumes(nb::module_& m) {
   nb::class_<VolumePlan>(m, "VolumePlan", "What is done with volumes of a shape and a dtype: see Step.")
       .def(
           "__init__",
-          [](VolumePlan* self, const Steps& steps, Shape shape, const std::string& from, const std::string& to) {
+          [](VolumePlan* self, const Steps& steps, const Shape& shape, const std::string& from, const std::string& to) {
             auto plan = std::make_unique<VolumePlan>();
             for (const auto& [name, column, options, numbers] : steps) {
               VolumeStep step;
@@ -72,7 +73,8 @@ void register_augment_volumes(nb::module_& m) {
               step.numbers = numbers;
               plan->steps.push_back(std::move(step));
             }
-            std::tie(plan->shape[0], plan->shape[1], plan->shape[2], plan->shape[3]) = shape;
+            check(shape.size() == 4, "channels, depth, height and width");
+            std::copy(shape.begin(), shape.end(), plan->shape);
             plan->from = number_named(from);
             plan->to = number_named(to);
             const char* wanted = plan->check();
@@ -108,6 +110,10 @@ void register_augment_volumes(nb::module_& m) {
         }
         if (!is_done) throw std::bad_alloc();
       },
+      nb::sig("def augment_volumes(plan: VolumePlan, source: NDArray[numpy.generic], "
+              "table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', "
+              "writable=False)], "
+              "goal: NDArray[numpy.generic], threads: int) -> None"),
       nb::arg("plan"), nb::arg("source").noconvert(), nb::arg("table").noconvert(), nb::arg("goal").noconvert(),
       nb::arg("threads"),
       "Change volumes by a table with the numbers of each, in so many threads.  bfloat16 is given as int16.");
