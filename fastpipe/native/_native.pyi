@@ -75,9 +75,9 @@ def force_level(level: int) -> bool:
 class VolumePlan:
     """What is done with volumes of a shape and a dtype: see Step."""
 
-    def __init__(self, steps: Sequence[tuple[str, int, Sequence[int], Sequence[float]]], shape: tuple[int, int, int, int], dtype: str, dtype_after: str) -> None: ...
+    def __init__(self, steps: Sequence[tuple[str, int, Sequence[int], Sequence[float]]], shape: Sequence[int], dtype: str, dtype_after: str) -> None: ...
 
-def augment_volumes(plan: VolumePlan, source: Annotated[NDArray, dict(shape=(None, None, None, None, None), device='cpu', writable=False)], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], goal: Annotated[NDArray, dict(shape=(None, None, None, None, None), order='C', device='cpu')], threads: int) -> None:
+def augment_volumes(plan: VolumePlan, source: NDArray[numpy.generic], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], goal: NDArray[numpy.generic], threads: int) -> None:
     """
     Change volumes by a table with the numbers of each, in so many threads.  bfloat16 is given as int16.
     """

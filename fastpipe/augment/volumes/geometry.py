@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from fastpipe.augment.canvas import Float32Array
-from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step

@@ -283,8 +283,8 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
 def test_powers_are_as_exact_as_torchs(exponent: float) -> None:
     values = torch.cat([torch.logspace(-30, 0, 4095), torch.linspace(0, 1, 4097)]).view(1, 1, 16, 16, 32)
     op = augment.Gamma3D((exponent, exponent), keep_stats=False)
-    wanted = values.double() ** exponent
-    assert ((op(values) - wanted).abs() <= 1e-6 * wanted + 1e-37).all()
+    wanted = values.double() ** float(np.float32(exponent))
+    assert ((op(values) - wanted).abs() <= 1e-6 * max(1, exponent / 10) * wanted + 1e-37).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
