@@ -17,8 +17,6 @@ __all__ = ["KERNEL_MODULES", "compiled"]
 # Every module whose code may be part of a kernel.
 KERNEL_MODULES = (
     "_jit.py",
-    "augment/volumes/kernels.py",
-    "augment/volumes/noise_kernels.py",
 )
 
 _log = logging.getLogger("fastpipe")

@@ -101,6 +101,16 @@ def augment_batch(plan: AugmentPlan, rows: NDArray[numpy.float64], source: NDArr
     A batch (N, C, H, W) to be changed.  rows: (N, columns).  source: None where images of `shape` are given one by one.  places: which of `out` each image becomes.
     """
 
+class VolumePlan:
+    """What is done with volumes of a shape and a dtype: see Step."""
+
+    def __init__(self, steps: Sequence[tuple[str, int, Sequence[int], Sequence[float]]], shape: Sequence[int], dtype: str, dtype_after: str) -> None: ...
+
+def augment_volumes(plan: VolumePlan, source: NDArray[numpy.generic], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], goal: NDArray[numpy.generic], threads: int) -> None:
+    """
+    Change volumes by a table with the numbers of each, in so many threads.  bfloat16 is given as int16.
+    """
+
 class EntryTable:
     """The records of a cache's log: see fastpipe/native/entries.h."""
 

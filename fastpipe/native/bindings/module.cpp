@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   fastpipe::bindings::register_augment_motion(m);
   fastpipe::bindings::register_engine(m);
   fastpipe::bindings::register_augment(m);
+  fastpipe::bindings::register_augment_volumes(m);
   fastpipe::bindings::register_cache(m);
   fastpipe::bindings::register_chunks(m);
   fastpipe::bindings::register_images(m);
