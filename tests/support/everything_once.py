@@ -220,9 +220,7 @@ def main(what: str, folder: Path) -> None:
     assert not started, f"processes were started: {started}"
     elsewhere = written_elsewhere(folder)
     assert not elsewhere, f"files were written elsewhere: {elsewhere}"
-    print(
-        json.dumps({"skipped": skipped, "loaded": sorted({"numba", "llvmlite"} & set(sys.modules))})
-    )
+    print(json.dumps({"skipped": skipped, "loaded": sorted({"numba", "llvmlite"} & set(sys.modules))}))
 
 
 if __name__ == "__main__":
