@@ -46,9 +46,6 @@ _SINGLE = [Place(one, dtype) for one in SINGLE for dtype in one.dtypes]
 _COUNT = 3
 
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
-
 @pytest.fixture(scope="module")
 def batches() -> Batches:
     rng = np.random.default_rng(0)
