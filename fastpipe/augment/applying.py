@@ -47,6 +47,10 @@ class RandomApply(BatchTransform):
         self._chain = self.chain_type([self], "RandomApply")
         self.ranks = tuple(rank for rank in (3, 4, 5) if all(rank in op.ranks for op in self.ops))
 
+    @property
+    def inner(self) -> Sequence[Augmentation]:
+        return self.ops
+
     def draws_for(self, channels: int) -> int:
         found: int = 1 + sum(op.draws_for(channels) for op in self.ops)
         return found
@@ -76,11 +80,10 @@ class RandomApply(BatchTransform):
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        is_applied = (u[:, :1] < self.p).astype(np.float64)
-        return np.concatenate([is_applied, drawn_table(self.ops, u[:, 1:], shape)], axis=1)
+        return drawn_table([self], u, shape)
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        return np.concatenate([table[:, :1], applied_table(self.ops, table[:, 1:], shape)], axis=1)
+        return applied_table([self], table, shape)
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
         matrices, clips, begin = identity(len(table)), np.zeros(len(table), np.bool_), 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.parameters import Float64Array, Parameters
-from fastpipe.augment.running import Shape, applied_table, drawn_table, dtype_after, shape_after
+from fastpipe.augment.running import Layout, Shape, dtype_after, shape_after
 from fastpipe.augment.steps import Step
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
@@ -22,8 +22,11 @@ from fastpipe.types import Key
 __all__ = ["FLOATS", "Augmentation", "Chain"]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_changes = 0  # how often an attribute of an augmentation was set anew
+_MOST_KEPT = 256  # forms of batches
 _SLOTS = 3  # batches whose memory is kept, for the next ones; what mixes needs two
 _Own = TypeVar("_Own", bound="Augmentation")
+_Made = TypeVar("_Made")
 
 
 class Augmentation:
@@ -100,6 +103,12 @@ class Augmentation:
         """
         return self._chain.reference(images, [parameters], lengths)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        global _changes
+        if name in self.__dict__:
+            _changes += 1  # what chains keep of their operations is not true any more
+        super().__setattr__(name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
@@ -114,6 +123,16 @@ class Augmentation:
     def applied_names_for(self, channels: int) -> tuple[str, ...]:
         """Names of what is applied to a sample of so many channels."""
         return self.names_applied
+
+    @property
+    def inner(self) -> Sequence[Any] | None:
+        """The operations that it does or leaves out; None where it is none of that kind."""
+        return None
+
+    @property
+    def applies_parameters(self) -> bool:
+        """Whether what is applied is the parameters, as they are."""
+        return type(self).applied is Augmentation.applied
 
     @property
     def names_applied(self) -> tuple[str, ...]:
@@ -221,7 +240,9 @@ class Chain(ABC):
         self.ops, self.name, self.lengths_at = tuple(ops), name, lengths_at
         # Of the chain's kind, as what runs them takes them.
         self.steps: tuple[Any, ...] = self.ops if steps is None else tuple(steps)
-        self.memory = SlotPool(_SLOTS)
+        self.memory, self.memory_of_others = SlotPool(_SLOTS), SlotPool(_SLOTS)
+        self._kept: dict[Any, Any] = {}
+        self._changes = _changes
         self.number = _register(self)
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
@@ -239,8 +260,10 @@ class Chain(ABC):
         batch = self.checked(samples)
         if torch.compiler.is_compiling() and generator is None and key is None:
             table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
-        else:
+        elif torch.compiler.is_compiling():
             table = self._drawn(batch.shape, generator, key)
+        else:
+            table = torch.from_numpy(self.table(batch.shape, generator, key))
         return self.given(samples, batch, table, others)
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
@@ -279,11 +302,11 @@ class Chain(ABC):
 
     def columns(self, channels: int) -> int:
         """How many parameters a sample has."""
-        return sum(len(op.names_for(channels)) for op in self.ops)
+        return self.layout(False, channels).names
 
     def applied_columns(self, channels: int) -> int:
         """How many numbers are applied to a sample."""
-        return sum(len(op.applied_names_for(channels)) for op in self.steps)
+        return self.layout(True, channels).applied
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
@@ -291,13 +314,29 @@ class Chain(ABC):
 
     def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
         """Parameters for a batch of this shape, (N, columns)."""
-        sample = tuple(shape[1:])
-        u = uniform_rows(shape[0], sum(op.draws_for(sample[0]) for op in self.ops), generator, key)
-        return drawn_table(self.ops, u, sample)
+        layout = self.layout(False, shape[1])
+        return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
     def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
         """What is applied for parameters of samples (N, …)."""
-        return applied_table(self.steps, table.numpy(), tuple(shape[1:]))
+        return self.layout(True, shape[1]).computed(table.numpy(), tuple(shape[1:]))
+
+    def layout(self, of_steps: bool, channels: int) -> Layout:
+        """Of the operations, or of what is done in their place."""
+        made: Layout = self.kept(
+            (of_steps, channels), lambda: Layout(self.steps if of_steps else self.ops, channels)
+        )
+        return made
+
+    def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
+        """What was made of the operations for this key, until an attribute of any operation changes."""
+        if self._changes != _changes or len(self._kept) > _MOST_KEPT:
+            self._kept, self._changes = {}, _changes
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+        made: _Made = found
+        return made
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a batch, (N, C, H, W), afterwards."""
@@ -360,12 +399,21 @@ class Chain(ABC):
         """
         if not isinstance(samples, Tensor):
             raise AugmentError(f"{self.name} takes a tensor {self.shapes[-1]}, got {type(samples).__name__}")
-        whole = self._check_shape(samples.shape)
-        if samples.dtype not in self.dtypes:
-            told = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
-            raise AugmentError(f"{self.name} takes {', '.join(told[:-1])} or {told[-1]}, got {samples.dtype}")
-        dtype_after(self.ops, samples.dtype)
+        if torch.compiler.is_compiling():
+            whole = self._check_form(samples.shape, samples.dtype)
+        else:
+            form = (tuple(samples.shape), samples.dtype)
+            whole = self.kept(form, lambda: self._check_form(*form))
         return samples.unsqueeze(1) if samples.ndim < len(whole) else samples
+
+    def _check_form(self, shape: Sequence[int], dtype: torch.dtype) -> Shape:
+        """The whole shape of a batch of this one."""
+        whole = self._check_shape(shape)
+        if dtype not in self.dtypes:
+            told = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+            raise AugmentError(f"{self.name} takes {', '.join(told[:-1])} or {told[-1]}, got {dtype}")
+        dtype_after(self.ops, dtype)
+        return whole
 
     def wanted(self) -> Sequence[str]:
         """Shapes of batches, the whole one last."""
@@ -420,7 +468,7 @@ def _drawn(number: int, shape: list[int]) -> Tensor:
 
 
 def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
-    found = applied_table(_chains[number].steps, table.numpy(), tuple(shape)).astype(np.float32)
+    found = _chains[number].applied(table, (len(table), *shape)).astype(np.float32)
     # Nobody waits for pinned memory's way to the device.
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 

@@ -18,7 +18,7 @@ from fastpipe.augment.base import FLOATS, Augmentation, Chain
 from fastpipe.augment.following import follow
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
-from fastpipe.augment.running import Ops, Shape, applied_table, uploaded
+from fastpipe.augment.running import Ops, Shape, uploaded
 from fastpipe.augment.steps import Step
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
@@ -94,7 +94,7 @@ class ImageChain(Chain):
             out: (M, …), where images go.
             places: which of ``out`` each becomes; default: the one of its number.
         """
-        rows = applied_table(self.steps, self.table(shape, None, key), tuple(shape[1:]))
+        rows = self.layout(True, shape[1]).computed(self.table(shape, None, key), tuple(shape[1:]))
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
         assert part.plan is not None  # there are only augmentations of fastpipe's, and none mixes
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]

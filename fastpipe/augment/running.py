@@ -7,7 +7,7 @@ so are the numbers that are applied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = ["Ops", "Shape", "applied_table", "drawn_table", "dtype_after", "shape_after", "uploaded"]
+__all__ = [
+    "Layout", "Ops", "Shape", "applied_table", "drawn_table", "dtype_after", "shape_after", "uploaded",
+]  # fmt: skip
 
 Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called
 Shape = tuple[int, ...]  # of a sample
@@ -28,6 +30,92 @@ def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
+class _Part(NamedTuple):
+    """Where an operation's numbers are: what is drawn for it, its parameters, and what is applied."""
+
+    op: Any
+    draws: slice
+    names: slice
+    applied: slice
+
+
+class Layout:
+    """Where the numbers of a chain's operations are in its tables.
+
+    An operation that others are in, ``RandomApply``, has a number of its own before theirs.
+
+    Args:
+        ops: the chain.
+        channels: of its samples.
+
+    Attributes:
+        draws, names, applied: columns of uniform numbers, of parameters, and of what is applied.
+    """
+
+    def __init__(self, ops: Ops, channels: int) -> None:
+        self.draws = self.names = self.applied = 0
+        self._parts: list[_Part] = []
+        self._gates: list[Any] = []
+        at: list[tuple[int, int, int]] = []
+        self._add(ops, channels, at)
+        self._of_gates = tuple(np.array(column, np.intp) for column in zip(*at, strict=True)) if at else ()
+        self._copies = self._same()
+
+    def _add(self, ops: Ops, channels: int, gates: list[tuple[int, int, int]]) -> None:
+        for op in ops:
+            inner = op.inner
+            if inner is not None:
+                gates.append((self.draws, self.names, self.applied))
+                self._gates.append(op)
+                self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
+                self._add(inner, channels, gates)
+                continue
+            ends = (
+                self.draws + op.draws_for(channels),
+                self.names + len(op.names_for(channels)),
+                self.applied + len(op.applied_names_for(channels)),
+            )
+            begins = (self.draws, self.names, self.applied)
+            self._parts.append(_Part(op, *(slice(*pair) for pair in zip(begins, ends, strict=True))))
+            self.draws, self.names, self.applied = ends
+
+    def _same(self) -> list[tuple[slice, slice]]:
+        """Columns of parameters that are applied as they are, in as few pieces as can be."""
+        edges = [(part.names, part.applied) for part in self._parts if part.op.applies_parameters]
+        if self._of_gates:
+            edges += [(slice(n, n + 1), slice(a, a + 1)) for _, n, a in zip(*self._of_gates, strict=True)]
+        found: list[tuple[slice, slice]] = []
+        for names, applied in sorted(edges, key=lambda pair: (pair[0].start, pair[0].stop)):
+            if found and found[-1][0].stop == names.start and found[-1][1].stop == applied.start:
+                before = found.pop()
+                names = slice(before[0].start, names.stop)
+                applied = slice(before[1].start, applied.stop)
+            found.append((names, applied))
+        return found
+
+    def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
+        """Parameters for uniform numbers, of samples of this shape: (N, names)."""
+        found = np.empty((len(u), self.names))
+        if self._gates:
+            draws, names, _ = self._of_gates
+            found[:, names] = u[:, draws] < np.array([op.p for op in self._gates])
+        for part in self._parts:
+            found[:, part.names] = part.op.table(u[:, part.draws], shape)
+            shape = part.op.shape_after(shape)
+        return found
+
+    def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
+        """What is applied for parameters, of samples of this shape: (N, applied)."""
+        found = np.empty((len(table), self.applied))
+        for names, applied in self._copies:
+            found[:, applied] = table[:, names]
+        for part in self._parts:
+            if not part.op.applies_parameters:
+                found[:, part.applied] = part.op.applied(table[:, part.names], shape)
+            shape = part.op.shape_after(shape)
+        return found
+
+
 def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
     """The parameters of a chain: of each operation, by uniform numbers that no other has.
 
@@ -36,22 +124,12 @@ def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
         u: (N, the sum of ``draws_for``).
         shape: of a sample.
     """
-    tables, begin = [np.zeros((len(u), 0))], 0
-    for op in ops:
-        end = begin + op.draws_for(shape[0])
-        tables.append(op.table(u[:, begin:end], shape))
-        begin, shape = end, op.shape_after(shape)
-    return np.concatenate(tables, axis=1)
+    return Layout(ops, shape[0]).drawn(u, shape)
 
 
 def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
     """What is applied for the parameters of a chain."""
-    tables, begin = [np.zeros((len(table), 0))], 0
-    for op in ops:
-        end = begin + len(op.names_for(shape[0]))
-        tables.append(op.applied(table[:, begin:end], shape))
-        begin, shape = end, op.shape_after(shape)
-    return np.concatenate(tables, axis=1)
+    return Layout(ops, shape[0]).computed(table, shape)
 
 
 def shape_after(ops: Ops, shape: Shape) -> Shape:

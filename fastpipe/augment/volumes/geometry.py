@@ -210,8 +210,9 @@ class RandomAffine3D(VolumeTransform):
             spacing = np.asarray(self.spacing)
             linear = rotations(rows[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
             matrices = np.concatenate([linear, -(linear @ rows[:, 4:7, None])], axis=2)
-            found[is_moved, 0] = (matrices != np.eye(3, 4)).any(axis=(1, 2))
-            found[is_moved, 1:] = matrices.reshape(-1, 12)
+            flat = matrices.reshape(-1, 12)
+            found[is_moved, 0] = (flat != _IDENTITY).any(axis=1)
+            found[is_moved, 1:] = flat
         return found
 
     def for_masks(self) -> VolumeTransform:

@@ -23,17 +23,17 @@ def rotations(degrees: Float64Array) -> Float64Array:
     >>> rotations(np.array([[90.0, 0.0, 0.0]])).round(6)[0] @ [0, 1, 0]
     array([0., 0., 1.])
     """
-    found = np.broadcast_to(np.eye(3), (len(degrees), 3, 3))
-    for axis in range(3):
-        radians = np.deg2rad(degrees[:, axis])
-        turn = np.zeros((len(degrees), 3, 3))
+    radians = np.deg2rad(degrees).T
+    cosines, sines = np.cos(radians), np.sin(radians)
+    turns = np.zeros((3, len(degrees), 3, 3))
+    for axis, turn in enumerate(turns):
         turn[:, axis, axis] = 1.0
         # Each is a rotation from the axis that comes next to the one after: of depth 1 → 2, of height 2 → 0.
         first, second = (axis + 1) % 3, (axis + 2) % 3
-        turn[:, first, first] = turn[:, second, second] = np.cos(radians)
-        turn[:, second, first] = np.sin(radians)
-        turn[:, first, second] = -np.sin(radians)
-        found = turn @ found
+        turn[:, first, first] = turn[:, second, second] = cosines[axis]
+        turn[:, second, first] = sines[axis]
+        turn[:, first, second] = -sines[axis]
+    found: Float64Array = turns[2] @ (turns[1] @ turns[0])
     return found
 
 

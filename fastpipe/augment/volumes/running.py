@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["followed_volumes", "on_volumes"]
 
 Ops = tuple["VolumeTransform", ...]
+# A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.
+_Plan = tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]
+Kept = Callable[[Any, Callable[[], Any]], Any]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -36,6 +38,7 @@ def on_volumes(
     memory: SlotPool,
     channels: int | None = None,
     is_host: bool | None = None,
+    kept: Kept | None = None,
 ) -> Tensor:
     """Changed volumes, wherever they are.
 
@@ -48,10 +51,13 @@ def on_volumes(
         memory: of the processor, where the new volumes are.
         channels: of the volumes that numbers were drawn for, where these are labels of them.
         is_host: whether the native core does it, or torch's operations.  Default: where it can.
+        kept: keeps plans of these operations; see ``Chain.kept``.
     """
-    device, ops = volumes.device.type, tuple(ops)
+    device, ops, channels = volumes.device.type, tuple(ops), channels or volumes.shape[1]
     if device == "cpu" if is_host is None else is_host:
-        return _on_host(ops, volumes, applied, memory, channels or volumes.shape[1])
+        form = ("plan", ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
+        plan = _plan(*form[1:]) if kept is None else kept(form, lambda: _plan(*form[1:]))
+        return _on_host(plan, volumes, applied, memory)
     shape = (len(volumes), *shape_after(ops, tuple(volumes.shape[1:])))
     dtype = dtype_after(ops, volumes.dtype)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
@@ -64,7 +70,7 @@ def on_volumes(
         if dtype in _SIGNED and dtype == volumes.dtype:
             # Devices move bits of these as those of numbers with a sign: few operations know them.
             volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
-        _on_device(ops, volumes, applied, goal, channels or volumes.shape[1])
+        _on_device(ops, volumes, applied, goal, channels)
     return out
 
 
@@ -89,8 +95,8 @@ def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, ch
 # ---- on the processor ----------------------------------------------------------------------------
 
 
-def _on_host(ops: Ops, volumes: Tensor, applied: Float64Array, memory: SlotPool, channels: int) -> Tensor:
-    plan, shape, dtype, form = _plan(ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
+def _on_host(made_plan: _Plan, volumes: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
+    plan, shape, dtype, form = made_plan
     shape = (len(volumes), *shape)
     out = memory.take(shape, form)
     table = np.ascontiguousarray(applied)
@@ -105,12 +111,8 @@ def _array(volumes: Tensor) -> npt.NDArray[Any]:
     return (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
 
 
-@lru_cache(maxsize=64)
-def _plan(
-    ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int
-) -> tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]:
-    """The native core's plan for volumes of a shape (C, D, H, W); the shape and the dtype of the results, and
-    how NumPy has that."""
+def _plan(ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int) -> _Plan:
+    """The native core's plan for volumes of a shape (C, D, H, W)."""
     after, dtype_then = shape_after(ops, shape), dtype_after(ops, dtype)
     steps: list[Step] = []
     column, at = 0, (channels, *shape[1:])
@@ -130,31 +132,28 @@ def _name(dtype: torch.dtype) -> str:
 # ---- labels --------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def followed_volumes(
-    ops: Sequence[VolumeTransform], table: Tensor, shape: Sequence[int], others: Sequence[object]
+    twins: Ops,
+    rows: Float64Array,
+    shape: Sequence[int],
+    others: Sequence[object],
+    memory: SlotPool,
+    kept: Kept,
 ) -> list[object]:
     """What belongs to volumes, after a chain.
 
     Args:
-        ops: the chain.
-        table: its parameters.
+        twins: what does with labels what was done with the volumes.
+        rows: what is applied, (N, columns of these).
         shape: of the volumes before, (N, C, D, H, W).
         others: tensors of as many voxels, (N, D, H, W) or (N, K, D, H, W), go where those of the volumes go,
             from the nearest, also in dictionaries, lists and tuples; anything else is handed through.
+        memory: where new labels are, on the processor.
+        kept: keeps plans.
 
     Raises:
         AugmentError: volumes of another size are among them, or labels that cannot be filled up.
     """
-    twins: list[VolumeTransform] = []
-    parts, begin, at = [table.numpy()[:, :0]], 0, tuple(shape[1:])
-    for op in ops:
-        end = begin + len(op.names_for(shape[1]))
-        if (twin := _twin(op)) is not None:
-            twins.append(twin)
-            parts.append(op.applied(table.numpy()[:, begin:end], at))
-        begin, at = end, op.shape_after(at)
-    rows = np.concatenate(parts, axis=1)
 
     def followed(thing: object) -> object:
         if isinstance(thing, dict):
@@ -166,16 +165,10 @@ def followed_volumes(
             return thing
         labels = thing.as_subclass(Tensor)
         labels = labels.unsqueeze(1) if thing.ndim == 4 else labels
-        found = on_volumes(twins, labels, rows, SlotPool(0), shape[1])
+        found = on_volumes(twins, labels, rows, memory, shape[1], kept=kept)
         return found.squeeze(1) if thing.ndim == 4 else found
 
     return [followed(thing) for thing in others]
-
-
-@lru_cache(maxsize=256)
-def _twin(op: VolumeTransform) -> VolumeTransform | None:
-    """What does the same with labels: always the same object, of which there is a plan."""
-    return op.for_masks()
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
