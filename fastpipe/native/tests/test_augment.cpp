@@ -203,24 +203,25 @@ TEST("augment: affine maps take the nearest pixel, or weigh four") {
   }
 }
 
-TEST("augment: the last place before the border is inside, and next to nothing of the last pixel") {
-  // Where one more pixel, rounded, would be the one behind the border.
-  for (std::int64_t size : {1, 2, 3, 4, 8, 31, 32, 64, 256}) {
-    const Planes image{1, size, size, Numbers(static_cast<std::size_t>(size * size), 1)};
+TEST("augment: the last place before the border is inside, where next to nothing is left of the last pixel") {
+  // One pixel further on it would be rounded up to what is behind the border, if there are a power of two of them.
+  for (std::int64_t size : {2, 4, 8, 32, 256}) {
     const auto side = static_cast<std::int32_t>(size);
-    // Each place is the middle, from which the half of the image is as far as its border.
-    const float border = std::nextafter(static_cast<float>(size), 0.0f) + 0.5f - 0.5f * static_cast<float>(size);
-    for (float shift : {std::nextafter(border, 0.0f), border, std::nextafter(border, 1e9f)}) {
-      const Row row = {0, 0, double{shift}, 0, 0, double{shift}};
-      for (const float value : made(plan_of(Kind::warp, {0, 0, side, side}), image, row).values) {
-        CHECK(value >= 0 && value < 1e-3f);
-      }
-      Row exact(15);
-      exact[2] = exact[5] = std::nextafter(double(size), 0.0) + 0.5 - 0.5 * double(size);
-      for (const float value : made(plan_of(Kind::place, {side, side, 0}, {0}), image, exact).values) {
-        CHECK(value >= 0 && value < 1e-3f);
-      }
+    const Planes image{1, 1, size, Numbers(static_cast<std::size_t>(size), 1)};
+    const double step = 0.7, half = 0.5 * static_cast<double>(size), last = std::nextafter(double(size), 0.0);
+    double shift = last - step * (half - 0.5) + 0.5 - half;
+    bool is_reached = false;
+    for (int ulp = -40; ulp < 40; ++ulp) shift = ulp < 0 ? std::nextafter(shift, -1e9) : shift;
+    for (int ulp = 0; ulp < 80; ++ulp, shift = std::nextafter(shift, 1e9)) {
+      // As it is computed from the left.
+      const double begin = (0.5 - half) * step + shift + half - 0.5;
+      is_reached = is_reached || begin + static_cast<double>(size - 1) * step == last;
+      Row row = {step, 0, shift, 0, 1, 0};
+      row.resize(15);
+      const Numbers found = made(plan_of(Kind::place, {1, side, 0}, {0}), image, row).values;
+      CHECK(found.back() >= 0 && found.back() < 1e-3f);
     }
+    CHECK(is_reached);
   }
 }
 
