@@ -312,7 +312,8 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
             dtype = part.dtype if part is parts[-1] or part.dtype == torch.uint8 else torch.float32
             if part.op is not None:
                 of_bytes = images.dtype == torch.uint8
-                images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
+                with torch.autocast("cpu", enabled=False):  # as on devices
+                    images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
             else:
                 out = _empty((len(images), *part.shape), dtype, is_last, memory)
                 _run(part.plan, rows, images, out)

@@ -19,21 +19,21 @@ using namespace fastpipe::tests;
 
 constexpr std::int64_t kMostNumbers = std::int64_t{1} << 18;
 
-// Choices that are the input's bytes, one after the other; zeros behind them.
+// Choices that are the input's bytes, one after the other, and behind them depend on all of these.
 class OfBytes : public Draws {
  public:
-  explicit OfBytes(Bytes from) : from_(from) {}
-  bool is_at_end() const { return at_ >= from_.size; }
+  explicit OfBytes(Bytes from) : from_(from), behind_(from) {}
 
  protected:
   std::uint32_t next() override {
-    std::uint32_t found = 0;
-    for (int byte = 0; byte < 2 && !is_at_end(); ++byte) found = found << 8 | from_.data[at_++];
-    return found;
+    if (at_ + 2 > from_.size) return static_cast<std::uint32_t>(behind_.below(1 << 30));
+    at_ += 2;
+    return static_cast<std::uint32_t>(from_.data[at_ - 2] << 8 | from_.data[at_ - 1]);
   }
 
  private:
   Bytes from_;
+  Choices behind_;
   std::size_t at_ = 0;
 };
 
