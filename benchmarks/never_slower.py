@@ -33,7 +33,14 @@ from PIL import Image
 from tables import ASKED, compared
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import Compose, RandAugment, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from torchvision.transforms import (
+    Compose,
+    RandAugment,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToTensor,
+    TrivialAugmentWide,
+)
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
 from fastpipe.bench import machine
@@ -161,6 +168,7 @@ def cells(root: str, hdf5: str) -> Iterator[tuple[str, str, int, str, Callable[[
         "known": Compose([*crop, ToTensor()]),
         "of one's own": Compose([*crop, OwnStep(), ToTensor()]),
         "RandAugment": Compose([*crop, RandAugment(), ToTensor()]),
+        "TrivialAugmentWide": Compose([*crop, TrivialAugmentWide(), ToTensor()]),
     }
     for name, (stock, fast) in datasets(root, hdf5).items():
         for kind, transform in kinds.items():

@@ -159,17 +159,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def no_augment_threads(no_leaks: None) -> Iterator[None]:
-    """The threads that augment, which stay for the next batch, end with the test."""
-    yield
-    running = sys.modules.get("fastpipe.augment.running")
-    if running is not None:
-        running.close_threads()
-
-
-@pytest.fixture
 def documents_code(
-    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_augment_threads: None
+    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, Any]]:
     """Runs code of the documents in a folder that has the files of which they speak; returns its names."""
     monkeypatch.chdir(tmp_path)  # for what it writes, too

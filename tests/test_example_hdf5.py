@@ -17,9 +17,6 @@ from fastpipe.testing import spoken
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "hdf5_mel"
 
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
-
 @pytest.fixture(scope="module")
 def scripts(example: Any) -> Iterator[dict[str, Any]]:
     with example("hdf5_mel") as found:

@@ -11,8 +11,6 @@ from PIL import Image
 
 from fastpipe.torch import splitting
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
 
 @pytest.fixture(scope="module")
 def scripts(example: Any) -> Iterator[dict[str, Any]]:

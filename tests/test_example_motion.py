@@ -21,8 +21,6 @@ from fastpipe.generation.seeds import row_generators
 _FOLDER = Path(__file__).resolve().parents[1] / "examples" / "motion_generation"
 _FEW = 40  # frames, where 250 of them show no more
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
 
 @pytest.fixture(scope="module")
 def scripts(example: Any) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,7 @@ def test_numpy_is_all_that_fastpipe_adds_to_the_standard_library() -> None:
 import json, sys
 import fastpipe
 tops = {name.split(".")[0] for name in sys.modules}
-heavy = {"torch", "torchvision", "numba", "PIL", "rich", "tensorflow"}
+heavy = {"torch", "torchvision", "PIL", "rich", "tensorflow"}
 print(json.dumps(sorted(tops & heavy)))
 """
     assert json.loads(_python(code)) == []
@@ -96,7 +96,7 @@ from fastpipe.cli import main
 if {arguments!r}:
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         main({arguments!r})
-heavy = {{"torch", "torchvision", "numba", "PIL", "matplotlib", "tensorflow"}}
+heavy = {{"torch", "torchvision", "PIL", "matplotlib", "tensorflow"}}
 print(json.dumps(sorted(heavy & set(sys.modules))))
 """
     assert json.loads(_python(code)) == []
@@ -143,10 +143,9 @@ print(json.dumps(sorted({{"torchvision", "PIL"}} & set(sys.modules))))
     [
         ("torch", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
         ("torchvision", "fastpipe.FastImageFolder", "pip install 'fastpipe[torch]'"),
-        ("numba", "__import__('fastpipe.augment.fused_kernels')", "pip install 'fastpipe[image]'"),
         (
             "PIL",
-            "__import__('fastpipe.images.reader').read.images.ImageReader(fastpipe.Decode())",
+            "__import__('fastpipe.images.reader').images.reader.ImageReader(fastpipe.Decode())",
             "pip install 'fastpipe[image]'",
         ),
         *(
@@ -178,13 +177,13 @@ except fastpipe.errors.MissingDependencyError as error:
     assert command in _python(code)
 
 
-def test_images_need_neither_numba_nor_another_decoder(tmp_path: Path) -> None:
+def test_images_need_no_other_decoder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(4):
         Image.new("RGB", (40, 30), "teal").save(tmp_path / "a" / f"{number}.jpg")
     code = f"""
 import json, sys
-for name in ("numba", "simplejpeg", "nvidia", "nvidia.nvimgcodec"):
+for name in ("simplejpeg", "nvidia", "nvidia.nvimgcodec"):
     sys.modules[name] = None
 from torchvision import transforms
 import fastpipe
@@ -200,7 +199,7 @@ def test_a_worker_of_generate_loads_little() -> None:
     code = """
 import json, sys
 from fastpipe.generation.processes import serve
-heavy = {"torch", "h5py", "joblib", "cloudpickle", "threadpoolctl", "rich", "numba", "PIL", "tensorflow"}
+heavy = {"torch", "h5py", "joblib", "cloudpickle", "threadpoolctl", "rich", "PIL", "tensorflow"}
 print(json.dumps(sorted(heavy & set(sys.modules))))
 """
     assert json.loads(_python(code)) == []

@@ -31,7 +31,6 @@ _BASE = {
     "_casting",
 }
 _STORED = _BASE | {"_private_folder"}
-_COMPILED = _BASE | {"_jit"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
@@ -50,7 +49,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "_nvtx": set(),
     "_parents": set(),
     "_casting": set(),
-    "_jit": {"_extras"},
     "_private_folder": {"errors"},
     **{layer: _BASE | {layer} for layer in _MIDDLE},
     "native": set(),
@@ -61,7 +59,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "cache": _STORED | {"core", "cache"},
     "device": _BASE | {"device", "images"},
     "_intraop": {"_extras"},
-    "augment": _COMPILED | {"_intraop", "engine", "core", "images", "augment"},
+    "augment": _BASE | {"_intraop", "engine", "core", "images", "augment"},
     "_beside": set(),
     "arrays": _BASE | _MIDDLE | {"core", "sampling", "arrays"},
     "hdf5": _BASE | {"console", "core", "engine", "cache", "index", "stage", "arrays", "sampling", "hdf5"},
@@ -81,7 +79,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "augment",
         "torch",
     },
-    "tf": _COMPILED | _MIDDLE | {"_beside", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
+    "tf": _BASE | _MIDDLE | {"_beside", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
         "console",
@@ -135,7 +133,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"console", "errors", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
-# Imported by a function of theirs, as it is paid by who uses it: kernels that take seconds to load, stores,
+# Imported by a function of theirs, as it is paid by who uses it: stores,
 # devices, arrays, caches, image folders; what only one command of the command line has.
 _LAZY = {
     "cli.py": {"bench", "console"},

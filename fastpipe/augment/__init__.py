@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fastpipe.augment.mixing import CutMix, MixUp
     from fastpipe.augment.motion.transforms import MotionMirror, MotionScale, MotionSpeed, MotionTranslation
     from fastpipe.augment.parameters import Parameters
-    from fastpipe.augment.policy import RandAugment
+    from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
     from fastpipe.augment.previewing import preview
     from fastpipe.augment.spectrograms import RandomGain, SpecAugment, TimeShift
     from fastpipe.augment.translating import from_torchvision
@@ -66,7 +66,7 @@ __all__ = [
     "RandAugment", "RandomAffine", "RandomAffine3D", "RandomApply", "RandomElastic3D", "RandomErasing",
     "RandomFlip3D", "RandomGain", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
     "RandomRotate90", "RandomRotation", "RandomVerticalFlip", "SpecAugment", "TimeShift", "ToDtype",
-    "from_torchvision", "nnunet_default", "preview",
+    "TrivialAugmentWide", "from_torchvision", "nnunet_default", "preview",
 ]  # fmt: skip
 
 # Parameters need NumPy only, and serve TensorFlow as well; what applies them here needs torch.
@@ -107,6 +107,7 @@ _LAZY = {
     "SpecAugment": "spectrograms",
     "TimeShift": "spectrograms",
     "ToDtype": "colour",
+    "TrivialAugmentWide": "policy",
     "from_torchvision": "translating",
     "nnunet_default": "volumes.recipes",
     "preview": "previewing",

@@ -114,7 +114,8 @@ def _signed(number: float) -> str:
 
 
 def _policy(op: Any, row: Row) -> list[str]:
-    return [_CHANGES[int(row[f"{at}.change"])](row[f"{at}.magnitude"]) for at in range(op.num_ops)]
+    pairs = zip(op.names[::2], op.names[1::2], strict=True)
+    return [_CHANGES[int(row[change])](row[magnitude]) for change, magnitude in pairs]
 
 
 def _masks(op: Any, row: Row) -> list[str]:
@@ -159,7 +160,7 @@ def _sigmas(row: Row) -> str:
     return "sigma " + ", ".join(f"{row[name]:.1f}" for name in ("sigma_depth", "sigma_height", "sigma_width"))
 
 
-# In the order of the numbers that RandAugment draws.
+# In the order of the numbers that policies draw.
 _CHANGES: tuple[Callable[[float], str], ...] = (
     lambda by: "Identity",
     lambda by: f"ShearX {by:+.2f}",
@@ -202,4 +203,5 @@ _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
     "RandomVerticalFlip": lambda op, row: ["upside down"] if row["is_flipped"] else [],
     "SpecAugment": _masks,
     "TimeShift": lambda op, row: [f"{row['shift']:+.0f} frames"],
+    "TrivialAugmentWide": _policy,
 }

@@ -1,8 +1,9 @@
-"""RandAugment: for each image some changes of a list, all of one magnitude."""
+"""Policies: for each image changes of a list, of one magnitude (RandAugment) or a drawn one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-__all__ = ["RandAugment"]
+__all__ = ["RandAugment", "TrivialAugmentWide"]
 
 # torchvision's list, in its order; ``change`` is an index of it.
 _CHANGES = (
@@ -32,50 +33,39 @@ _AT = {name: at for at, name in enumerate(_CHANGES)}
 _GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
 _BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``blended``
 _SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
+_OF_CHANGE = ("change", "magnitude", *MATRIX)
 
 
-class RandAugment(BatchTransform):
-    """Change each image in some ways, drawn from fourteen (E. D. Cubuk et al., 2019, arXiv:1909.13719).
+class _Policy(BatchTransform):
+    """Changes of the list, drawn for each image; subclasses say of which magnitudes.
+
+    The row of an image holds, for each of its changes, "change", "magnitude" and the matrix.
 
     Args:
-        num_ops: changes of each image.
-        magnitude: of all changes, from 0 to ``num_magnitude_bins`` - 1.
+        prefixes: of the names of each change's parameters; there are as many changes.
         num_magnitude_bins: how many magnitudes there are.
-        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
-        fill: what is outside of the image, one number or one for each channel; None is 0.
-
-    Arguments and results are those of ``torchvision.transforms.v2.RandAugment``; masks, boxes and keypoints
-    go along, too.  Images have 3 channels or 1; floats are in [0, 1].
-
-    >>> RandAugment()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
-    torch.Size([2, 3, 32, 32])
+        interpolation, fill: as of ``RandAugment``.
     """
 
     channels: tuple[int, ...] = (3, 1)
+    _most_bits: int  # that "Posterize" takes away
+    _precision: type[np.floating[Any]] = np.float64
 
     def __init__(
         self,
-        num_ops: int = 2,
-        magnitude: int = 9,
-        num_magnitude_bins: int = 31,
-        interpolation: Any = "nearest",
-        fill: Fill | Sequence[float] = None,
+        prefixes: Sequence[str],
+        num_magnitude_bins: int,
+        interpolation: Any,
+        fill: Fill | Sequence[float],
     ) -> None:
-        if not isinstance(num_ops, int) or num_ops < 0:
-            raise AugmentError(f"num_ops= is a whole number of at least 0, got {num_ops!r}")
         if not (isinstance(num_magnitude_bins, int) and num_magnitude_bins > 1):
             raise AugmentError(f"num_magnitude_bins= is a whole number above 1, got {num_magnitude_bins!r}")
-        if not (isinstance(magnitude, int) and 0 <= magnitude < num_magnitude_bins):
-            raise AugmentError(f"magnitude= is from 0 to {num_magnitude_bins - 1}, got {magnitude!r}")
-        self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
+        self.num_ops, self.num_magnitude_bins = len(prefixes), num_magnitude_bins
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill = filling_of(fill)
-        self.draws = 2 * num_ops
-        steps = range(num_ops)
-        self.names = tuple(f"{at}.{name}" for at in steps for name in ("change", "magnitude"))
-        self.applied_names = tuple(
-            f"{at}.{name}" for at in steps for name in ("change", "magnitude", *MATRIX)
-        )
+        self.draws = 2 * self.num_ops
+        self.names = tuple(before + name for before in prefixes for name in _OF_CHANGE[:2])
+        self.applied_names = tuple(before + name for before in prefixes for name in _OF_CHANGE)
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
@@ -83,30 +73,35 @@ class RandAugment(BatchTransform):
             raise AugmentError(f"fill= has {len(self.fill)} numbers for images of {shape[1]} channels")
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        magnitudes = self._magnitudes(*shape[1:])
+        magnitudes, bins = self._magnitudes(*shape[1:]), self._bins(u)
         found = np.empty((len(u), 2 * self.num_ops))
         for at in range(self.num_ops):
             change = integers(u[:, 2 * at], len(_CHANGES))
             # Magnitudes that have a sign are below 0 in half of the images.
             is_negative = (u[:, 2 * at + 1] <= 0.5) & np.isin(change, _SIGNED)
-            sizes = magnitudes[change.astype(np.int64)]
+            sizes = magnitudes[bins, change.astype(np.int64)]
             found[:, 2 * at], found[:, 2 * at + 1] = change, np.where(is_negative, -sizes, sizes)
         return found
 
+    @abstractmethod
+    def _bins(self, u: Float64Array) -> Any:
+        """Index of the magnitude of all changes of an image, for its uniform numbers: one, or (N,)."""
+
+    @abstractmethod
+    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
+        """The greatest magnitudes of all changes that have a sign."""
+
     def _magnitudes(self, height: int, width: int) -> Float64Array:
-        """Of each change: factors are above or below 1 by it; shears are tangents, shifts pixels, angles
-        degrees, posterising keeps bits, and solarising has a threshold as a part of the range."""
-        count, at = self.num_magnitude_bins, self.magnitude
-        found = np.zeros(len(_CHANGES))
-        shift = 150.0 / 331.0
-        most = {
-            "ShearX": 0.3, "ShearY": 0.3, "TranslateX": shift * width, "TranslateY": shift * height,
-            "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
-        }  # fmt: skip
-        for name, greatest in most.items():
-            found[_AT[name]] = _spaced(0.0, greatest, count, at)
-        found[_AT["Posterize"]] = np.rint(np.float32(8) - np.float32(at) / np.float32((count - 1) / 4))
-        found[_AT["Solarize"]] = _spaced(1.0, 0.0, count, at)
+        """All magnitudes of all changes, (bins, changes): factors are above or below 1 by them; shears are
+        tangents, shifts pixels, angles degrees, posterising keeps bits, and solarising has a threshold as a
+        part of the range."""
+        count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
+        for name, greatest in self._greatest(height, width).items():
+            last[_AT[name]] = greatest
+        first[_AT["Solarize"]] = 1.0
+        found = _spaced(first, last, count, self._precision)
+        lost = np.arange(count, dtype=np.float32) / np.float32((count - 1) / self._most_bits)
+        found[:, _AT["Posterize"]] = np.rint(np.float32(8) - lost)
         return found
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
@@ -133,8 +128,8 @@ class RandAugment(BatchTransform):
         return [Step("policy", column + at * each, options, numbers) for at in range(self.num_ops)]
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        for at in range(self.num_ops):
-            own = {name: columns[f"{at}.{name}"] for name in ("change", "magnitude", *MATRIX)}
+        for at in range(0, len(self.names_applied), len(_OF_CHANGE)):
+            own = {name: columns[of] for name, of in zip(_OF_CHANGE, self.names_applied[at:], strict=False)}
             images = self._changed(images, own, of_bytes)
         return images
 
@@ -159,9 +154,99 @@ class RandAugment(BatchTransform):
             kind = torch.where(change == at, torch.full_like(kind, of_jitter), kind)
         return torch.where(kind >= 0, blended(images, kind, [factor] * 3, of_bytes), found)
 
+
+class RandAugment(_Policy):
+    """Change each image in some ways, drawn from fourteen (E. D. Cubuk et al., 2019, arXiv:1909.13719).
+
+    Args:
+        num_ops: changes of each image.
+        magnitude: of all changes, from 0 to ``num_magnitude_bins`` - 1.
+        num_magnitude_bins: how many magnitudes there are.
+        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
+        fill: what is outside of the image, one number or one for each channel; None is 0.
+
+    Arguments and results are those of ``torchvision.transforms.v2.RandAugment``; masks, boxes and keypoints
+    go along, too.  Images have 3 channels or 1; floats are in [0, 1].
+
+    >>> RandAugment()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    _most_bits = 4
+    # Seeds keep their parameters, though of some magnitudes the last bit is not torchvision's.
+    _precision = np.float32
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: Fill | Sequence[float] = None,
+    ) -> None:
+        if not isinstance(num_ops, int) or num_ops < 0:
+            raise AugmentError(f"num_ops= is a whole number of at least 0, got {num_ops!r}")
+        super().__init__([f"{at}." for at in range(num_ops)], num_magnitude_bins, interpolation, fill)
+        if not (isinstance(magnitude, int) and 0 <= magnitude < num_magnitude_bins):
+            raise AugmentError(f"magnitude= is from 0 to {num_magnitude_bins - 1}, got {magnitude!r}")
+        self.magnitude = magnitude
+
+    def _bins(self, u: Float64Array) -> int:
+        return self.magnitude
+
+    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
+        shift = 150.0 / 331.0
+        return {
+            "ShearX": 0.3, "ShearY": 0.3, "TranslateX": shift * width, "TranslateY": shift * height,
+            "Rotate": 30.0, "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
+        }  # fmt: skip
+
     def extra_repr(self) -> str:
         return (
             f"num_ops={self.num_ops}, magnitude={self.magnitude}, "
+            f"num_magnitude_bins={self.num_magnitude_bins}, interpolation={self.interpolation!r}, "
+            f"fill={self.fill}"
+        )
+
+
+class TrivialAugmentWide(_Policy):
+    """Change each image in one way, drawn from fourteen, by a magnitude that is drawn as well (S. G. Müller
+    and F. Hutter, 2021, arXiv:2103.10158).
+
+    Args:
+        num_magnitude_bins: how many magnitudes there are, all equally likely.
+        interpolation: of geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's name for it.
+        fill: what is outside of the image, one number or one for each channel; None is 0.
+
+    Arguments and results are those of ``torchvision.transforms.v2.TrivialAugmentWide``; masks, boxes and
+    keypoints go along, too.  Images have 3 channels or 1; floats are in [0, 1].
+
+    >>> TrivialAugmentWide()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    _most_bits = 6
+
+    def __init__(
+        self,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: Fill | Sequence[float] = None,
+    ) -> None:
+        super().__init__([""], num_magnitude_bins, interpolation, fill)
+        self.draws += 1
+
+    def _bins(self, u: Float64Array) -> Any:
+        return integers(u[:, -1], self.num_magnitude_bins).astype(np.int64)
+
+    def _greatest(self, height: int, width: int) -> Mapping[str, float]:
+        return {
+            "ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0,
+            "Brightness": 0.99, "Color": 0.99, "Contrast": 0.99, "Sharpness": 0.99,
+        }  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return (
             f"num_magnitude_bins={self.num_magnitude_bins}, interpolation={self.interpolation!r}, "
             f"fill={self.fill}"
         )
@@ -183,13 +268,16 @@ class _MaskPolicy(RandAugment):
         return resampled(images, columns, self.interpolation, self.fill, of_bytes)
 
 
-def _spaced(first: float, last: float, count: int, at: int) -> float:
-    """One of ``torch.linspace(first, last, count)``, of which translation takes the whole pixels."""
-    begin, end = np.float32(first), np.float32(last)
-    step = (end - begin) / np.float32(count - 1)
-    return float(
-        begin + step * np.float32(at) if at < count // 2 else end - step * np.float32(count - 1 - at)
-    )
+def _spaced(
+    first: Float64Array, last: Float64Array, count: int, precision: type[np.floating[Any]]
+) -> Float64Array:
+    """``torch.linspace(first, last, count)`` in columns, with products of this precision; torch's sums are
+    rounded once, as by ``numpy.float64``."""
+    begin, end = first.astype(np.float32), last.astype(np.float32)
+    step = ((end - begin) / np.float32(count - 1)).astype(precision)
+    at = np.arange(count)[:, None].astype(precision)
+    found: Float64Array = np.where(at < count // 2, begin + step * at, end - step * (count - 1 - at))
+    return found.astype(np.float32).astype(np.float64)
 
 
 # ---- geometry ------------------------------------------------------------------------------------

@@ -148,9 +148,9 @@ def _policy(op: Any, image: Tensor, p: Row) -> Any:
         interpolation=_functional().InterpolationMode(op.interpolation), fill=_fill(op)
     )
     names = list(policy._AUGMENTATION_SPACE)
-    for at in range(op.num_ops):
+    for change, magnitude in zip(op.names[::2], op.names[1::2], strict=True):
         image = policy._apply_image_or_video_transform(
-            image, names[int(p[f"{at}.change"])], p[f"{at}.magnitude"], policy.interpolation, policy._fill
+            image, names[int(p[change])], p[magnitude], policy.interpolation, policy._fill
         )
     return image
 
@@ -210,6 +210,6 @@ _CHANGES: dict[str, Callable[[Any, Tensor, Row], Any]] = {
     "RandomAffine": _affine, "RandomErasing": _erased, "RandomGain": _louder,
     "RandomGrayscale": _grey, "RandomHorizontalFlip": _horizontal_flip, "RandomResizedCrop": _crop,
     "RandomRotation": _rotation, "RandomVerticalFlip": _vertical_flip, "SpecAugment": _masked,
-    "TimeShift": _shifted, "ToDtype": _converted,
+    "TimeShift": _shifted, "ToDtype": _converted, "TrivialAugmentWide": _policy,
 }  # fmt: skip
 _MIXED: dict[str, Callable[[Any, Tensor, Parameters], Tensor]] = {"MixUp": _mixed, "CutMix": _cut}

@@ -1,13 +1,12 @@
 """Tables of a chain's numbers: what is drawn for its samples, and what is computed from that on the host.
 
-A chain's parameters are one table, (N, columns), in which those of each operation come one after the other; so
-are the numbers that are applied.
+A chain's parameters are one table, (N, columns), in which those of each operation come one after the other;
+so are the numbers that are applied.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe._intraop import do_without_helpers
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.engine.pool import ThreadPool
 
 __all__ = ["Ops", "Shape", "applied_table", "drawn_table", "dtype_after", "shape_after", "uploaded"]
 
@@ -69,49 +66,3 @@ def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
     for op in ops:
         dtype = op.dtype_after(dtype)
     return dtype
-
-
-# TODO-MERGE
-def run_all(run: Callable[[int], None], count: int, joins: bool = False) -> None:
-    """Do so many numbered tasks, in as many threads as torch uses.
-
-    Args:
-        run: does a task.
-        count: how many.
-        joins: this thread does some of them, which takes less time where they are short; of those that call
-            nothing of torch's, whose own threads would help here and be too many.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or count == 1:  # also a worker process, which has a processor to itself
-        for number in range(count):
-            run(number)
-    elif joins:
-        numbers = itertools.count()
-
-        def some(_: int) -> None:
-            while (number := next(numbers)) < count:
-                run(number)
-
-        job = _pool(threads).submit(some, min(threads, count) - 1)
-        try:
-            some(0)
-        finally:
-            job.wait()
-    else:
-        _pool(threads).submit(run, count).wait()
-
-
-_pools: dict[int, ThreadPool] = {}
-
-
-def _pool(count: int) -> ThreadPool:
-    """Threads, as many as torch takes for an operation; they begin with the first batch."""
-    if count not in _pools:
-        _pools[count] = ThreadPool(count, "fastpipe-augment", do_without_helpers)
-    return _pools[count]
-
-
-def close_threads() -> None:
-    """End the threads; they begin anew with the next batch."""
-    while _pools:
-        _pools.popitem()[1].close()

@@ -16,7 +16,7 @@ from fastpipe.augment.erasing import RandomErasing
 from fastpipe.augment.geometry import RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip
 from fastpipe.augment.images import BatchTransform
 from fastpipe.augment.mixing import CutMix, MixUp
-from fastpipe.augment.policy import RandAugment
+from fastpipe.augment.policy import RandAugment, TrivialAugmentWide
 from fastpipe.errors import AugmentError
 from fastpipe.images.containers import is_pristine, is_torchvision
 
@@ -120,6 +120,10 @@ def _policy(transform: Any) -> list[BatchTransform]:
     ]  # fmt: skip
 
 
+def _trivial(transform: Any) -> list[BatchTransform]:
+    return [TrivialAugmentWide(transform.num_magnitude_bins, transform.interpolation, _fill(transform))]
+
+
 def _converted(transform: Any) -> list[BatchTransform]:
     dtype = transform.dtype
     if isinstance(dtype, dict) or not getattr(transform, "scale", True):
@@ -162,4 +166,5 @@ _TRANSLATIONS: dict[str, Callable[[Any], list[BatchTransform]]] = {
     "ToImageTensor": _nothing,
     "ToPureTensor": _nothing,
     "ToTensor": lambda transform: [ToDtype(torch.float32)],
+    "TrivialAugmentWide": _trivial,
 }

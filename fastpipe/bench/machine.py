@@ -23,7 +23,6 @@ PACKAGES = (
     "torchvision",
     "pillow",
     "pillow-simd",
-    "numba",
     "simplejpeg",
     "nvidia-nvimgcodec-cu13",
     "nvidia-nvimgcodec-cu12",

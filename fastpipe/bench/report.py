@@ -33,7 +33,7 @@ _PACKAGES = {
     "hdf5": ("fastpipe", "torch", "h5py", "numcodecs"),
     "volume": ("fastpipe", "torch", "zarr", "numcodecs"),
     "s3": ("fastpipe", "torch", "torchvision", "obstore"),
-    "augment": ("fastpipe", "torch", "torchvision", "numba"),
+    "augment": ("fastpipe", "torch", "torchvision"),
     "gpu": (
         "fastpipe",
         "torch",

@@ -38,14 +38,14 @@ def first_batch_seconds(
     workers are inside.
 
     Returns:
-        ``cold_s``: the first run, with an empty folder for compiled code.  ``warm_s``: the
+        ``cold_s``: the first run, with an empty cache folder.  ``warm_s``: the
         median of the following ones.  ``warm_raw_s``: each of those.
 
     Raises:
         ContenderError: a process did not end well.
     """
-    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as compiled:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": compiled}
+    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as kept:
+        environment = {**os.environ, "XDG_CACHE_HOME": kept}
         job = {"spec": asdict(spec), "folder": str(folder), "batch_size": batch_size}
         times = [float(in_child("fastpipe.bench.startup", job, environment)) for _ in range(1 + warm_runs)]
     warm = times[1:]

@@ -7,6 +7,11 @@ import numpy
 from numpy.typing import NDArray
 
 
+def change_motion(source: NDArray[numpy.generic], source_type: int, out: NDArray[numpy.generic], out_type: int, speeds: NDArray[numpy.float64], scales: NDArray[numpy.float64], shifts: NDArray[numpy.float64], order: NDArray[numpy.int64], lengths: NDArray[numpy.int64] | None, new_lengths: NDArray[numpy.int64], threads: int) -> None:
+    """
+    Play sequences at other speeds, and map their frames: see augment_motion.h.  Types are 0 for float32, 1 for float16 and 2 for bfloat16.
+    """
+
 class Channel:
     """Bounds how many threads are busy with the jobs of one owner."""
 
@@ -94,6 +99,16 @@ class AugmentBatch(Batch):
 def augment_batch(plan: AugmentPlan, rows: NDArray[numpy.float64], source: NDArray[numpy.generic] | None, element: str, out: NDArray[numpy.generic], out_element: str, shape: Sequence[int] = (0, 0, 0), places: NDArray[numpy.int64] | None = None) -> AugmentBatch:
     """
     A batch (N, C, H, W) to be changed.  rows: (N, columns).  source: None where images of `shape` are given one by one.  places: which of `out` each image becomes.
+    """
+
+class VolumePlan:
+    """What is done with volumes of a shape and a dtype: see Step."""
+
+    def __init__(self, steps: Sequence[tuple[str, int, Sequence[int], Sequence[float]]], shape: Sequence[int], dtype: str, dtype_after: str) -> None: ...
+
+def augment_volumes(plan: VolumePlan, source: NDArray[numpy.generic], table: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], goal: NDArray[numpy.generic], threads: int) -> None:
+    """
+    Change volumes by a table with the numbers of each, in so many threads.  bfloat16 is given as int16.
     """
 
 class EntryTable:

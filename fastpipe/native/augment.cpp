@@ -11,7 +11,9 @@ using Kind = AugmentStep::Kind;
 constexpr std::int64_t kMostSide = std::int64_t{1} << 24;    // pixels whose places float32 knows
 constexpr std::int64_t kMostPixels = std::int64_t{1} << 30;  // of a plane: places are 32-bit numbers
 constexpr std::int64_t kMost = std::int64_t{1} << 40;        // numbers of an image, and of a side
-constexpr std::int64_t kPart = std::int64_t{1} << 19;        // bytes of small images that are worked on together
+constexpr std::int64_t kLargeBatch = std::int64_t{4}
+                                     << 20;            // bytes; of it nothing is in the nearest caches when it is used
+constexpr std::int64_t kPart = std::int64_t{1} << 19;  // bytes of small images that are worked on together
 
 // What each kind of step has: options, columns, and whether its images are of a size afterwards; and numbers.
 struct Form {
@@ -181,10 +183,11 @@ const char* problem_of(const AugmentPlan& plan, std::int64_t shape[3], Element* 
   return nullptr;
 }
 
-void AugmentBatch::set_part() noexcept {
+void AugmentBatch::prepare() noexcept {
   const std::int64_t pixels = std::max(source.height * source.width, out.height * out.width);
   const std::int64_t bytes = std::max<std::int64_t>(pixels * source.channels * std::int64_t{sizeof(float)}, 1);
   part_ = std::max<std::int64_t>(1, kPart / bytes);
+  streams_ = count * out.channels * out.height * out.width * bytes_of(out.element) >= kLargeBatch;
 }
 
 ImageView AugmentBatch::source_of(std::int64_t number) const noexcept {
@@ -200,7 +203,7 @@ ImageView AugmentBatch::out_of(std::int64_t number) const noexcept {
 }
 
 Change AugmentBatch::change(std::int64_t number, const ImageView& image, Arena& arena) const noexcept {
-  return augment(*plan, image, nullptr, rows + number * plan->columns, out_of(number), arena);
+  return augment(*plan, image, nullptr, rows + number * plan->columns, out_of(number), streams_, arena);
 }
 
 void AugmentBatch::note(std::int64_t number, Change change) noexcept {
@@ -213,8 +216,8 @@ void AugmentBatch::run(std::int64_t item, Scratch& scratch) {
   for (std::int64_t number = item * part_; number < end; ++number) {
     const ImageView previous = source_of(number == 0 ? count - 1 : number - 1);
     scratch.arena.reset();
-    note(number,
-         augment(*plan, source_of(number), &previous, rows + number * plan->columns, out_of(number), scratch.arena));
+    note(number, augment(*plan, source_of(number), &previous, rows + number * plan->columns, out_of(number), streams_,
+                         scratch.arena));
   }
 }
 

@@ -89,8 +89,9 @@ enum class Change : std::int32_t {
 //
 // previous: the one before it, where the plan mixes.
 // row: its numbers.
+// streams: whether it is written past the caches, where it would not stay until it is used.
 [[nodiscard]] Change augment(const AugmentPlan& plan, const ImageView& image, const ImageView* previous,
-                             const double* row, const ImageView& out, Arena& arena) noexcept;
+                             const double* row, const ImageView& out, bool streams, Arena& arena) noexcept;
 
 // A batch.  All pointers are the caller's, and valid until the work is done.
 class AugmentBatch : public Work {
@@ -105,8 +106,9 @@ class AugmentBatch : public Work {
   std::atomic<Change> problem{Change::made};
   std::atomic<std::int64_t> problem_at{0};
 
-  // Images that are done as one item: small ones take less time than their beginning.
-  void set_part() noexcept;
+  // Decide how it is done, once all of this is given: small images several as one item, as their beginning takes
+  // longer.
+  void prepare() noexcept;
 
   std::int64_t size() const noexcept override { return (count + part_ - 1) / part_; }
   void run(std::int64_t item, Scratch& scratch) override;
@@ -122,6 +124,7 @@ class AugmentBatch : public Work {
   ImageView source_of(std::int64_t number) const noexcept;
   ImageView out_of(std::int64_t number) const noexcept;
   std::int64_t part_ = 1;
+  bool streams_ = false;
 };
 
 }  // namespace fastpipe

@@ -43,6 +43,9 @@ struct ImageKernels {
   // Three channels apart, and together.
   void (*split)(const float* from, std::int64_t count, float* red, float* green, float* blue);
   void (*join)(const float* red, const float* green, const float* blue, std::int64_t count, float* to);
+  // Copy to memory that is aligned to 64, past the caches where that can be; and have it seen by other threads.
+  void (*stream)(const float* from, std::int64_t count, float* to);
+  void (*end_streaming)();
   void (*reverse)(float* row, std::int64_t count);
 
   // As of PixelChange; `rounds` down, as torchvision does with bytes.
@@ -60,6 +63,8 @@ struct ImageKernels {
   void (*round_to_bytes)(float* row, std::int64_t count);
   void (*posterize)(float* row, std::int64_t count, float scale, float top, float step);
   void (*solarize)(float* row, std::int64_t count, float threshold, float bound);
+  // Whole numbers of 0 to 255 of row * unit, rounded down.
+  void (*levels)(const float* row, std::int64_t count, float unit, std::uint8_t* to);
   void (*stretch)(float* row, std::int64_t count, float low, float unit, float bound, bool rounds);
   void (*linear)(float* red, float* green, float* blue, std::int64_t count, const float* numbers);
   void (*linear_one)(float* row, std::int64_t count, float factor, float added, float low, float high);
@@ -87,10 +92,10 @@ struct ImageKernels {
   void (*nearest)(const float* xs, const float* ys, std::int64_t count, std::int32_t height, std::int32_t width,
                   std::int32_t* index);
   void (*take)(const float* plane, const std::int32_t* index, std::int64_t count, float outside, float* out);
-  void (*corners)(const float* xs, const float* ys, std::int64_t count, std::int32_t height, std::int32_t width,
-                  const Corners&);
-  void (*corners_of_doubles)(const double* xs, const double* ys, std::int64_t count, std::int32_t height,
-                             std::int32_t width, const Corners&);
+  // The pixels around places, which it may change.
+  void (*corners)(float* xs, float* ys, std::int64_t count, std::int32_t height, std::int32_t width, const Corners&);
+  void (*corners_of_doubles)(double* xs, double* ys, std::int64_t count, std::int32_t height, std::int32_t width,
+                             const Corners&);
   void (*between)(const float* plane, const Corners&, std::int64_t count, float* out);
   void (*inside)(const Corners&, std::int64_t count, float* out);
   void (*fill_weighted)(float* row, const float* part, std::int64_t count, float fill);
@@ -226,7 +231,7 @@ bool has_rows_of_floats(const ImageView& view) noexcept {
 
 // ---- the canvas --------------------------------------------------------------------------------
 
-Canvas::Canvas(const ImageView& image, const ImageView& out, Arena& arena)
+Canvas::Canvas(const ImageView& image, const ImageView& out, bool streams, Arena& arena)
     : channels(image.channels),
       height(image.height),
       width(image.width),
@@ -236,6 +241,8 @@ Canvas::Canvas(const ImageView& image, const ImageView& out, Arena& arena)
       arena_(arena) {
   if (out.element == Element::float32 && out.is_planar() && is_aligned(out.data)) {
     goal_ = reinterpret_cast<float*>(const_cast<std::uint8_t*>(out.data));
+    const std::int64_t plane = out.height * out.width;
+    streams_ = streams && reinterpret_cast<std::uintptr_t>(goal_) % 64 == 0 && (plane % 16 == 0 || channels == 1);
   }
 }
 
@@ -245,7 +252,6 @@ void Canvas::change(const PixelChange& change) noexcept {
 }
 
 float* Canvas::place(std::int64_t new_height, std::int64_t new_width, const float* taken) noexcept {
-  if (goal_ != nullptr && taken != goal_ && out_.height == new_height && out_.width == new_width) return goal_;
   const std::int64_t count = channels * new_height * new_width;
   const int which = taken != nullptr && taken == buffers_[0] ? 1 : 0;
   if (sizes_[which] < count) {
@@ -429,30 +435,36 @@ void Canvas::change_piece(float* const* piece, std::int64_t count) noexcept {
 // Do what waits: in planes, or on the way to where the image goes.
 void Canvas::flush(bool to_out) noexcept {
   if (problem != Change::made || !prepare_pieces()) return;
-  float* const to = to_out && goal_ == nullptr             ? nullptr
-                    : planes_ != nullptr && !to_out        ? planes_
-                    : planes_ == goal_ && goal_ != nullptr ? goal_
-                    : to_out                               ? goal_
-                                                           : place(height, width, nullptr);
-  if (to == nullptr && !to_out) return;
-  if (to != nullptr && to == planes_ && waiting_count_ == 0 && !sums_) return;
+  const ImageKernels& kernels = table_in_use();
   const std::int64_t all = pixels();
+  float* const planes = to_out ? planes_ : planes_ != nullptr ? planes_ : place(height, width, nullptr);
+  if (planes == nullptr && !to_out) return;
   for (std::int64_t begin = 0; begin < all; begin += kPiece) {
     const std::int64_t count = std::min(kPiece, all - begin);
     for (std::int64_t c = 0; c < channels; ++c) {
-      float* const own = planes_ == nullptr ? piece_[c] : planes_ + c * all + begin;
-      at_[c] = to == nullptr ? piece_[c] : to + c * all + begin;
-      // What is only converted is read where it is.
-      if (to == nullptr && planes_ != nullptr && waiting_count_ == 0) at_[c] = own;
-      if (planes_ != nullptr && at_[c] != own)
-        std::memcpy(at_[c], own, static_cast<std::size_t>(count) * sizeof(float));
+      // Planes are changed in place, or read the last time.
+      at_[c] = planes == nullptr ? piece_[c] : planes + c * all + begin;
+      if (planes_ == nullptr && goal_ != nullptr && to_out && !streams_) at_[c] = goal_ + c * all + begin;
     }
     if (planes_ == nullptr) load(image_, begin, count, at_);
     change_piece(at_, count);
-    if (to == nullptr) save(begin, count, at_);
+    if (!to_out) continue;
+    if (goal_ == nullptr) {
+      save(begin, count, at_);
+      continue;
+    }
+    for (std::int64_t c = 0; c < channels; ++c) {
+      float* const to = goal_ + c * all + begin;
+      if (streams_) {
+        kernels.stream(at_[c], count, to);
+      } else if (at_[c] != to) {
+        std::memcpy(to, at_[c], static_cast<std::size_t>(count) * sizeof(float));
+      }
+    }
   }
+  if (to_out && streams_) kernels.end_streaming();
   waiting_count_ = 0;
-  if (to != nullptr) planes_ = to;
+  planes_ = planes;
 }
 
 float Canvas::mean_of(std::int64_t channel) noexcept {
@@ -1010,12 +1022,12 @@ void equalize(Canvas& canvas) noexcept {
   for (std::int64_t c = 0; c < canvas.channels; ++c) {
     float* const plane = planes + c * count;
     std::int64_t counts[4][256] = {};
-    for (std::int64_t i = 0; i < count; ++i) {
-      float value = of_bytes ? plane[i] : std::floor(plane[i] * 255.999f);
-      value = value > 0.0f ? value : 0.0f;  // also of NaN, which is no index
-      bytes[i] = static_cast<std::uint8_t>(value < 255.0f ? value : 255.0f);
+    table_in_use().levels(plane, count, of_bytes ? 1.0f : 255.999f, bytes);
+    std::int64_t at = 0;
+    for (; at + 4 <= count; at += 4) {  // side by side, as the same number often comes again
+      for (int k = 0; k < 4; ++k) ++counts[k][bytes[at + k]];
     }
-    for (std::int64_t i = 0; i < count; ++i) ++counts[i % 4][bytes[i]];
+    for (; at < count; ++at) ++counts[0][bytes[at]];
     for (int value = 0; value < 256; ++value) {
       counts[0][value] += counts[1][value] + counts[2][value] + counts[3][value];
     }
@@ -1169,8 +1181,8 @@ std::size_t flips_behind(const AugmentPlan& plan, std::size_t at, const double* 
 }  // namespace
 
 Change augment(const AugmentPlan& plan, const ImageView& image, const ImageView* previous, const double* row,
-               const ImageView& out, Arena& arena) noexcept {
-  Canvas canvas(image, out, arena);
+               const ImageView& out, bool streams, Arena& arena) noexcept {
+  Canvas canvas(image, out, streams, arena);
   using Kind = AugmentStep::Kind;
   for (std::size_t at = 0; at < plan.steps.size() && canvas.problem == Change::made; ++at) {
     const AugmentStep& step = plan.steps[at];

@@ -40,7 +40,8 @@ struct PixelChange {
 // `has_failed`.
 class Canvas {
  public:
-  Canvas(const ImageView& image, const ImageView& out, Arena& arena);
+  // streams: have the image written past the caches, which it would not stay in.
+  Canvas(const ImageView& image, const ImageView& out, bool streams, Arena& arena);
 
   std::int64_t channels, height, width;
   bool of_bytes;                  // whether the image is of bytes at this point of the chain
@@ -65,7 +66,7 @@ class Canvas {
   const float* part(std::int64_t top, std::int64_t left, std::int64_t height, std::int64_t width, std::int64_t* plane,
                     std::int64_t* row) noexcept;
 
-  // Memory for planes of another size, which are not these: where the image goes, if it can be.
+  // Memory for planes of another size, which are not these.
   float* empty(std::int64_t height, std::int64_t width) noexcept;
 
   // Go on with other planes.
@@ -102,6 +103,7 @@ class Canvas {
   Arena& arena_;
   float* planes_ = nullptr;
   float* goal_ = nullptr;  // where the image goes, if that is planes of float32
+  bool streams_ = false;
   float* buffers_[2] = {nullptr, nullptr};
   std::int64_t sizes_[2] = {0, 0};
   PixelChange waiting_[kMostWaiting];

@@ -10,11 +10,6 @@ from torch import Tensor
 
 
 @pytest.fixture(autouse=True)
-def _no_threads(no_augment_threads: None) -> None:
-    pass
-
-
-@pytest.fixture(autouse=True)
 def _no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's compiler counts with tqdm, whose thread would stay."""
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)

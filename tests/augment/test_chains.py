@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fastpipe import augment
-from fastpipe.augment import running
 from fastpipe.augment.images import on_device
 from fastpipe.augment.motion.transforms import MotionTransform
 from fastpipe.augment.running import applied_table
@@ -38,6 +37,7 @@ def recipe() -> augment.Compose:
             augment.RandomGrayscale(0.2),
             augment.RandomApply(augment.GaussianBlur(7)),
             augment.RandAugment(),
+            augment.TrivialAugmentWide(),
             augment.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5, "bilinear", 0.5),
             augment.ToDtype(torch.float32),
             augment.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
@@ -261,12 +261,6 @@ def test_compiled_with_gradients_is_the_same(make_images: Make) -> None:
     assert torch.allclose(found, wanted, atol=1e-6)
     found.sum().backward()
     assert images.grad is not None
-
-
-def test_no_threads_are_left(make_images: Make) -> None:
-    recipe()(make_images())
-    running.close_threads()
-    recipe()(make_images())  # they begin anew
 
 
 def test_mixed_precision_does_not_touch_it(make_images: Make) -> None:

@@ -156,6 +156,34 @@ def test_a_policy_takes_all_changes_equally_often_and_signs_too() -> None:
     assert stats.chisquare(pairs).pvalue > SURE  # one after another, independently
 
 
+def test_a_trivial_policy_takes_all_changes_and_magnitudes_equally_often_and_signs_too() -> None:
+    op, theirs = augment.TrivialAugmentWide(7), v2.TrivialAugmentWide(7)
+    table = op.draw((28_000, 3, 331, 662), generator=torch.Generator().manual_seed(0))
+    change, magnitude = table["change"].astype(int), table["magnitude"]
+    assert stats.chisquare(np.bincount(change, minlength=14)).pvalue > SURE
+    for number, (name, (make, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
+        own, made = magnitude[change == number], make(7, 331, 662)
+        wanted = np.zeros(1) if made is None else made.double().numpy()
+        assert set(np.abs(own)) == set(wanted), name
+        if len(wanted) > 1:
+            counts = [(np.abs(own) == one).sum() for one in wanted]
+            assert stats.chisquare(counts).pvalue > SURE, name
+        if is_signed:
+            part(own[own != 0] < 0, 0.5)
+        assert is_signed or (own >= 0).all()
+    # A sign has nothing to do with the size.
+    bright = magnitude[change == 6]
+    unrelated({"size": np.abs(bright[bright != 0]), "sign": np.sign(bright[bright != 0])})
+
+
+@pytest.mark.parametrize("bins", [2, 3, 10, 15, 31, 64, 1000])
+def test_a_trivial_policys_magnitudes_are_torchvisions(bins: int) -> None:
+    found = augment.TrivialAugmentWide(bins)._magnitudes(331, 662)
+    for number, (name, (make, _)) in enumerate(v2.TrivialAugmentWide._AUGMENTATION_SPACE.items()):
+        made = make(bins, 331, 662)
+        assert np.array_equal(found[:, number], 0 * found[:, 0] if made is None else made.numpy()), name
+
+
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_probabilities(p: float) -> None:
     for op, name in (

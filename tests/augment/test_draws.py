@@ -93,6 +93,8 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: augment.ToDtype(torch.int64), "dtype="),
         (lambda: augment.RandAugment(magnitude=31), "magnitude="),
         (lambda: augment.RandAugment(-1), "num_ops="),
+        (lambda: augment.TrivialAugmentWide(1), "num_magnitude_bins="),
+        (lambda: augment.TrivialAugmentWide(interpolation="bicubic"), "interpolation="),
         (lambda: augment.Compose([v2.RandomHorizontalFlip()]), "augmentations of batches"),  # type: ignore[list-item]
         (lambda: augment.RandomApply(augment.RandomResizedCrop(8))(torch.zeros(1, 3, 9, 9)), "resizes"),
         (lambda: augment.RandomApply(augment.ToDtype())(torch.zeros(1, 3, 9, 9, dtype=torch.uint8)), "converts"),

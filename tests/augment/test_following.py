@@ -149,17 +149,17 @@ def test_a_chain_takes_them_through_all_its_geometry(make_images: Make) -> None:
         assert image[0][mask[0]].mean() > 0.5
 
 
-def test_a_policy_takes_them_along(make_images: Make) -> None:
-    op, images = augment.RandAugment(3, 30), torch.zeros(64, 3, HEIGHT, WIDTH)
+@pytest.mark.parametrize("op", [augment.RandAugment(3, 30), augment.TrivialAugmentWide()], ids=repr)
+def test_a_policy_takes_them_along(op: augment.BatchTransform) -> None:
+    images = torch.zeros(64, 3, HEIGHT, WIDTH)
     masks = tv_tensors.Mask(torch.randint(0, 9, (64, HEIGHT, WIDTH)))
     parameters = op.draw(images.shape, generator=torch.Generator().manual_seed(0))
     _, found = op(images, masks, generator=torch.Generator().manual_seed(0))
-    geometry = augment.RandAugment(3, 30)
     as_images = masks.as_subclass(Tensor).float().unsqueeze(1)
     for at in range(64):
-        changes = [int(parameters[f"{k}.change"][at]) for k in range(3)]
+        changes = [parameters[name][at] for name in op.names[::2]]
         if all(change <= 5 for change in changes):  # only geometry, or nothing
-            wanted = geometry.apply(as_images[at : at + 1], parameters.rows(slice(at, at + 1)))
+            wanted = op.apply(as_images[at : at + 1], parameters.rows(slice(at, at + 1)))
             assert torch.equal(found[at].float(), wanted[0, 0])
 
 

@@ -38,6 +38,8 @@ CASES: dict[str, augment.BatchTransform] = {
     "erasing": augment.RandomErasing(0.7, value=0.7),
     "policy": augment.RandAugment(3, 20),
     "smooth policy": augment.RandAugment(2, 9, 11, interpolation="bilinear", fill=0.5),
+    "trivial policy": augment.TrivialAugmentWide(),
+    "smooth trivial policy": augment.TrivialAugmentWide(8, interpolation="bilinear", fill=0.5),
     "sometimes": augment.RandomApply(
         [augment.GaussianBlur(5), augment.RandomRotation(20), augment.GaussianBlur(3)]
     ),
@@ -60,6 +62,7 @@ DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 # Of bytes: levels, and for which part of them.  Those that are not here are equal.
 _OF_BYTES = {
     "jitter": Limit(3, 0.0005), "policy": Limit(2, 0.005), "smooth policy": Limit(2, 0.01),
+    "trivial policy": Limit(2, 0.005), "smooth trivial policy": Limit(2, 0.01),
     "blur": Limit(1, 0.001), "wide blur": Limit(1, 0.001), "sometimes": Limit(1, 0.001),
     "affine": Limit(1, 0.001), "rotation": Limit(1, 0.001), "affine without a fill": Limit(1, 0.001),
 }  # fmt: skip
@@ -113,7 +116,7 @@ def test_images_are_torchvisions(
         apart = (on_tensors(op, images, parameters).float() - wanted).abs()
         assert apart.max() <= 1 and (apart > 0).float().mean() < 0.001
     else:
-        steps = case in ("jitter", "policy", "smooth policy")
+        steps = case == "jitter" or "policy" in case
         assert_near(on_tensors(op, images, parameters), wanted, case, steps)
 
 

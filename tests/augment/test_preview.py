@@ -236,6 +236,7 @@ class _Own(augment.BatchTransform):
         (augment.RandomApply(augment.RandomGain()), {"is_applied": 0, "0.gain_db": 1}, ["not applied"]),
         (augment.RandomApply(augment.RandomGain()), {"is_applied": 1, "0.gain_db": 1}, ["+1.0 dB"]),
         (augment.RandAugment(1), {"0.change": 10, "0.magnitude": 6}, ["Posterize 6 bits"]),
+        (augment.TrivialAugmentWide(), {"change": 5, "magnitude": -13.5}, ["Rotate -13.5°"]),
         (_Own(), {"strength": 0.25}, ["strength 0.25"]),
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, augment.BatchTransform) else "",
@@ -250,11 +251,14 @@ def test_captions_say_what_was_drawn(
 
 def test_policies_are_captioned_with_torchvisions_names() -> None:
     words = [words(1.0).split()[0] for words in _CHANGES]
-    assert words == list(v2.RandAugment._AUGMENTATION_SPACE)
+    assert (
+        words == list(v2.RandAugment._AUGMENTATION_SPACE) == list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)
+    )
 
 
 def test_titles() -> None:
     assert title(augment.RandAugment(2, 9)) == ["RandAugment", "2 of magnitude 9"]
+    assert title(augment.TrivialAugmentWide()) == ["TrivialAugmentWide"]
     assert title(augment.RandomErasing(0.25)) == ["RandomErasing", "p = 0.25"]
     assert title(augment.SpecAugment(1, 5, 1, 5, p=0.5)) == ["SpecAugment"]
     assert title(_Own()) == ["_Own"]

@@ -41,6 +41,8 @@ PAIRS: list[tuple[Callable[[Any], Any], augment.BatchTransform]] = [
     ),
     (lambda v: v.RandAugment(3, 12, 16, _BILINEAR, 7), augment.RandAugment(3, 12, 16, "bilinear", 7.0)),
     (lambda v: v.RandAugment(), augment.RandAugment()),
+    (lambda v: v.TrivialAugmentWide(16, _BILINEAR, 7), augment.TrivialAugmentWide(16, "bilinear", 7.0)),
+    (lambda v: v.TrivialAugmentWide(), augment.TrivialAugmentWide()),
     (lambda v: v.Normalize([0.1, 0.2], [0.3, 0.4]), augment.Normalize([0.1, 0.2], [0.3, 0.4])),
     (lambda v: v.RandomErasing(0.3, (0.1, 0.2), (0.5, 1.5), 0.7),
      augment.RandomErasing(0.3, (0.1, 0.2), (0.5, 1.5), 0.7)),

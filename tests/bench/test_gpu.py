@@ -285,7 +285,7 @@ def test_batches_are_halved_until_there_is_room() -> None:
         fitting_batch(fails, batch_of, 64)
 
 
-def test_models_learn_on_what_their_rows_give(tmp_path: Path, no_augment_threads: None) -> None:
+def test_models_learn_on_what_their_rows_give(tmp_path: Path) -> None:
     for sizes in (TINY, FULL):
         step = image_model(sizes, "cpu")
         weights = next(iter(step._model.parameters()))

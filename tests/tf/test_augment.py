@@ -22,8 +22,6 @@ from fastpipe.tf import Augment
 from fastpipe.tf.keyed import uniforms
 from fastpipe.types import Key
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
 _ALL: dict[str, Any] = {
     "horizontal_flip": 0.5, "vertical_flip": 0.3, "rotation": 20, "translation": (0.1, 0.2),
     "zoom": (0.8, 1.3), "brightness": 0.3, "contrast": 0.3, "saturation": 0.4, "hue": 0.1, "cutout": 0.5,

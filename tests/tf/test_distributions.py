@@ -16,8 +16,6 @@ from scipy import stats
 
 from fastpipe.tf import Augment
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "keras_multimodal"
 COUNT = 10_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference

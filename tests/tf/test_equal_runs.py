@@ -206,7 +206,7 @@ def settings():
     loggers = {
         name: [one.level, one.propagate, one.disabled, len(one.handlers), len(one.filters)]
         for name, one in [("", logging.root), *logging.root.manager.loggerDict.items()]
-        if isinstance(one, logging.Logger) and not name.startswith(("fastpipe", "numba"))
+        if isinstance(one, logging.Logger) and not name.startswith("fastpipe")
     }
     threads = tf.config.threading
     return {

@@ -20,8 +20,6 @@ from fastpipe import FastImageFolder, FastLoader
 from fastpipe.core.keys import sample_seed
 from fastpipe.torch.generators import run_keyed
 
-pytestmark = pytest.mark.usefixtures("no_augment_threads")
-
 COUNT = 10_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference
 SIDE = 32

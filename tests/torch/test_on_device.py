@@ -319,7 +319,7 @@ def test_a_share_is_measured_by_the_steps_of_a_training(
 
 @pytest.mark.parametrize("place", ["device", "threads"])
 def test_a_split_transform_is_finished_there_or_by_threads(
-    photos: Path, place: Any, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, no_augment_threads: None
+    photos: Path, place: Any, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Splitting, "_place", lambda self, placing: place)
     transform = v1.Compose([

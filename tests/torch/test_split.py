@@ -23,7 +23,7 @@ from fastpipe.torch.split import split_of
 from fastpipe.torch.splitting import Costs, Placing
 from fastpipe.types import Key
 
-pytestmark = pytest.mark.usefixtures("same_generators", "no_augment_threads")
+pytestmark = pytest.mark.usefixtures("same_generators")
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HEAD = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]

@@ -66,14 +66,14 @@ def on_motion(
     """
     is_host = motion.device.type == "cpu" if is_host is None else is_host
     with torch.inference_mode(False), torch.no_grad():
-        values = motion.detach().float().contiguous()
+        values = motion.detach() if is_host else motion.detach().float()
         sequences, begin = Sequences(values, None if lengths is None else lengths.long(), memory, is_host), 0
         for op in ops:
             end = begin + len(op.names_applied)
             op.onto(sequences, applied[:, begin:end])
             begin = end
-        sequences.end()
-    found, now = sequences.values.to(motion.dtype), sequences.lengths
+        sequences.end(motion.dtype)
+    found, now = sequences.values, sequences.lengths
     if now is None or lengths is None:
         return found, now
     most = torch.iinfo(lengths.dtype).max

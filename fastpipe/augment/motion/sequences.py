@@ -7,15 +7,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fastpipe.augment.motion import kernels
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import run_all, uploaded
+from fastpipe.augment.running import uploaded
+from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 
 __all__ = ["Int64Array", "Sequences"]
 
 Int64Array = npt.NDArray[np.int64]
-_PART = 1 << 19  # bytes of sequences that a thread works on at a time
+# Numbers of types in the native core; NumPy has no bfloat16, and sees both small ones as whole numbers.
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Sequences:
@@ -24,7 +25,8 @@ class Sequences:
     A speed changes no frame's map, and a map no speed, so both wait until they are needed.
 
     Args:
-        values: (N, T, J, C), float32, C-contiguous; it is only read.
+        values: (N, T, J, C), float32; on the processor also float16 or bfloat16, and with any strides.  It is
+            only read.
         lengths: int64 (N,), in frames, perhaps on another device; None if all frames are motion, and have to
             be afterwards.
         memory: of the processor, where new sequences are.
@@ -42,7 +44,8 @@ class Sequences:
         self._scales, self._shifts = np.ones((count, coordinates)), np.zeros((count, coordinates))
         # What shifts have of joints in the first frame: (N, C) factors, and which joint, (N,).
         self._of_first: list[tuple[Float64Array, Int64Array]] = []
-        self._order = np.broadcast_to(np.arange(joints), (count, joints))
+        self._order = np.empty((count, joints), np.int64)
+        self._order[:] = np.arange(joints)
 
     @property
     def joints(self) -> int:
@@ -56,6 +59,7 @@ class Sequences:
         if self._speeds is not None:
             # What is between frames that are themselves between frames is not between the first ones.
             self.end()
+            self._begin()
         self._speeds = np.ascontiguousarray(speeds)
 
     def move(self, shifts: Float64Array) -> None:
@@ -69,7 +73,7 @@ class Sequences:
             self._shifts *= by
             self._of_first = [(part * by, joint) for part, joint in self._of_first]
         else:  # with a place p of the joint: by * (x - p) + p, and p = scale * first + shift
-            self._of_first.append(((1 - by) * self._scales, self._order[:, about]))
+            self._of_first.append(((1 - by) * self._scales, self._order[:, about].copy()))
         self._scales = self._scales * by
 
     def mirror(self, which: npt.NDArray[np.bool_], order: Int64Array, axis: int, about: float) -> None:
@@ -78,42 +82,37 @@ class Sequences:
         for part in (self._scales, self._shifts, *(part for part, _ in self._of_first)):
             part[:, axis] *= signs
         self._shifts[which, axis] += 2 * about
-        self._order = np.where(which[:, None], self._order[:, order], self._order)
+        self._order[which] = self._order[which][:, order]
 
     # ---- doing it ------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Do what waits: afterwards ``values`` and ``lengths`` are the new ones."""
-        count, frames = self.values.shape[:2]
-        speeds = np.ones(count) if self._speeds is None else self._speeds
-        before = torch.full((count,), frames) if self.lengths is None else self.lengths
-        after = _played(before, speeds, frames)
-        self.values = (self._on_host if self._is_host else self._on_device)(speeds, before, after)
-        self.lengths = None if self.lengths is None else after
-        self._begin()
+    def end(self, dtype: torch.dtype = torch.float32) -> None:
+        """Do what waits: afterwards ``values``, of this dtype, and ``lengths`` are the new ones."""
+        speeds = np.ones(len(self.values)) if self._speeds is None else self._speeds
+        self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
+        self.lengths = None if self.lengths is None else after.to(self.lengths.device)
 
-    def _on_host(self, speeds: Float64Array, before: Tensor, after: Tensor) -> Tensor:
-        source, count = self.values.numpy(), len(self.values)
-        out = self._memory.take((source.nbytes,), np.uint8).view(np.float32).reshape(source.shape)
-        rows, shifts = np.arange(count), self._shifts
+    def _on_host(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        values, shifts = self.values, self._shifts
         for part, joint in self._of_first:
-            shifts = shifts + part * source[rows, 0, joint]
-        order, lengths = np.ascontiguousarray(self._order), (before.cpu().numpy(), after.cpu().numpy())
-        # Few parts, as each costs a thread some time, and more than threads, as some take longer.
-        size = max(-(-count // (2 * torch.get_num_threads())), _PART // max(1, source[0].nbytes), 1)
+            first = values[torch.arange(len(values)), 0, torch.from_numpy(joint)]
+            shifts = shifts + part * first.double().numpy()
+        source = values if values.dtype == torch.float32 else values.view(torch.int16)
+        out = self._memory.take(tuple(values.shape), np.float32 if dtype == torch.float32 else np.int16)
+        after = np.empty(len(values), np.int64)
+        lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
+        native.change_motion(
+            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self._scales, shifts,
+            self._order, lengths, after, torch.get_num_threads(),
+        )  # fmt: skip
+        found = torch.from_numpy(out)
+        return found if found.dtype == dtype else found.view(dtype), torch.from_numpy(after)
 
-        def task(number: int) -> None:
-            part = number * size, min((number + 1) * size, count)
-            kernels.change(
-                source, out, speeds, self._scales, shifts, order, *lengths, self.lengths is None, *part
-            )
-
-        run_all(task, -(-count // size), joins=True)
-        return torch.from_numpy(out)
-
-    def _on_device(self, speeds: Float64Array, before: Tensor, after: Tensor) -> Tensor:
+    def _on_device(self, speeds: Float64Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         values, device = self.values, self.values.device
         count, frames = values.shape[:2]
+        before = torch.full((count,), frames) if self.lengths is None else self.lengths
+        after = _played(before, speeds, frames)
         rows = torch.arange(count, device=device).view(-1, 1)
         scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self._scales, self._shifts))
         for part, joint in self._of_first:
@@ -129,13 +128,13 @@ class Sequences:
         next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
         weight = weight[:, :, None, None]
         found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
-        order = uploaded(np.ascontiguousarray(self._order), device).view(count, 1, -1, 1)
+        order = uploaded(self._order, device).view(count, 1, -1, 1)
         found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
         if self.lengths is None:
-            return found
+            return found.to(dtype), after
         # Beyond a sequence's end is what was there, or nothing where that is another now.
         rest = torch.where((speed == 1)[:, :, None, None], values, values.new_zeros(()))
-        return torch.where(is_beyond[:, :, None, None], rest, found)
+        return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
 
 
 def _played(lengths: Tensor, speeds: Float64Array, frames: int) -> Tensor:

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastpipe.augment.base import FLOATS, Augmentation
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes.chain import VolumeChain
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
@@ -38,8 +40,17 @@ class VolumeTransform(Augmentation, ABC):
         return None
 
     @abstractmethod
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        """What the native core does for it.
+
+        Args:
+            column: where its numbers begin in a volume's row of what is applied.
+            shape: of a volume before, (C, D, H, W).
+        """
+
+    @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume, wherever it is.
+        """Change one volume on a device, by torch's operations.
 
         Args:
             canvas: the volume.
@@ -53,8 +64,10 @@ class PerChannel(VolumeTransform):
     Attributes:
         of_channel: names of a channel's parameters.
         draws_of_channel: uniform numbers that they need.
+        step: what the native core calls it.
     """
 
+    step: str
     of_channel: tuple[str, ...]
     draws_of_channel: int
 
@@ -71,6 +84,13 @@ class PerChannel(VolumeTransform):
         # Channels are as samples are.
         flat = self.channel_table(u.reshape(-1, self.draws_of_channel))
         return flat.reshape(len(u), shape[0] * len(self.of_channel))
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step(self.step, column, self.step_options())]
+
+    def step_options(self) -> tuple[int, ...]:
+        """The options of its step."""
+        return ()
 
     @abstractmethod
     def channel_table(self, u: Float64Array) -> Float64Array:
@@ -94,9 +114,8 @@ def about_one(u: Float64Array, low: float, high: float) -> Float64Array:
     """
     if not low < 1.0 < high:
         return between(u, low, high)
-    below, above = between(2 * u, low, 1.0), between(2 * u - 1, 1.0, high)
-    found: Float64Array = below * (u < 0.5) + above * (u >= 0.5)
-    return found
+    twice = 2 * u
+    return np.where(u < 0.5, between(twice, low, 1.0), between(twice - 1, 1.0, high))
 
 
 def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:

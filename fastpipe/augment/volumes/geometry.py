@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe.augment.distributions import between
 from fastpipe.augment.options import plain, probability, range_about_zero
 from fastpipe.augment.parameters import Float32Array, Float64Array
+from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of, limits_of
 from fastpipe.augment.volumes.maps import NO_BENDS, Fill3D, Map, cropped, warped
@@ -23,6 +23,8 @@ __all__ = ["RandomAffine3D", "RandomElastic3D", "RandomFlip3D", "RandomRotate90"
 # Up to this factor nothing is missing in scaled volumes, as in nnU-Net: for more their patches would have
 # to be several times as large.
 _MOST_COVERED = 1 / 0.85
+_STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])  # parameters of volumes that stay as they are
+_IDENTITY = np.concatenate([np.eye(3), np.full((3, 1), -0.0)], axis=1).ravel()
 MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "1"))
 
 
@@ -56,25 +58,12 @@ class RandomFlip3D(_Geometry):
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]
-        if not axes:
-            return
-        (given, values), depth = canvas.moved(), canvas.shape[1]
-        pieces = canvas.pieces(0, depth // 2 if 1 in axes else depth)
+        if axes:
+            for channel in canvas.values:
+                channel[...] = channel.flip([axis - 1 for axis in axes])
 
-        def task(number: int) -> None:
-            piece = pieces[number]
-            if 1 not in axes:
-                values[:, piece].copy_(given[:, piece].flip(axes))
-                return
-            opposite = slice(depth - piece.stop, depth - piece.start)
-            kept = given[:, piece].flip(axes)
-            values[:, piece].copy_(given[:, opposite].flip(axes))
-            values[:, opposite].copy_(kept)
-
-        canvas.run(task, len(pieces))
-        if 1 in axes and depth % 2:
-            middle = given[:, depth // 2].flip([axis - 1 for axis in axes if axis > 1])
-            values[:, depth // 2].copy_(middle)
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step("flip", column, self.axes)]
 
     def extra_repr(self) -> str:
         return f"axes={self.axes}, p={self.p}"
@@ -116,16 +105,11 @@ class RandomRotate90(_Geometry):
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if not row[0]:
             return
-        (given, values), plane = canvas.moved(), [axis + 1 for axis in self.axes]
-        [across] = {0, 1, 2} - set(self.axes)
-        pieces = canvas.pieces(across)
+        for channel in canvas.values:
+            channel[...] = torch.rot90(channel, int(row[0]), self.axes)
 
-        def task(number: int) -> None:
-            begin, count = pieces[number].start, pieces[number].stop - pieces[number].start
-            source, out = (one.narrow(across + 1, begin, count) for one in (given, values))
-            out.copy_(torch.rot90(source, int(row[0]), plane))
-
-        canvas.run(task, len(pieces))
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step("rotate90", column, self.axes)]
 
     def extra_repr(self) -> str:
         return f"axes={self.axes}, p={self.p}"
@@ -206,28 +190,29 @@ class RandomAffine3D(VolumeTransform):
         return tuple(int(np.ceil(one - 1e-6)) for one in largest)
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        is_rotated, is_scaled = u[:, 7] < self.p_rotation, u[:, 8] < self.p_scale
         size = self.shape_after(shape)[1:]
-        return np.stack(
-            [
-                *(between(u[:, at], *limits) * is_rotated for at, limits in enumerate(self.degrees)),
-                np.where(is_scaled, between(u[:, 3], *self.scale), 1.0),
-                *(
-                    between(u[:, 4 + at], -part * length, part * length)
-                    for at, (part, length) in enumerate(zip(self.translate, size, strict=True))
-                ),
-            ],
-            axis=1,
-        )
+        moves = [part * length for part, length in zip(self.translate, size, strict=True)]
+        low = np.array([*(one for one, _ in self.degrees), self.scale[0], *(-one for one in moves)])
+        high = np.array([*(one for _, one in self.degrees), self.scale[1], *moves])
+        found: Float64Array = low + u[:, :7] * (high - low)
+        found[:, :3] *= u[:, 7:8] < self.p_rotation
+        found[u[:, 8] >= self.p_scale, 3] = 1.0
+        return found
 
     def applied(self, table: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        scales = np.ones((len(table), 3))
-        scales[:, list(self.scale_axes)] = table[:, 3:4]
-        spacing = np.asarray(self.spacing)
-        linear = rotations(table[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
-        matrices = np.concatenate([linear, -(linear @ table[:, 4:7, None])], axis=2)
-        is_changed = (matrices != np.eye(3, 4)).any(axis=(1, 2))
-        return np.concatenate([is_changed[:, None], matrices.reshape(-1, 12)], axis=1)
+        found = np.zeros((len(table), 13))
+        found[:, 1:] = _IDENTITY
+        is_moved = (table[:, :7] != _STILL).any(axis=1)
+        if is_moved.any():
+            rows = table if is_moved.all() else table[is_moved]
+            scales = np.ones((len(rows), 3))
+            scales[:, list(self.scale_axes)] = rows[:, 3:4]
+            spacing = np.asarray(self.spacing)
+            linear = rotations(rows[:, :3]) * scales[:, None] * (spacing / spacing[:, None])
+            matrices = np.concatenate([linear, -(linear @ rows[:, 4:7, None])], axis=2)
+            found[is_moved, 0] = (matrices != np.eye(3, 4)).any(axis=(1, 2))
+            found[is_moved, 1:] = matrices.reshape(-1, 12)
+        return found
 
     def for_masks(self) -> VolumeTransform:
         return _LabelAffine(self)
@@ -248,6 +233,20 @@ class RandomAffine3D(VolumeTransform):
     def bends(self, row: Float64Array) -> Float32Array:
         """The control points of what is applied behind the matrix: (3, Z, Y, X)."""
         return NO_BENDS
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [self.step("warp", column, shape, self.fill)]
+
+    def step(self, kind: str, column: int, shape: tuple[int, ...], fill: Fill3D) -> Step:
+        """The step of volumes, or of their labels."""
+        points, sigma = self.control_points()
+        size = self.shape_after(shape)[1:]
+        is_edge, number = fill == "edge", 0.0 if fill == "edge" else fill
+        return Step(kind, column, (*size, int(is_edge), *points), (number, *sigma))
+
+    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """How many there are along each axis, and the standard deviations of their moves."""
+        return (0, 0, 0), (0.0, 0.0, 0.0)
 
     def extra_repr(self) -> str:
         return (
@@ -314,6 +313,9 @@ class RandomElastic3D(RandomAffine3D):
     def bends(self, row: Float64Array) -> Float32Array:
         return self.moves_of_points(int(row[1])) if row[0] else NO_BENDS
 
+    def control_points(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        return self.points, self.sigma
+
     def moves_of_points(self, bend: int) -> Float32Array:
         """How far control points are moved, for the parameter ``bend``: float32 (3, Z, Y, X), along depth,
         height and width, in voxels."""
@@ -347,6 +349,10 @@ class _LabelAffine(_Geometry):
         if self._op.fill != "edge" and not (limits[0] <= fill <= limits[1] and is_whole):
             raise AugmentError(f"label_fill={fill:g} is no label of {dtype}")
         return dtype
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        fill: Fill3D = "edge" if self._op.fill == "edge" else self._op.label_fill
+        return [self._op.step("warp_nearest", column, shape, fill)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         self._op.resample(canvas, row, is_labels=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fastpipe.augment.distributions import between
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes import noise
 from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, about_one, limits_of
 from fastpipe.augment.volumes.volume import Volume
@@ -39,7 +40,13 @@ class GaussianNoise3D(VolumeTransform):
         self.std = limits_of(std, "std")
 
     def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        return np.stack([between(u[:, 0], *self.std), np.floor(u[:, 1] * noise.SEEDS)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = between(u[:, 0], *self.std)
+        found[:, 1] = np.floor(u[:, 1] * noise.SEEDS)
+        return found
+
+    def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
+        return [Step("noise", column)]
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         if row[0]:
@@ -58,7 +65,10 @@ class _Factor(PerChannel):
     p_channel: float
 
     def channel_table(self, u: Float64Array) -> Float64Array:
-        return np.stack([u[:, 0] < self.p_channel, about_one(u[:, 1], *self.limits)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = u[:, 0] < self.p_channel
+        found[:, 1] = about_one(u[:, 1], *self.limits)
+        return found
 
     def extra_repr(self) -> str:
         return f"{self.limits}, p_channel={self.p_channel}"
@@ -76,13 +86,15 @@ class Brightness3D(_Factor):
     tensor([2.])
     """
 
+    step = "brightness"
+
     def __init__(self, factor: Any = (0.75, 1.25), p_channel: float = 1.0) -> None:
         self.limits, self.p_channel = limits_of(factor, "factor"), probability(p_channel, "p_channel")
 
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         if row[0]:
             factor = float(row[1])
-            canvas.each(channel, lambda part: part.mul_(factor))
+            canvas.values[channel].mul_(factor)
 
 
 class Contrast3D(_Factor):
@@ -98,6 +110,8 @@ class Contrast3D(_Factor):
     tensor([3.5000])
     """
 
+    step = "contrast"
+
     def __init__(self, factor: Any = (0.75, 1.25), keep_range: bool = True, p_channel: float = 1.0) -> None:
         self.limits, self.p_channel = limits_of(factor, "factor"), probability(p_channel, "p_channel")
         self.keep_range = keep_range
@@ -106,15 +120,13 @@ class Contrast3D(_Factor):
         if not row[0]:
             return
         factor = float(row[1])
-        mean, _, *ends = canvas.statistics(channel)
-        low, high = cast(tuple[Any, Any], ends)  # numbers or tensors, and both alike
+        mean, _, low, high = canvas.statistics(channel)
+        values = canvas.values[channel].sub_(mean).mul_(factor).add_(mean)
+        if self.keep_range:
+            values.clamp_(low, high)
 
-        def change(part: Tensor) -> None:
-            part.sub_(mean).mul_(factor).add_(mean)
-            if self.keep_range:
-                part.clamp_(low, high)
-
-        canvas.each(channel, change)
+    def step_options(self) -> tuple[int, ...]:
+        return (int(self.keep_range),)
 
     def extra_repr(self) -> str:
         return f"{self.limits}, keep_range={self.keep_range}, p_channel={self.p_channel}"
@@ -134,6 +146,8 @@ class Gamma3D(_Factor):
     tensor([0.0000, 0.2500, 1.0000])
     """
 
+    step = "gamma"
+
     def __init__(
         self, gamma: Any = (0.7, 1.5), inverted: bool = False, keep_stats: bool = True, p_channel: float = 1.0
     ) -> None:
@@ -150,14 +164,15 @@ class Gamma3D(_Factor):
         base, sign = (high, -1.0) if self.inverted else (low, 1.0)
         scale = sign / _above_0(extent)
 
-        def change(part: Tensor) -> None:
-            part.sub_(base).mul_(scale).pow_(gamma).mul_(sign * extent).add_(base)
-
-        now = canvas.each(channel, change, with_statistics=self.keep_stats)
-        if now is not None:
-            now_mean, now_deviation, _, _ = now
+        values = canvas.values[channel]
+        values.sub_(base).mul_(scale).pow_(gamma).mul_(sign * extent).add_(base)
+        if self.keep_stats:
+            now_mean, now_deviation, _, _ = canvas.statistics(channel)
             factor = deviation / _above_0(now_deviation)
-            canvas.each(channel, lambda part: part.sub_(now_mean).mul_(factor).add_(mean))
+            values.sub_(now_mean).mul_(factor).add_(mean)
+
+    def step_options(self) -> tuple[int, ...]:
+        return int(self.inverted), int(self.keep_stats)
 
     def extra_repr(self) -> str:
         return (
@@ -166,5 +181,5 @@ class Gamma3D(_Factor):
         )
 
 
-def _above_0(value: Tensor | float) -> Tensor | float:
-    return value.clamp(min=_LEAST) if isinstance(value, Tensor) else max(value, _LEAST)
+def _above_0(value: Tensor) -> Tensor:
+    return value.clamp(min=_LEAST)

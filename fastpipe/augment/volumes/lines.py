@@ -1,4 +1,4 @@
-"""Weighted sums along the axes of volumes: of blurs, and of lower resolutions."""
+"""Weighted sums along the axes of volumes: of blurs, and of lower resolutions, by torch's operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fastpipe.augment.parameters import Float32Array
 from fastpipe.augment.running import uploaded
-from fastpipe.augment.volumes import kernels
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]
@@ -17,7 +16,6 @@ __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]
 # Index and weights, (length, K): each voxel of a line becomes a sum of K voxels of it.
 Taps = tuple[npt.NDArray[np.int64], Float32Array]
 TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
-Values = Float32Array  # (D, H, W)
 
 
 def gaussian(length: int, sigma: float) -> Taps:
@@ -57,32 +55,15 @@ def lower_resolution(length: int, fewer: int) -> Taps:
 
 def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
     """Sum along an axis of (D, H, W), in place."""
-    (given, values), (index, weights) = volume.changed(channel), taps
+    values, (index, weights) = volume.values[channel], taps
     across = 1 if axis == 0 else 0  # what the pieces are pieces of
     pieces = volume.pieces(across)
-    if volume.is_host:
-        source, out = given.numpy(), values.numpy()
-        volume.run(lambda at: _on_host(source, out, axis, taps, pieces[at]), len(pieces))
-        return
     # Sums, and no matrix product, which may have fewer digits on a GPU.
     places, factors = uploaded(index, values.device), uploaded(weights, values.device)
     form = [-1 if at == axis else 1 for at in range(3)]
     for piece in pieces:
-        before, after = (one[:, piece] if across else one[piece] for one in (given, values))
-        total = before.index_select(axis, places[:, 0]).mul_(factors[:, 0].view(form))
+        part = values[:, piece] if across else values[piece]
+        total = part.index_select(axis, places[:, 0]).mul_(factors[:, 0].view(form))
         for tap in range(1, index.shape[1]):
-            total.add_(before.index_select(axis, places[:, tap]).mul_(factors[:, tap].view(form)))
-        after.copy_(total)
-
-
-def _on_host(source: Values, out: Values, axis: int, taps: Taps, piece: slice) -> None:
-    """Sum along an axis: of the planes, or along the depth of the rows of each plane, in a piece."""
-    depth, height, width = source.shape
-    if axis == 2:
-        kernels.along_width(source, out, *taps, piece.start, piece.stop)
-    elif axis == 1:
-        kernels.along_middle(source, out, *taps, piece.start, piece.stop, 0, width)
-    else:
-        flat = 1, depth, height * width
-        begin, end = piece.start * width, piece.stop * width
-        kernels.along_middle(source.reshape(flat), out.reshape(flat), *taps, 0, 1, begin, end)
+            total.add_(part.index_select(axis, places[:, tap]).mul_(factors[:, tap].view(form)))
+        part.copy_(total)

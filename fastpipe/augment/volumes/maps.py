@@ -1,4 +1,4 @@
-"""Resampling of volumes by affine maps and by moved control points."""
+"""Resampling of volumes by affine maps and by moved control points, by torch's operations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from torch.nn.functional import grid_sample, interpolate
 
 from fastpipe.augment.parameters import Float32Array, Float64Array
 from fastpipe.augment.running import uploaded
-from fastpipe.augment.volumes import kernels
-from fastpipe.augment.volumes.volume import PART, PIECE, Volume, ranges
+from fastpipe.augment.volumes.volume import PIECE, Volume, ranges
 
 __all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "warped"]
 
 Fill3D = float | Literal["edge"]
 
 NO_BENDS = np.zeros((3, 0, 0, 0), np.float32)
-_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def _as_labels(number: float, dtype: torch.dtype) -> Tensor:
@@ -36,7 +34,7 @@ def cropped(volume: Volume, size: tuple[int, ...]) -> None:
     part = (slice(None), *(slice(edge, edge + new) for edge, new in zip(edges, size, strict=True)))
     given = volume.given()
     out = volume.empty((len(given), *size))
-    volume.copy(given[part], out)
+    out.copy_(given[part], non_blocking=True)
     volume.replace(out)
 
 
@@ -44,8 +42,10 @@ class Map(NamedTuple):
     """Where voxels come from.
 
     Attributes:
-        matrix: (12,); see ``kernels.warp``.
-        bends: (3, Z, Y, X), or ``NO_BENDS``.
+        matrix: (12,), from places about the centre of the result to those about the volume's: three rows,
+            each of three factors and what is added.
+        bends: (3, Z, Y, X), how far voxels are moved before: control points, the first and the last of each
+            axis at the result's first and last voxel; or ``NO_BENDS``.
         fill: what is outside, a number or ``"edge"``, what the nearest voxel is.
         is_nearest: whether values are labels, of the nearest voxel; else they are linear between voxels.
     """
@@ -65,42 +65,11 @@ def warped(volume: Volume, where: Map, size: tuple[int, ...]) -> None:
     """Resample to a size (D, H, W)."""
     given = volume.given()
     out = volume.empty((len(given), *size))
-    if volume.is_host:
-        _on_host(volume, given, where, out)
-    else:
-        _on_device(given, where, out)
+    _resampled(given, where, out)
     volume.replace(out)
 
 
-def _on_host(volume: Volume, given: Tensor, where: Map, out: Tensor) -> None:
-    planes = ranges(out.shape[1:], 0, PART)
-    has_edge, kernel, outside = where.fill == "edge", kernels.warp, np.float32(where.number)
-    if where.is_nearest:
-        # Whatever labels are, they are moved as they are.
-        kind = torch.float32 if given.dtype == torch.float32 else _UNSIGNED[given.element_size()]
-        outside = _as_labels(where.number, given.dtype).view(kind).numpy()[0]
-        given, out, kernel = given.view(kind), out.view(kind), kernels.warp_nearest
-    source, target = given.numpy(), out.numpy()
-
-    def task(number: int) -> None:
-        kernel(
-            source,
-            where.matrix,
-            where.bends,
-            outside,
-            has_edge,
-            target,
-            planes[number].start,
-            planes[number].stop,
-        )
-
-    volume.run(task, len(planes))
-
-
-# ---- on a device ---------------------------------------------------------------------------------
-
-
-def _on_device(given: Tensor, where: Map, out: Tensor) -> None:
+def _resampled(given: Tensor, where: Map, out: Tensor) -> None:
     sizes, wanted, fill = tuple(given.shape[1:]), tuple(out.shape[1:]), where.number
     bends = uploaded(where.bends, given.device)[None] if where.bends.size else None
     mode = "border" if where.fill == "edge" else "zeros"

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.volumes import noise_kernels
-from fastpipe.augment.volumes.volume import Volume
+from fastpipe.augment.volumes.volume import PIECE, Volume
 
 __all__ = ["SEEDS", "add", "normal"]
 
@@ -23,23 +21,13 @@ _UNIT = 2.0**-24
 
 def add(volume: Volume, std: float, seed: int) -> None:
     """Add noise of a standard deviation to all channels."""
-    pieces = []
-    for channel in range(volume.channels):
-        begin = 0
-        for given, values in volume.flat_pieces(channel):
-            pieces.append((given, values, begin, (seed + channel * _GOLDEN) % SEEDS))
-            begin += len(values)
-
-    def task(number: int) -> None:
-        given, values, begin, of_channel = pieces[number]
-        if volume.is_host:
-            noise_kernels.add(given.numpy(), values.numpy(), begin, np.uint32(of_channel), np.float32(std))
-            return
-        even, odd = normal(begin, len(values), of_channel, values.device)
-        torch.add(given[::2], even, alpha=std, out=values[::2])
-        torch.add(given[1::2], odd[: len(values) // 2], alpha=std, out=values[1::2])
-
-    volume.run(task, len(pieces))
+    for channel, values in enumerate(volume.values):
+        begin, own = 0, (seed + channel * _GOLDEN) % SEEDS
+        for piece in torch.split(values.view(-1), PIECE):
+            even, odd = normal(begin, len(piece), own, piece.device)
+            piece[::2].add_(even, alpha=std)
+            piece[1::2].add_(odd[: len(piece) // 2], alpha=std)
+            begin += len(piece)
 
 
 def normal(begin: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,22 @@
-"""Runs chains of augmentations of volumes, one volume after the other: nothing is needed of a whole batch."""
+"""Runs chains of augmentations of volumes: by the native core, or on a device one volume after the other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import applied_table, dtype_after, run_all, shape_after
-from fastpipe.augment.volumes.volume import Run, Volume
+from fastpipe.augment.running import dtype_after, shape_after
+from fastpipe.augment.steps import Step
+from fastpipe.augment.volumes.volume import Volume
+from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
@@ -21,13 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["followed_volumes", "on_volumes"]
 
-Ops = Sequence["VolumeTransform"]
+Ops = tuple["VolumeTransform", ...]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_SMALL = 1 << 15  # voxels; smaller volumes are not shared by threads, which have one each
 
 
 def on_volumes(
-    ops: Ops,
+    ops: Sequence[VolumeTransform],
     volumes: Tensor,
     applied: Float64Array,
     memory: SlotPool,
@@ -36,7 +39,7 @@ def on_volumes(
 ) -> Tensor:
     """Changed volumes, wherever they are.
 
-    At a time there are the volumes, those that are made of them, and less than two volumes more.
+    On a device there are at a time the volumes, those that are made of them, and less than two volumes more.
 
     Args:
         ops: the chain.
@@ -44,11 +47,13 @@ def on_volumes(
         applied: what is applied.
         memory: of the processor, where the new volumes are.
         channels: of the volumes that numbers were drawn for, where these are labels of them.
-        is_host: whether the processor's kernels do it, or torch's operations.  Default: where they can.
+        is_host: whether the native core does it, or torch's operations.  Default: where it can.
     """
+    device, ops = volumes.device.type, tuple(ops)
+    if device == "cpu" if is_host is None else is_host:
+        return _on_host(ops, volumes, applied, memory, channels or volumes.shape[1])
     shape = (len(volumes), *shape_after(ops, tuple(volumes.shape[1:])))
-    dtype, device = dtype_after(ops, volumes.dtype), volumes.device.type
-    is_host = device == "cpu" if is_host is None else is_host
+    dtype = dtype_after(ops, volumes.dtype)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         if device == "cpu":
             flat = memory.take((math.prod(shape) * dtype.itemsize,), np.uint8)
@@ -56,22 +61,14 @@ def on_volumes(
         else:
             out = torch.empty(shape, dtype=dtype, device=volumes.device)
         volumes, goal = volumes.detach(), out
-        if not is_host and dtype in _SIGNED and dtype == volumes.dtype:
+        if dtype in _SIGNED and dtype == volumes.dtype:
             # Devices move bits of these as those of numbers with a sign: few operations know them.
             volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
-        change = _changer(ops, volumes, applied, goal, channels or volumes.shape[1], is_host)
-        if is_host and out[0].numel() <= _SMALL:
-            run_all(lambda number: change(number, _here), len(volumes))
-        else:
-            for number in range(len(volumes)):
-                change(number, run_all if is_host else _here)
+        _on_device(ops, volumes, applied, goal, channels or volumes.shape[1])
     return out
 
 
-def _changer(
-    ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, channels: int, is_host: bool
-) -> Callable[[int, Run], None]:
-    """What changes one of the volumes."""
+def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, channels: int) -> None:
     steps, begin = [], 0
     for op in ops:
         end = begin + len(op.applied_names_for(channels))
@@ -79,30 +76,64 @@ def _changer(
         begin = end
     # Half precision is of what is given and taken: ops would lose digits with each.
     is_half = out.dtype in (torch.float16, torch.bfloat16)
-
-    def change(number: int, run: Run) -> None:
-        target = out[number]
+    for number, target in enumerate(out):
         goal = target.new_empty(target.shape, dtype=torch.float32) if is_half else target
-        volume = Volume(volumes[number], goal, run, channels, is_host)
+        volume = Volume(volumes[number], goal, channels)
         for op, rows in steps:
             op.on_canvas(volume, rows[number])
         volume.end()
         if goal is not target:
-            volume.copy(goal, target)
-
-    return change
+            target.copy_(goal, non_blocking=True)
 
 
-def _here(task: Callable[[int], None], count: int) -> None:
-    for number in range(count):
-        task(number)
+# ---- on the processor ----------------------------------------------------------------------------
+
+
+def _on_host(ops: Ops, volumes: Tensor, applied: Float64Array, memory: SlotPool, channels: int) -> Tensor:
+    plan, shape, dtype, form = _plan(ops, tuple(volumes.shape[1:]), volumes.dtype, channels)
+    shape = (len(volumes), *shape)
+    out = memory.take(shape, form)
+    table = np.ascontiguousarray(applied)
+    native.augment_volumes(plan, _array(volumes), table, out, torch.get_num_threads())
+    with torch.inference_mode(False):
+        made = torch.from_numpy(out)
+        return made if made.dtype == dtype else made.view(dtype)
+
+
+def _array(volumes: Tensor) -> npt.NDArray[Any]:
+    volumes = volumes.detach()
+    return (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
+
+
+@lru_cache(maxsize=64)
+def _plan(
+    ops: Ops, shape: tuple[int, ...], dtype: torch.dtype, channels: int
+) -> tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]:
+    """The native core's plan for volumes of a shape (C, D, H, W); the shape and the dtype of the results, and
+    how NumPy has that."""
+    after, dtype_then = shape_after(ops, shape), dtype_after(ops, dtype)
+    steps: list[Step] = []
+    column, at = 0, (channels, *shape[1:])
+    for op in ops:
+        steps += op.steps(column, at)
+        column += len(op.applied_names_for(channels))
+        at = op.shape_after(at)
+    plan = native.VolumePlan(steps, shape, _name(dtype), _name(dtype_then))
+    form = np.dtype("int16" if dtype_then == torch.bfloat16 else _name(dtype_then))
+    return plan, after, dtype_then, form
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # ---- labels --------------------------------------------------------------------------------------
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[object]) -> list[object]:
+def followed_volumes(
+    ops: Sequence[VolumeTransform], table: Tensor, shape: Sequence[int], others: Sequence[object]
+) -> list[object]:
     """What belongs to volumes, after a chain.
 
     Args:
@@ -115,15 +146,14 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
     Raises:
         AugmentError: volumes of another size are among them, or labels that cannot be filled up.
     """
-    applied = applied_table(ops, table.numpy(), tuple(shape[1:]))
     twins: list[VolumeTransform] = []
-    parts, begin = [applied[:, :0]], 0
+    parts, begin, at = [table.numpy()[:, :0]], 0, tuple(shape[1:])
     for op in ops:
-        end = begin + len(op.applied_names_for(shape[1]))
-        if (twin := op.for_masks()) is not None:
+        end = begin + len(op.names_for(shape[1]))
+        if (twin := _twin(op)) is not None:
             twins.append(twin)
-            parts.append(applied[:, begin:end])
-        begin = end
+            parts.append(op.applied(table.numpy()[:, begin:end], at))
+        begin, at = end, op.shape_after(at)
     rows = np.concatenate(parts, axis=1)
 
     def followed(thing: object) -> object:
@@ -140,6 +170,12 @@ def followed_volumes(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequ
         return found.squeeze(1) if thing.ndim == 4 else found
 
     return [followed(thing) for thing in others]
+
+
+@lru_cache(maxsize=256)
+def _twin(op: VolumeTransform) -> VolumeTransform | None:
+    """What does the same with labels: always the same object, of which there is a plan."""
+    return op.for_masks()
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:

@@ -35,6 +35,7 @@ class GaussianBlur3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
+    step = "blur"
     of_channel = ("is_blurred", "sigma_depth", "sigma_height", "sigma_width")
     draws_of_channel = 4
 
@@ -75,6 +76,7 @@ class LowResolution3D(PerChannel):
     torch.Size([2, 1, 8, 8, 8])
     """
 
+    step = "low_resolution"
     of_channel = ("is_changed", "scale")
     draws_of_channel = 2
 
@@ -87,7 +89,10 @@ class LowResolution3D(PerChannel):
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
 
     def channel_table(self, u: Float64Array) -> Float64Array:
-        return np.stack([u[:, 0] < self.p_channel, between(u[:, 1], *self.scale)], axis=1)
+        found = np.empty((len(u), 2))
+        found[:, 0] = u[:, 0] < self.p_channel
+        found[:, 1] = between(u[:, 1], *self.scale)
+        return found
 
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         for axis in self.axes if row[0] else ():
@@ -95,6 +100,9 @@ class LowResolution3D(PerChannel):
             fewer = max(1, round(length * float(row[1])))
             if fewer < length:
                 along(canvas, channel, axis, lower_resolution(length, fewer))
+
+    def step_options(self) -> tuple[int, ...]:
+        return self.axes
 
     def extra_repr(self) -> str:
         return f"{self.scale}, axes={self.axes}, p_channel={self.p_channel}"

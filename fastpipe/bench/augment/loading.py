@@ -9,7 +9,7 @@ from typing import Any
 from fastpipe._extras import require
 from fastpipe.bench.augment.recipes import RECIPES, Kit
 from fastpipe.bench.data import Photos
-from fastpipe.bench.loaders import LoaderRow, LoaderSpec, train_transform
+from fastpipe.bench.loaders import SIDE, LoaderRow, LoaderSpec, train_transform
 from fastpipe.bench.results import RowInfo
 
 __all__ = ["LOADED", "Loaded", "loader_rows"]
@@ -38,6 +38,12 @@ def _of_recipe(number: int) -> Any:
     return v2.Compose([*ops[:at], v2.ToImage(), *ops[at:]])
 
 
+def _cropped(number: int) -> Any:
+    """A recipe that follows the crop, with the crop."""
+    v2 = require("torchvision.transforms.v2", extra="torch")
+    return v2.Compose([v2.RandomResizedCrop(SIDE), *_of_recipe(number).transforms])
+
+
 def _grey() -> Any:
     """The least that can be split off."""
     kit: Kit = require("torchvision.transforms", extra="torch")
@@ -49,6 +55,12 @@ def _grey() -> Any:
 LOADED = (
     Loaded("files-simclr", "from files: SimCLR", lambda: _of_recipe(0)),
     Loaded("files-deit", "from files: DeiT, no MixUp", lambda: _of_recipe(1)),
+    Loaded("files-randaugment", "from files: crop, flip, RandAugment, normalise", lambda: _cropped(5)),
+    Loaded(
+        "files-trivialaugmentwide",
+        "from files: crop, flip, TrivialAugmentWide, normalise",
+        lambda: _cropped(6),
+    ),
     Loaded("files-grey", "from files: crop, flip, RandomGrayscale(.2), normalise", _grey),
     Loaded("files-crop", "from files: crop, flip, normalise", lambda: train_transform("float32")),
 )

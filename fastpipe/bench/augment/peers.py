@@ -79,7 +79,10 @@ AUGMENT_PEERS = (
             "albumentations", "albumentations, sample by sample", "albumentations",
             "pip install albumentations", "albumentations", note="NumPy and OpenCV, its default of threads",
         ),
-        albumentations.HAS, dtypes=("uint8",), lacks={"deit": "it has no RandAugment"},
+        albumentations.HAS, dtypes=("uint8",), lacks={
+            "deit": "it has no RandAugment", "randaugment": "it has none",
+            "trivialaugmentwide": "it has none",
+        },
     ),
     _torchaudio("torchaudio", "sample by sample", False),
     _torchaudio("torchaudio-whole", "the batch, iid_masks=True", True),

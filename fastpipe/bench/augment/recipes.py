@@ -16,7 +16,7 @@ from fastpipe.bench.augment import motion_scripts, scripts, volume_scripts
 from fastpipe.bench.augment.data import CLASSES
 from fastpipe.bench.loaders import MEAN, SIDE, STD
 
-__all__ = ["PAIRS", "RECIPES", "SINGLE", "Recipe", "chain_of", "sampled"]
+__all__ = ["PAIRS", "POLICIES", "RECIPES", "SINGLE", "Recipe", "chain_of", "sampled"]
 
 Kit = Any
 _BOTH = ("float32", "uint8")
@@ -24,6 +24,8 @@ _BOTH = ("float32", "uint8")
 _SCRIPTS = {"spectrograms": scripts, "volumes": volume_scripts, "sequences": motion_scripts}
 # Joints that change places in a mirror: of 25 those of left and right.
 PAIRS = tuple((joint, joint + 1) for joint in range(1, 25, 2))
+# Augmentations that draw from a list of changes.
+POLICIES = ("RandAugment", "TrivialAugmentWide")
 
 
 def _none(kit: Kit) -> list[Any]:
@@ -96,6 +98,11 @@ def _deit(kit: Kit, dtype: str) -> list[Any]:
     ]
 
 
+def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
+    """A policy with torchvision's defaults, as what follows the crop in a script."""
+    return lambda kit, dtype: [kit.RandomHorizontalFlip(), getattr(kit, name)(), *_ended(kit, dtype)]
+
+
 def _mixed_up(kit: Kit) -> list[Any]:
     return [kit.MixUp(num_classes=CLASSES)]
 
@@ -142,6 +149,10 @@ RECIPES = (
         "motion", "motion: speed, translation, scale, mirror", _motion, dtypes=("float32",), unit="sequences",
         takes_more=True,
     ),
+    *(
+        Recipe(name.lower(), f"{name} after the crop", _after_the_crop(name), has_policy=True)
+        for name in POLICIES
+    ),
 )  # fmt: skip
 
 
@@ -152,6 +163,11 @@ def _single(
     return Recipe(
         f"op-{name}", name, lambda kit, dtype: [make(kit)], dtypes=dtypes, unit=unit, takes_more=has_more
     )
+
+
+def _of_policy(name: str) -> Recipe:
+    """With torchvision's defaults."""
+    return Recipe(f"op-{name}", name, lambda kit, dtype: [getattr(kit, name)()], has_policy=True)
 
 
 def _of_volumes(name: str, make: Callable[[Kit], Any]) -> Recipe:
@@ -176,7 +192,7 @@ SINGLE = (
     _single("RandomGrayscale", lambda kit: kit.RandomGrayscale(0.2)),
     _single("GaussianBlur", lambda kit: kit.GaussianBlur(23)),
     _single("RandomErasing", lambda kit: kit.RandomErasing(0.25)),
-    Recipe("op-RandAugment", "RandAugment", lambda kit, dtype: [kit.RandAugment(2, 9)], has_policy=True),
+    *map(_of_policy, POLICIES),
     _single("ToDtype", _floats, ("uint8",)),
     _single("Normalize", lambda kit: kit.Normalize(MEAN, STD), _FLOAT),
     Recipe("op-MixUp", "MixUp", lambda kit, dtype: [], _mixed_up, _FLOAT),

@@ -6,20 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastpipe.bench.augment.loading import LOADED
+from fastpipe.bench.augment.recipes import POLICIES, RECIPES, Recipe
 from fastpipe.bench.runner import Sample
 from fastpipe.bench.targets import Asked, judged, judged_rates
 
 __all__ = ["ASKED", "targets"]
 
 
-def _simclr(dtype: str) -> tuple[Asked, ...]:
+def _simclr(dtype: str, times_kornia: float) -> tuple[Asked, ...]:
     section = f"simclr-{dtype}"
     stock = (f"{section}-replaced", f"{section}-worker")
     return (
-        Asked(f"SimCLR, {dtype}, × kornia", f"{section}-batch", f"{section}-kornia", 3),
+        Asked(f"SimCLR, {dtype}, × kornia", f"{section}-batch", f"{section}-kornia", times_kornia),
         Asked(f"SimCLR, {dtype}, × torchvision sample by sample", f"{section}-batch", stock, 1.5),
         Asked(f"SimCLR, {dtype}, fused, × unfused", f"{section}-fused", f"{section}-batch", 1.5),
     )
+
+
+def _policy(recipe: Recipe, dtype: str) -> Asked:
+    section = f"{recipe.key}-{dtype}"
+    stock = (f"{section}-replaced", f"{section}-worker")
+    text = f"{recipe.label}, {dtype}, × torchvision sample by sample"
+    return Asked(text, f"{section}-batch", stock, 4)
 
 
 def _split(key: str, words: str) -> Asked:
@@ -29,8 +37,9 @@ def _split(key: str, words: str) -> Asked:
 
 _VOLUME_PEERS = ("batchgenerators", "batchgenerators-worker", "monai", "monai-worker")
 ASKED = (
-    *_simclr("float32"),
-    *_simclr("uint8"),
+    *_simclr("float32", 25),
+    *_simclr("uint8", 3),
+    *(_policy(one, dtype) for one in RECIPES if one.label.startswith(POLICIES) for dtype in one.dtypes),
     Asked(
         "SpecAugment, × torchaudio sample by sample",
         "specaugment-float32-batch",
@@ -41,7 +50,7 @@ ASKED = (
         "nnU-Net's default, × the fastest of batchgeneratorsv2 and MONAI volume by volume",
         "volume-float32-batch",
         tuple(f"volume-float32-{kind}" for kind in _VOLUME_PEERS),
-        3,
+        6,
     ),
     Asked(
         "motion, × NumPy sequence by sequence",

@@ -12,7 +12,7 @@ from fastpipe.bench.peer_children.protocol import AugmentJob, Stream
 
 __all__ = ["HAS", "stream"]
 
-# Recipes that it has, and what differs in them.  It has no RandAugment.
+# Recipes that it has, and what differs in them.  It has no policies.
 HAS: Mapping[str, str] = {"simclr": "no antialiasing; NHWC"}
 
 

@@ -92,7 +92,9 @@ void keep_until_done(std::int64_t job, nb::handle batch);
 void let_go_of(std::int64_t job);
 
 void register_augment(nb::module_& m);
+void register_augment_motion(nb::module_& m);
 void register_engine(nb::module_& m);
+void register_augment_volumes(nb::module_& m);
 void register_cache(nb::module_& m);
 void register_chunks(nb::module_& m);
 void register_images(nb::module_& m);

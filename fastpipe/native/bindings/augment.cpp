@@ -124,7 +124,7 @@ std::unique_ptr<BoundAugment> make_batch(AugmentPlan& plan, In<double, 2> rows, 
   } else {
     check(out.shape(0) == rows.shape(0), "as many places as rows");
   }
-  work.set_part();
+  work.prepare();
   keep.append(nb::find(plan));
   keep.append(nb::cast(rows));
   if (source.has_value()) keep.append(nb::cast(*source));

@@ -63,7 +63,8 @@ std::vector<float> made(const Input& input, Draws& draws) {
   previous.fill(input.values);
   static Arena arena;
   arena.reset();
-  const Change change = augment(input.plan, from.view(), &previous.view(), input.row.data(), to.view(), arena);
+  const Change change =
+      augment(input.plan, from.view(), &previous.view(), input.row.data(), to.view(), draws.chance(50), arena);
   require(change == Change::made || change == Change::outside, "an image that is made, or lacks pixels");
   require(from.is_intact() && to.is_intact(), "nothing beside the image");
   return change == Change::made ? to.values() : std::vector<float>{};

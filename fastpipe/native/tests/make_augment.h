@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "../augment.h"
@@ -99,8 +101,8 @@ inline ImageView planar_view(std::uint8_t* data, const std::int64_t shape[3], El
 // An image, and bytes between and around its elements that must stay as they are.
 class Memory {
  public:
-  // is_exact: its memory ends with it, so that a sanitizer sees what is read behind it; else it begins at an odd
-  // address.
+  // is_exact: its memory ends with it, so that a sanitizer sees what is read behind it, and is aligned to 64; else it
+  // begins at an odd address.
   Memory(std::int64_t channels, std::int64_t height, std::int64_t width, Element element, Layout layout,
          bool is_exact = true) {
     const std::int64_t word = bytes_of(element);
@@ -117,8 +119,12 @@ class Memory {
     }
     const std::int64_t last = (channels - 1) * strides[0] + (height - 1) * strides[1] + (width - 1) * strides[2];
     const std::size_t around = is_exact ? 0 : 65;
-    bytes_.assign(static_cast<std::size_t>(last + word) + 2 * around, kUntouched);
-    view_.data = bytes_.data() + around;
+    size_ = static_cast<std::size_t>(last + word) + 2 * around;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, size_) != 0) std::abort();
+    memory_.reset(static_cast<std::uint8_t*>(memory));
+    std::memset(memory, kUntouched, size_);
+    view_.data = memory_.get() + around;
   }
 
   const ImageView& view() const { return view_; }
@@ -159,10 +165,11 @@ class Memory {
 
   // Whether no byte was touched that is none of the image's.
   bool is_intact() {
-    std::vector<std::uint8_t> before = bytes_;
+    std::uint8_t* const bytes = memory_.get();
+    const std::vector<std::uint8_t> before(bytes, bytes + size_);
     each([&](std::uint8_t* to) { std::memset(to, kUntouched, static_cast<std::size_t>(bytes_of(view_.element))); });
-    const bool found = std::all_of(bytes_.begin(), bytes_.end(), [](std::uint8_t byte) { return byte == kUntouched; });
-    std::copy(before.begin(), before.end(), bytes_.begin());
+    const bool found = std::all_of(bytes, bytes + size_, [](std::uint8_t byte) { return byte == kUntouched; });
+    std::copy(before.begin(), before.end(), bytes);
     return found;
   }
 
@@ -181,7 +188,11 @@ class Memory {
     }
   }
 
-  std::vector<std::uint8_t> bytes_;
+  struct Free {
+    void operator()(std::uint8_t* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::uint8_t[], Free> memory_;
+  std::size_t size_ = 0;
   ImageView view_;
 };
 

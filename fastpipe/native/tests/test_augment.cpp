@@ -60,7 +60,7 @@ Planes made(const AugmentPlan& plan, const Planes& image, Row row, Element eleme
   from.fill(image.values);
   other.fill(previous != nullptr ? previous->values : image.values);
   Arena arena;
-  CHECK(augment(plan, from.view(), &other.view(), row.data(), to.view(), arena) == wanted);
+  CHECK(augment(plan, from.view(), &other.view(), row.data(), to.view(), false, arena) == wanted);
   return {shape[0], shape[1], shape[2], wanted == Change::made ? to.values() : Numbers{}};
 }
 
@@ -222,6 +222,16 @@ TEST("augment: the last place before the border is inside, where next to nothing
       CHECK(found.back() >= 0 && found.back() < 1e-3f);
     }
     CHECK(is_reached);
+  }
+  for (std::int64_t size : {1, 2, 3, 4, 7, 8, 31, 32, 63, 64, 255, 256}) {
+    const auto side = static_cast<std::int32_t>(size);
+    const Planes image{1, 1, size, Numbers(static_cast<std::size_t>(size), 1)};
+    const double ulp = double(std::nextafter(static_cast<float>(size), 1e9f)) - double(size);
+    for (int quarter = 0; quarter < 64; ++quarter) {
+      const Row row = {1, 0, 1 - 0.25 * quarter * ulp, 0, 1, 0};
+      const Numbers found = made(plan_of(Kind::warp, {0, 0, 1, side}), image, row).values;
+      CHECK(found.back() >= 0 && found.back() < 1e-3f);
+    }
   }
 }
 
@@ -475,7 +485,7 @@ TEST("augment: without memory an image is not made, and nothing else happens") {
   if (Arena().allocate(std::size_t{1} << 40) != nullptr) return;  // a system that promises any memory
   Arena arena;
   const double row[] = {1};
-  CHECK(augment(plan, image, nullptr, row, out, arena) == Change::no_memory);
+  CHECK(augment(plan, image, nullptr, row, out, false, arena) == Change::no_memory);
 }
 
 // ---- levels, memory, threads -------------------------------------------------------------------
@@ -501,7 +511,7 @@ void compare_levels(const AugmentPlan& plan, const std::vector<double>& row, con
       from.fill(values);
       other.fill(values);
       arena.reset();
-      const Change found = augment(plan, from.view(), &other.view(), row.data(), to.view(), arena);
+      const Change found = augment(plan, from.view(), &other.view(), row.data(), to.view(), random.chance(50), arena);
       const Numbers made = found == Change::made ? to.values() : Numbers{};
       if (is_first) wanted = made, change = found;
       is_first = false;
@@ -576,7 +586,7 @@ TEST("augment: 64 threads at one batch") {
       work->source_step = static_cast<std::int64_t>(given);
       work->out_step = static_cast<std::int64_t>(each);
       work->rows = rows.data();
-      work->set_part();
+      work->prepare();
       run_in_threads(work, threads);
       if (expected.empty()) expected = out;
       CHECK(out == expected && work->problem.load() == Change::made);
@@ -613,7 +623,7 @@ TEST("augment: an image that has not the pixels is named, and those beside it ar
   work->source_step = 64;
   work->out_step = 16;
   work->rows = rows.data();
-  work->set_part();
+  work->prepare();
   run_in_threads(work, 4);
   CHECK(work->problem.load() == Change::outside && work->problem_at.load() == 3);
   for (std::size_t at = 0; at < 20; ++at) CHECK(out[at] == (at / 4 == 3 ? -1.0f : 3.0f));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from fastpipe import FastLoader, augment
 from fastpipe.augment.motion.running import on_motion
 from fastpipe.augment.running import applied_table
+from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -152,8 +154,9 @@ def test_lengths_that_nobody_has_looked_at_do_no_harm() -> None:
     motion, lengths = motion_of((3, 12, 5, 3)), torch.tensor([40, -3, 12])
     op = augment.MotionSpeed((0.7, 0.9))
     applied = applied_table([op], op.draw(motion.shape).table, (12, 5, 3))
-    found, _ = on_motion([op], motion, applied, lengths, SlotPool(0), is_host=False)
-    assert found.isfinite().all()
+    for is_host in (True, False):
+        found, now = on_motion([op], motion, applied, lengths, SlotPool(0), is_host=is_host)
+        assert found.isfinite().all() and now is not None and now.min() >= 1 and now.max() <= 12
 
 
 def test_frames_behind_the_end_are_left_as_they_are() -> None:
@@ -180,11 +183,114 @@ def test_a_sequence_is_the_same_whatever_is_beside_it() -> None:
         torch.set_num_threads(threads)
 
 
-def test_without_memory_that_lies_in_order() -> None:
-    motion = motion_of().transpose(1, 2).contiguous().transpose(1, 2)
-    assert not motion.is_contiguous()
-    found = recipe()(motion, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(found, recipe()(motion.contiguous(), generator=torch.Generator().manual_seed(0)))
+@pytest.fixture
+def each_level() -> Iterator[Any]:
+    """The instruction sets that this processor has: an iterator, which puts each one in use."""
+    best = native.level()
+    yield (level for level in range(best + 1) if native.force_level(level))
+    assert native.force_level(best)
+
+
+LAYOUTS: dict[str, Any] = {
+    "in order": lambda motion: motion,
+    "coordinates first": lambda motion: motion.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
+    "joints first": lambda motion: motion.transpose(1, 2).contiguous().transpose(1, 2),
+    "of more frames": lambda motion: torch.cat([motion, motion], dim=1)[:, : motion.shape[1]],
+    "of more joints": lambda motion: torch.cat([motion, motion], dim=2)[:, :, : motion.shape[2]],
+    "every second": lambda motion: motion.repeat_interleave(2, dim=1)[:, ::2],
+    "one for all": lambda motion: motion[:1].expand_as(motion),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whatever_its_memory_and_the_instruction_set(
+    layout: str, dtype: torch.dtype, each_level: Iterator[int]
+) -> None:
+    motion = LAYOUTS[layout](motion_of((40, 31, 7, 3), dtype=dtype))
+    assert motion.is_contiguous() == (layout == "in order")
+    chain, lengths = recipe(), torch.arange(40)[:, None].repeat(1, 2)[:, 0] % 31 + 1
+    parameters = chain.draw(motion.shape, generator=torch.Generator().manual_seed(0))
+    wanted = chain.reference(motion, parameters, lengths)[0].double()
+    results = [
+        [chain.apply(batch, parameters, lengths)[0], chain.apply(batch, parameters)]
+        for _ in each_level
+        for batch in (motion, motion.contiguous())
+    ]
+    for found in results:
+        assert all(
+            torch.equal(one.view(torch.int16), first.view(torch.int16))
+            for one, first in zip(found, results[0], strict=True)
+        )
+    apart = (results[0][0].double() - wanted).abs() / wanted.abs().clamp(min=1)
+    assert apart.max() < TOLERANCE[dtype]
+
+
+def test_two_speeds_are_rounded_once() -> None:
+    motion = motion_of(dtype=torch.float16)
+    chain = augment.Compose([augment.MotionSpeed((0.5, 2.0)), augment.MotionSpeed((0.5, 2.0))], lengths=1)
+    parameters = chain.draw(motion.shape)
+    found, now = chain.apply(motion, parameters, lengths_of(motion))
+    whole, wanted_now = chain.apply(motion.float(), parameters, lengths_of(motion))
+    assert torch.equal(found, whole.half()) and torch.equal(now, wanted_now)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_that_are_none(dtype: torch.dtype) -> None:
+    """NaN and infinity are where the loop has them, and nowhere else."""
+    motion = motion_of((30, 20, 5, 3), dtype)
+    chosen = torch.rand(motion.shape, generator=torch.Generator().manual_seed(2))
+    motion[chosen < 0.02], motion[chosen > 0.98], motion[(chosen > 0.5) & (chosen < 0.52)] = (
+        torch.nan, torch.inf, -torch.inf,
+    )  # fmt: skip
+    for speeds in ((0.5, 0.5), (2.0, 2.0), (1.0, 1.0), (0.7, 1.5)):
+        chain = augment.Compose(
+            [augment.MotionSpeed(speeds), augment.MotionTranslation(0.5), augment.MotionMirror(PAIRS)]
+        )
+        parameters = chain.draw(motion.shape, generator=torch.Generator().manual_seed(3))
+        found, wanted = chain.apply(motion, parameters), chain.reference(motion, parameters)
+        assert torch.equal(found.isnan(), wanted.isnan()) and torch.equal(found.isinf(), wanted.isinf())
+        assert torch.allclose(
+            found.float(), wanted.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("speed", [np.nan, np.inf, -np.inf, 0.0, -2.0, 1e-300, 1e300])
+def test_parameters_that_nobody_draws_do_no_harm(speed: float) -> None:
+    motion, lengths = motion_of((6, 12, 5, 3)), torch.arange(6) + 4
+    parameters = augment.Parameters(speed=np.full(6, speed))
+    _, now = augment.MotionSpeed().apply(motion, parameters, lengths)
+    assert now.min() >= 1 and now.max() <= 12
+    assert augment.MotionSpeed().apply(motion, parameters).shape == motion.shape
+
+
+def test_arrays_that_do_not_fit_are_errors() -> None:
+    def call(**other: Any) -> None:
+        values = np.zeros((2, 3, 4, 3), np.float32)
+        arrays = {
+            "source": values, "source_type": 0, "out": np.empty_like(values), "out_type": 0,
+            "speeds": np.ones(2), "scales": np.ones((2, 3)), "shifts": np.zeros((2, 3)),
+            "order": np.zeros((2, 4), np.int64), "lengths": np.ones(2, np.int64),
+            "new_lengths": np.zeros(2, np.int64), "threads": 1,
+        }  # fmt: skip
+        native.change_motion(**{**arrays, **other})
+
+    call()
+    small, empty = np.zeros((2, 3, 4, 2), np.float32), np.zeros((2, 0, 4, 3), np.float32)
+    wrong: list[dict[str, Any]] = [
+        {"source_type": 3}, {"source_type": -1}, {"source_type": 1}, {"out_type": 2}, {"out": small},
+        {"source": empty, "out": empty}, {"source": np.zeros((2, 3, 4, 3))}, {"speeds": np.ones(3)},
+        {"scales": np.ones((2, 2))}, {"shifts": np.ones((1, 3))}, {"order": np.full((2, 4), 4)},
+        {"order": np.full((2, 4), -1)}, {"order": np.zeros((2, 3), np.int64)},
+        {"lengths": np.ones(3, np.int64)},
+        {"new_lengths": np.zeros(1, np.int64)},
+    ]  # fmt: skip
+    for other in wrong:
+        with pytest.raises(ValueError, match=r"."):
+            call(**other)
+    for other in ({"speeds": np.ones(2, np.float32)}, {"order": np.zeros((2, 8), np.int64)[:, ::2]}):
+        with pytest.raises(TypeError):
+            call(**other)
 
 
 def test_in_a_loader_and_compiled_and_sent() -> None:

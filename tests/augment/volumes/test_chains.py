@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastpipe import FastLoader, augment
 from fastpipe.augment.running import applied_table
 from fastpipe.augment.volumes.running import on_volumes
+from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -246,6 +247,60 @@ def test_a_volume_is_augmented_the_same_whatever_is_beside_it(size: Any, monkeyp
         torch.set_num_threads(threads)
     other = views(volumes, key=Key(7, 3, np.arange(6)))
     assert not torch.equal(other, whole)
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    best, found = native.level(), []
+    sizes = [SIZE, (1, 7, 13), (33, 35, 37)]
+    chains = [
+        augment.nnunet_default(),
+        augment.Compose(
+            [
+                augment.RandomElastic3D(3, 1.0, 1.0, 20), augment.GaussianNoise3D(0.1), augment.GaussianBlur3D((0.5, 2.0)),
+                augment.LowResolution3D((0.4, 0.9)), augment.Contrast3D(), augment.Gamma3D(inverted=True),
+                augment.Gamma3D(keep_stats=False), augment.RandomFlip3D(),
+            ]
+        ),
+    ]  # fmt: skip
+    try:
+        for level in range(best + 1):
+            assert native.force_level(level)
+            for size in sizes:
+                volumes = smooth((5, 2, *size))
+                labels = (volumes[:, 0] > 0).byte()
+                for chain in chains:
+                    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                        found += [level, *chain(volumes.to(dtype), labels, key=Key(4, 1, np.arange(5)))]
+    finally:
+        native.force_level(best)
+    count = len(found) // (best + 1)
+    for at, one in enumerate(found[count:]):
+        wanted = found[at % count]
+        assert isinstance(one, int) or torch.equal(one, wanted)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.3, 1.0, 1.7, 5.0, 63.0, 100.0])
+def test_powers_are_as_exact_as_torchs(exponent: float) -> None:
+    values = torch.cat([torch.logspace(-30, 0, 4095), torch.linspace(0, 1, 4097)]).view(1, 1, 16, 16, 32)
+    op = augment.Gamma3D((exponent, exponent), keep_stats=False)
+    wanted = values.double() ** float(np.float32(exponent))
+    assert ((op(values) - wanted).abs() <= 1e-6 * max(1, exponent / 10) * wanted + 1e-37).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_what_torch_makes_of_it(value: float) -> None:
+    volumes = smooth((2, 1, 33, 34, 35))
+    volumes[0, 0, 3, 4, 5] = value
+    for op in (
+        augment.Contrast3D(), augment.Gamma3D(), augment.Gamma3D(inverted=True), augment.Brightness3D(),
+        augment.GaussianBlur3D(1.0), augment.GaussianNoise3D(0.1), augment.RandomFlip3D(p=1.0),
+    ):  # fmt: skip
+        table = op.draw(volumes.shape, generator=seeded(2)).table
+        applied = applied_table([op], table, tuple(volumes.shape[1:]))
+        host, device = (
+            on_volumes([op], volumes, applied, SlotPool(0), is_host=is_host) for is_host in (True, False)
+        )
+        assert torch.allclose(host, device, atol=1e-4, equal_nan=True), op
 
 
 def test_both_ways_are_the_same() -> None:

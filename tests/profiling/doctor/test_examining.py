@@ -131,7 +131,7 @@ from fastpipe.profiling.doctor import examining
 examining._TOPICS = tuple(one for one in examining._TOPICS if one != "decoders")
 report = examining.examine()
 assert any(one.text.startswith("torch ") for one in report.findings), report
-print(sorted({"torch", "tensorflow", "torchvision", "PIL", "numba"} & set(sys.modules)))
+print(sorted({"torch", "tensorflow", "torchvision", "PIL"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr

@@ -13,7 +13,7 @@ from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, augment, stit
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
 
-pytestmark = pytest.mark.usefixtures("same_generators", "small_units", "no_augment_threads")
+pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
 SHAPE, PATCH, MARGIN = (14, 20, 17), (4, 6, 5), (3, 0, 7)
 

@@ -1,0 +1,54 @@
+"""Where there is no compiler, and nothing can be kept: everything works, and nothing is compiled or written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastpipe
+
+_CHILD = Path(__file__).parent / "support" / "everything_once.py"
+_PACKAGE = Path(fastpipe.__file__).parent
+
+
+def _files() -> set[Path]:
+    """Those of the package but for compiled Python, which other tests may write meanwhile."""
+    return {path for path in _PACKAGE.rglob("*") if path.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("what", ["torch", "tf"])
+def test_everything_works_without_a_compiler_and_without_a_folder_for_caches(
+    what: str, tmp_path: Path
+) -> None:
+    if what == "tf" and importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("needs TensorFlow")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "temporary").mkdir()
+    # Nobody can make a folder below a file, root included.
+    (tmp_path / "file").write_bytes(b"")
+    kept = {
+        name: value for name, value in os.environ.items() if name.startswith(("LD_", "LC_", "LANG", "ASAN"))
+    }
+    environment = kept | {
+        "PATH": str(tmp_path / "empty"), "HOME": str(tmp_path / "file" / "home"), "CUDA_VISIBLE_DEVICES": "",
+        "XDG_CACHE_HOME": str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path / "temporary"),
+        "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+    }  # fmt: skip
+    before = _files()
+    done = subprocess.run(
+        [sys.executable, str(_CHILD), what, str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["loaded"] == []
+    for module, package in told["skipped"].items():
+        assert importlib.util.find_spec(package.split(".")[0]) is None, (module, package)
+    assert _files() == before
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".nbi", ".nbc")]
