@@ -312,7 +312,8 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
             dtype = part.dtype if part is parts[-1] or part.dtype == torch.uint8 else torch.float32
             if part.op is not None:
                 of_bytes = images.dtype == torch.uint8
-                images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
+                with torch.autocast("cpu", enabled=False):  # as on devices
+                    images = part.op.on_tensors(images.float(), part.op.columns(rows), of_bytes).to(dtype)
             else:
                 out = _empty((len(images), *part.shape), dtype, is_last, memory)
                 _run(part.plan, rows, images, out)
@@ -322,10 +323,17 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
 
 
 def _run(plan: Any, rows: Float64Array, images: Tensor, out: Tensor) -> None:
-    """Change images by a plan, in as many threads as torch uses."""
-    batch = native.augment_batch(
-        plan, rows, _array(images), _ELEMENTS[images.dtype], _array(out), _ELEMENTS[out.dtype]
-    )
+    """Change images by a plan, in as many threads as torch uses.
+
+    Raises:
+        AugmentError: the images are too large; parameters are of pixels that an image does not have.
+    """
+    try:
+        batch = native.augment_batch(
+            plan, rows, _array(images), _ELEMENTS[images.dtype], _array(out), _ELEMENTS[out.dtype]
+        )
+    except ValueError as wrong:
+        raise AugmentError(f"the kernels take {wrong}, got images {tuple(images.shape)}") from wrong
     native.run_in_threads(batch, torch.get_num_threads())
     check_change(*batch.problem)
 

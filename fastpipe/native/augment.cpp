@@ -10,6 +10,7 @@ using Kind = AugmentStep::Kind;
 
 constexpr std::int64_t kMostSide = std::int64_t{1} << 24;    // pixels whose places float32 knows
 constexpr std::int64_t kMostPixels = std::int64_t{1} << 30;  // of a plane: places are 32-bit numbers
+constexpr std::int64_t kMost = std::int64_t{1} << 40;        // numbers of an image, and of a side
 constexpr std::int64_t kLargeBatch = std::int64_t{4}
                                      << 20;            // bytes; of it nothing is in the nearest caches when it is used
 constexpr std::int64_t kPart = std::int64_t{1} << 19;  // bytes of small images that are worked on together
@@ -66,14 +67,30 @@ bool is_size(std::int64_t height, std::int64_t width) noexcept {
   return height >= 1 && width >= 1 && height <= kMostSide && width <= kMostSide && height <= kMostPixels / width;
 }
 
+// Whether sides, and memory to work in, can be counted.
+bool is_countable(const std::int64_t shape[3]) noexcept {
+  std::int64_t count = 1;
+  for (int at = 0; at < 3; ++at) {
+    if (shape[at] < 1 || shape[at] > kMost / count) return false;
+    count *= shape[at];
+  }
+  return true;
+}
+
 // A fill of one number, of one for each channel, or of none.
 bool is_fill(const std::vector<float>& numbers, std::int64_t channels) noexcept {
   return numbers.size() <= 1 || numbers.size() == static_cast<std::size_t>(channels);
 }
 
+// Bytes stay whole numbers of 0 to 255, which this step does not see to.
+const char* of_floats(Element element) noexcept { return element == Element::uint8 ? "floats" : nullptr; }
+
 const char* problem_of(const AugmentStep& step, std::int64_t shape[3], Element* element) noexcept {
   const std::int64_t channels = shape[0];
   const bool is_colour = channels == 3 || channels == 1;
+  const bool is_resampled =
+      step.kind == Kind::crop || step.kind == Kind::place || step.kind == Kind::warp || step.kind == Kind::policy;
+  if (is_resampled && !is_size(shape[1], shape[2])) return "images of at most 2**24 pixels a side and 2**30 in all";
   switch (step.kind) {
     case Kind::crop:
     case Kind::place:
@@ -106,7 +123,7 @@ const char* problem_of(const AugmentStep& step, std::int64_t shape[3], Element* 
       if (step.numbers.size() != 2 && step.numbers.size() != static_cast<std::size_t>(2 * channels)) {
         return "a mean and a deviation for each channel";
       }
-      return nullptr;
+      return of_floats(*element);
     case Kind::to_floats:
       if (*element == Element::uint8) *element = Element::float32;
       return nullptr;
@@ -115,15 +132,20 @@ const char* problem_of(const AugmentStep& step, std::int64_t shape[3], Element* 
       return nullptr;
     case Kind::colour:
       if (!is_colour || step.numbers.size() != 6) return "images of 3 channels or 1, and bounds";
+      if (step.options[0] < 0 || step.options[0] > 2) return "what colours become";
       if (step.options[0] == 1 && *element == Element::uint8) *element = Element::float32;
       if (step.options[0] == 2) *element = Element::uint8;
       return nullptr;
     case Kind::erase:
-      return is_fill(step.numbers, channels) ? nullptr : "a fill for each channel";
+      if (!is_fill(step.numbers, channels)) return "a fill for each channel";
+      return step.numbers.empty() ? of_floats(*element) : nullptr;
     case Kind::mask:
-      return step.options[0] >= 0 && step.options[1] >= 0 ? nullptr : "numbers of masks";
+      return step.options[0] >= 0 && step.options[1] >= 0 ? of_floats(*element) : "numbers of masks";
     case Kind::shift:
-      return step.numbers.size() == 1 ? nullptr : "a fill";
+      return step.numbers.size() == 1 ? of_floats(*element) : "a fill";
+    case Kind::gain:
+    case Kind::mix_up:
+      return of_floats(*element);
     case Kind::flip:
       return step.options[0] == 0 || step.options[0] == 1 ? nullptr : "an axis";
     default:
@@ -135,7 +157,7 @@ const char* problem_of(const AugmentStep& step, std::int64_t shape[3], Element* 
 
 const char* problem_of(const AugmentPlan& plan, std::int64_t shape[3], Element* element) noexcept {
   const std::size_t count = plan.steps.size();
-  if (shape[0] < 1 || !is_size(shape[1], shape[2])) return "images of at least one pixel";
+  if (!is_countable(shape)) return "images of at least one pixel, and of at most 2**40 numbers";
   std::size_t kept = 0;  // steps before this one may be left out, and must not change the shape
   for (std::size_t at = 0; at < count; ++at) {
     const AugmentStep& step = plan.steps[at];
@@ -154,6 +176,7 @@ const char* problem_of(const AugmentPlan& plan, std::int64_t shape[3], Element* 
     const std::int64_t before[3] = {shape[0], shape[1], shape[2]};
     const Element element_before = *element;
     if (const char* problem = problem_of(step, shape, element)) return problem;
+    if (!is_countable(shape)) return "images of at most 2**40 numbers";
     const bool is_kept = std::equal(before, before + 3, shape) && element_before == *element;
     if (at < kept && !is_kept) return "the same shape and type also where steps are left out";
   }

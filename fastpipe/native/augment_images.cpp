@@ -59,8 +59,8 @@ struct ImageKernels {
   void (*normalize)(float* row, std::int64_t count, float mean, float deviation);
   void (*multiply)(float* row, std::int64_t count, float factor);
   void (*add)(float* row, std::int64_t count, float number);
-  void (*multiply_down)(float* row, std::int64_t count, float factor);
-  void (*round_all)(float* row, std::int64_t count);
+  void (*multiply_to_bytes)(float* row, std::int64_t count, float factor);
+  void (*round_to_bytes)(float* row, std::int64_t count);
   void (*posterize)(float* row, std::int64_t count, float scale, float top, float step);
   void (*solarize)(float* row, std::int64_t count, float threshold, float bound);
   // Whole numbers of 0 to 255 of row * unit, rounded down.
@@ -403,10 +403,10 @@ void Canvas::change_piece(float* const* piece, std::int64_t count) noexcept {
           kernels.add(row, count, one.a[0]);
           break;
         case PixelChange::Kind::to_bytes:
-          kernels.multiply_down(row, count, 255.999f);
+          kernels.multiply_to_bytes(row, count, 255.999f);
           break;
         case PixelChange::Kind::round:
-          kernels.round_all(row, count);
+          kernels.round_to_bytes(row, count);
           break;
         case PixelChange::Kind::posterize:
           kernels.posterize(row, count, one.a[0], one.a[1], one.a[2]);
@@ -782,6 +782,13 @@ bool make_corners(Canvas& canvas, std::int64_t count, Corners* corners) noexcept
   return canvas.problem == Change::made;
 }
 
+// What becomes of a number that is put where bytes are.
+float byte_of(float number) noexcept {
+  std::uint8_t byte = 0;
+  table_in_use().to_bytes(&number, 1, &byte);
+  return static_cast<float>(byte);
+}
+
 // Numbers of a step's fill, for a channel.
 float fill_of(const std::vector<float>& fill, std::int64_t channel) noexcept {
   if (fill.empty()) return 0;
@@ -828,12 +835,17 @@ void warp(Canvas& canvas, const double* matrix, std::int64_t height, std::int64_
       float* const to = out + (c * height + y) * width;
       const float outside = fill_of(fill, c);
       if (is_nearest) {
-        kernels.take(source + c * plane, corners.index[0], width, rounds ? std::nearbyint(outside) : outside, to);
+        kernels.take(source + c * plane, corners.index[0], width, rounds ? byte_of(std::nearbyint(outside)) : outside,
+                     to);
         continue;
       }
       kernels.between(source + c * plane, corners, width, to);
       if (!fill.empty()) kernels.fill_weighted(to, parts, width, outside);
-      if (rounds) kernels.round_all(to, width);
+      if (rounds && outside >= 0.0f && outside <= 255.0f) {
+        kernels.round_to_bytes(to, width);
+      } else if (rounds) {
+        for (std::int64_t x = 0; x < width; ++x) to[x] = byte_of(std::nearbyint(to[x]));
+      }
     }
   }
   canvas.replace(out, height, width);
@@ -1097,7 +1109,7 @@ void erase(Canvas& canvas, const AugmentStep& step, const double* row) noexcept 
   const auto seed = static_cast<std::uint32_t>(whole(row[4], 0, 0xFFFFFFFF, 0));
   for (std::int64_t c = 0; c < canvas.channels; ++c) {
     const float number = step.numbers.empty() ? 0 : fill_of(step.numbers, c);
-    const float value = canvas.rounds() ? std::trunc(number) : number;
+    const float value = canvas.rounds() ? byte_of(number) : number;
     for (std::int64_t y = top; y < top + height; ++y) {
       const std::int64_t at = c * canvas.pixels() + y * canvas.width + left;
       if (step.numbers.empty()) {

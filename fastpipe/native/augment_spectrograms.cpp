@@ -26,8 +26,9 @@ void mask(Canvas& canvas, const AugmentStep& step, const double* row) noexcept {
     float* const plane = planes + c * bins * frames;
     for (int at = 0; at < count; ++at) {
       const bool is_of_time = at < time_masks;
-      const std::int64_t begin = limited(row[2 * at], 0, is_of_time ? frames : bins);
-      const std::int64_t end = limited(row[2 * at + 1], begin, is_of_time ? frames : bins);
+      // Masked is what is at least the begin, and less than the end, which may be fractions.
+      const std::int64_t begin = limited(std::ceil(row[2 * at]), 0, is_of_time ? frames : bins);
+      const std::int64_t end = limited(std::ceil(row[2 * at + 1]), begin, is_of_time ? frames : bins);
       if (!is_of_time) {
         std::fill(plane + begin * frames, plane + end * frames, value);
         continue;
@@ -38,10 +39,12 @@ void mask(Canvas& canvas, const AugmentStep& step, const double* row) noexcept {
 }
 
 void shift(Canvas& canvas, const AugmentStep& step, const double* row) noexcept {
-  const std::int64_t frames = canvas.width, by = limited(row[0], -frames, frames);
+  const bool rolls = step.options[0] != 0;
+  const std::int64_t frames = canvas.width;
+  const double frames_by = rolls ? std::fmod(std::trunc(row[0]), static_cast<double>(frames)) : row[0];
+  const std::int64_t by = limited(frames_by, -frames, frames);
   float* const planes = canvas.planes();
   if (planes == nullptr || by == 0 || frames == 0) return;
-  const bool rolls = step.options[0] != 0;
   for (std::int64_t line = 0; line < canvas.channels * canvas.height; ++line) {
     float* const begin = planes + line * frames;
     if (rolls) {

@@ -19,8 +19,8 @@ struct PixelChange {
     normalize,   // (v - numbers[2c]) / numbers[2c + 1]
     scale,       // v * a[0]
     add,         // v + a[0]
-    to_bytes,    // floor(v * 255.999)
-    round,       // rint(v)
+    to_bytes,    // v * 255.999 as a byte
+    round,       // rint(v), cut off at 0 and 255
     posterize,   // min(max(floor(v * a[0]), 0), a[1]) * a[2]
     solarize,    // a[1] - v where v >= a[0]
     contrast,    // (v - numbers[2c]) / numbers[2c + 1], cut off

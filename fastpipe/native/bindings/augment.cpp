@@ -64,6 +64,23 @@ ImageView view_of(const Array& array, std::size_t first, Element element) {
   return view;
 }
 
+// One image of a batch, changed in the calling thread with the engine's arithmetic.
+class OneImage : public Work {
+ public:
+  OneImage(const AugmentBatch& batch, std::int64_t number, const ImageView& image)
+      : batch_(batch), number_(number), image_(image) {}
+  Change problem = Change::no_memory;
+
+  std::int64_t size() const noexcept override { return 1; }
+  void run(std::int64_t, Scratch& scratch) override { problem = batch_.change(number_, image_, scratch.arena); }
+  void lost(std::int64_t) noexcept override {}
+
+ private:
+  const AugmentBatch& batch_;
+  const std::int64_t number_;
+  const ImageView image_;
+};
+
 std::unique_ptr<BoundAugment> make_batch(AugmentPlan& plan, In<double, 2> rows, std::optional<Images> source,
                                          const std::string& element, WritableImages out, const std::string& out_element,
                                          const Shape& given, std::optional<In<std::int64_t, 1>> numbers) {
@@ -145,9 +162,11 @@ void register_augment(nb::module_& m) {
             check(number >= 0 && number < self.work->count, "the number of an image");
             check(view.channels == wanted.channels && view.height == wanted.height && view.width == wanted.width,
                   "an image of the batch's shape");
-            Scratch& scratch = own_scratch();
+            check(!self.work->plan->mixes(), "images at once for a plan that mixes them");
+            OneImage one(*self.work, number, view);
             nb::gil_scoped_release free;
-            return static_cast<int>(self.work->change(number, view, scratch.arena));
+            run_here(one);
+            return static_cast<int>(one.problem);
           },
           nb::sig("def change(self, number: int, image: NDArray[numpy.generic]) -> int"), nb::arg("number"),
           nb::arg("image"), "Change one of the images, given here; as of `problem`.");
