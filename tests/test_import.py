@@ -44,6 +44,22 @@ print(json.dumps(sorted(tops & heavy)))
     assert json.loads(_python(code)) == []
 
 
+def test_augmentation_of_images_loads_neither_volumes_nor_motion_nor_a_compiler() -> None:
+    pytest.importorskip("torch")
+    code = """
+import json, sys
+import torch
+from fastpipe import augment
+views = augment.Compose([augment.RandomResizedCrop(8), augment.RandAugment(), augment.ToDtype()])
+views(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
+augment.SpecAugment(1, 2, 1, 2)(torch.ones(2, 4, 5))
+print(json.dumps([name for name in sys.modules if name.startswith(("fastpipe.augment.", "torch._dynamo"))]))
+"""
+    loaded = {".".join(name.split(".")[:3]) for name in json.loads(_python(code))}
+    assert "fastpipe.augment.images" in loaded
+    assert not loaded & {"fastpipe.augment.volumes", "fastpipe.augment.motion", "torch._dynamo"}
+
+
 def test_images_and_the_command_s_help_load_what_they_use() -> None:
     """Nothing of stores, volumes, motion, devices or TensorFlow for a folder of photographs."""
     code = """

@@ -25,8 +25,8 @@ from fastpipe.augment.options import (
     two_numbers,
 )  # fmt: skip
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = [

@@ -14,8 +14,8 @@ from fastpipe.augment.images import BatchTransform, Columns, ImageChain, Moves, 
 from fastpipe.augment.matrices import after, identity
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape, applied_table, drawn_table
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape, applied_table, drawn_table
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomApply", "chain_type_of", "checked_ops", "kind_of"]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.parameters import Float64Array, Parameters
-from fastpipe.augment.running import Layout, Shape, dtype_after, shape_after
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Layout, Shape, dtype_after, shape_after, untraced
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -260,10 +260,8 @@ class Chain(ABC):
         batch = self.checked(samples)
         if torch.compiler.is_compiling() and generator is None and key is None:
             table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
-        elif torch.compiler.is_compiling():
-            table = self._drawn(batch.shape, generator, key)
         else:
-            table = torch.from_numpy(self.table(batch.shape, generator, key))
+            table = untraced(self._drawn, batch.shape, generator, key)
         return self.given(samples, batch, table, others)
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
@@ -308,7 +306,6 @@ class Chain(ABC):
         """How many numbers are applied to a sample."""
         return self.layout(True, channels).applied
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
         return torch.from_numpy(self.table(shape, generator, key))
 

@@ -12,8 +12,8 @@ from torch.nn.functional import conv2d, pad
 from fastpipe.augment.distributions import between
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["GaussianBlur"]

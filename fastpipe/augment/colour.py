@@ -12,8 +12,8 @@ from fastpipe.augment.distributions import between, orders
 from fastpipe.augment.images import BatchTransform, Columns, chosen
 from fastpipe.augment.options import probability, two_numbers
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["ColorJitter", "Normalize", "RandomGrayscale", "ToDtype"]

@@ -14,8 +14,8 @@ from fastpipe.augment.distributions import erased_boxes
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import filling_of, increasing, probability
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomErasing"]

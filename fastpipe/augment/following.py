@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastpipe._extras import require
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Ops, applied_table, shape_after, uploaded
+from fastpipe.augment.tables import Ops, applied_table, shape_after, untraced, uploaded
 from fastpipe.errors import AugmentError
 
 __all__ = ["follow"]
@@ -41,8 +41,7 @@ def follow(
     kinds = sys.modules.get("torchvision.tv_tensors")  # nobody has any without it
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
         return others
-    followed: list[Any] = _followed(ops, table, shape, others, change, kinds)
-    return followed
+    return untraced(_followed, ops, table, shape, others, change, kinds)
 
 
 def _has_any(thing: Any, kind: type) -> bool:
@@ -53,7 +52,6 @@ def _has_any(thing: Any, kind: type) -> bool:
     return isinstance(thing, kind)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _followed(
     ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any], change: Change, kinds: Any
 ) -> list[Any]:

@@ -26,8 +26,8 @@ from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.matrices import about_centres, after, identity, inverted
 from fastpipe.augment.options import Fill, fill_numbers
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 
 __all__ = ["FusedRun", "fused"]
 

@@ -14,8 +14,8 @@ from fastpipe.augment.images import BatchTransform, Columns, Moves, Size, chosen
 from fastpipe.augment.matrices import identity, of_crops
 from fastpipe.augment.options import increasing, interpolation_of, probability
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "axis_weights"]

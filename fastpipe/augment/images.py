@@ -18,15 +18,15 @@ from fastpipe.augment.base import FLOATS, Augmentation, Chain
 from fastpipe.augment.following import follow
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
-from fastpipe.augment.running import Ops, Shape, uploaded
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Ops, Shape, uploaded
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
 
 __all__ = [
-    "BatchTransform", "Columns", "ImageChain", "Moves", "Size", "Untouched", "check_change", "chosen",
+    "BatchTransform", "Columns", "ImageChain", "Moves", "Size", "Untouched", "chosen",
     "on_device", "on_processor",
 ]  # fmt: skip
 
@@ -101,6 +101,19 @@ class ImageChain(Chain):
         return native.augment_batch(
             part.plan, rows, None, elements[0], _array(out), elements[1], shape[1:], places
         )
+
+    @staticmethod
+    def check_change(problem: int, number: int) -> None:
+        """Raise an error for what the native core says of a changed image.
+
+        Raises:
+            MemoryError: there was none.
+            AugmentError: its parameters are of pixels that it does not have.
+        """
+        if problem == _NO_MEMORY:
+            raise MemoryError("there is no memory to augment images in")
+        if problem:
+            raise AugmentError(f"parameters of sample {number} of the batch are of pixels outside of it")
 
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
         next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
@@ -335,20 +348,7 @@ def _run(plan: Any, rows: Float64Array, images: Tensor, out: Tensor) -> None:
     except ValueError as wrong:
         raise AugmentError(f"the kernels take {wrong}, got images {tuple(images.shape)}") from wrong
     native.run_in_threads(batch, torch.get_num_threads())
-    check_change(*batch.problem)
-
-
-def check_change(problem: int, number: int) -> None:
-    """Raise an error for what the native core says of a changed image.
-
-    Raises:
-        MemoryError: there was none.
-        AugmentError: its parameters are of pixels that it does not have.
-    """
-    if problem == _NO_MEMORY:
-        raise MemoryError("there is no memory to augment images in")
-    if problem:
-        raise AugmentError(f"parameters of sample {number} of the batch are of pixels outside of it")
+    ImageChain.check_change(*batch.problem)
 
 
 def _followed_images(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 from fastpipe.augment.distributions import BETA_DRAWS, beta, integers
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["CutMix", "MixUp"]

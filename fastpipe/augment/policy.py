@@ -18,8 +18,8 @@ from fastpipe.augment.images import BatchTransform, Columns, Moves
 from fastpipe.augment.matrices import after, forward_affine, identity, inverse_affine
 from fastpipe.augment.options import Fill, fill_numbers, filling_of, interpolation_of
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandAugment", "TrivialAugmentWide"]

@@ -14,8 +14,8 @@ from fastpipe.augment.distributions import between
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import Shape
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
 
 __all__ = ["RandomGain", "SpecAugment", "TimeShift"]

@@ -69,19 +69,17 @@ class AugmentInThread:
     """What is left to do in a decoding thread where a transform was split, and the whole of it is done there.
 
     Args:
+        split: the transform.
         batch: a ``native.AugmentBatch``, which says where each sample goes.
     """
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, split: Split, batch: Any) -> None:
+        self._chain, self._batch = split.chain, batch
 
     def __call__(self, value: Any, number: int) -> Any:
         """Put a sample into the batch's memory that the engine has declined."""
         problem = self._batch.change(number, value.as_subclass(torch.Tensor).numpy())
-        if problem:
-            from fastpipe.augment.images import check_change
-
-            check_change(problem, number)
+        self._chain.check_change(problem, number)
         return PLACED
 
 
@@ -171,10 +169,10 @@ def augmented_place(split: Split, key: Key, count: int, memory: BatchMemory, row
     if rows is None:
         tensor = batch_memory_like(split.like, count, memory)
         batch = split.chain.native_batch(shape, key, tensor)
-        return Place(None, tensor, split.like, AugmentInThread(batch), Then(batch, PLACED))
+        return Place(None, tensor, split.like, AugmentInThread(split, batch), Then(batch, PLACED))
     whole: Any = rows.memory
     batch = split.chain.native_batch(shape, key, whole, rows.numbers)
-    return Place(finish=AugmentInThread(batch), then=Then(batch, PLACED))
+    return Place(finish=AugmentInThread(split, batch), then=Then(batch, PLACED))
 
 
 class Batch:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fastpipe import augment
 from fastpipe.augment.images import on_device
 from fastpipe.augment.motion.transforms import MotionTransform
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.base import VolumeTransform
 from fastpipe.types import Key
 

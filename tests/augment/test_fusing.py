@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from fastpipe import augment
 from fastpipe.augment.fusing import FusedRun
 from fastpipe.augment.images import on_device
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 
 Make = Callable[..., Tensor]
 Ops = list[augment.BatchTransform]

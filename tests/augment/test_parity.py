@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional._geometry import _affine_grid
 
 from fastpipe import augment
 from fastpipe.augment.images import on_device, on_processor
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastpipe.augment.base import FLOATS, Chain
 from fastpipe.augment.motion.reference import motion_reference
 from fastpipe.augment.motion.running import checked_lengths, on_motion
 from fastpipe.augment.parameters import Parameters
+from fastpipe.augment.tables import untraced
 from fastpipe.errors import AugmentError
 
 __all__ = ["MotionChain"]
@@ -24,9 +24,11 @@ class MotionChain(Chain):
     shapes = ("(N, T, J, C)",)
     dtypes = FLOATS
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         self.check_gradient(batch)
+        return untraced(self._given, batch, table, others)
+
+    def _given(self, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
         rest, at = list(others), self.lengths_at
         if at is None:
             changed, _ = self.moved(batch, table, None)

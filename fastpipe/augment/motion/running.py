@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from fastpipe.augment.motion.sequences import Sequences
 from fastpipe.augment.parameters import Float64Array
+from fastpipe.augment.tables import Ops
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
-
-if TYPE_CHECKING:
-    from fastpipe.augment.motion.transforms import MotionTransform
 
 __all__ = ["checked_lengths", "on_motion"]
 
@@ -51,7 +48,7 @@ def checked_lengths(lengths: Any, motion: Tensor) -> Tensor:
 
 
 def on_motion(
-    ops: Sequence[MotionTransform], motion: Tensor, applied: Float64Array, lengths: Tensor | None,
+    ops: Ops, motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool, is_host: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Changed sequences and their lengths, wherever they are.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import uploaded
+from fastpipe.augment.tables import uploaded
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastpipe.augment.base import FLOATS, Chain
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
+from fastpipe.augment.tables import untraced
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.running import followed_volumes, on_volumes
 
@@ -39,9 +40,8 @@ class VolumeChain(Chain):
         applied = self.applied(table, samples.shape)
         return on_volumes(self.steps, samples, applied, self.memory, kept=self.kept)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        return self._followed(self.applied(table, shape), shape, others)
+        return untraced(lambda: self._followed(self.applied(table, shape), shape, others))
 
     def _followed(self, applied: Float64Array, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         twins, columns = self.kept(("labels", shape[1]), lambda: self._of_labels(shape[1]))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.augment.parameters import Float32Array
-from fastpipe.augment.running import uploaded
+from fastpipe.augment.tables import uploaded
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["TRUNCATE", "Taps", "along", "gaussian", "lower_resolution"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from fastpipe.augment.parameters import Float32Array, Float64Array
-from fastpipe.augment.running import uploaded
+from fastpipe.augment.tables import uploaded
 from fastpipe.augment.volumes.volume import PIECE, Volume, ranges
 
 __all__ = ["NO_BENDS", "Fill3D", "Map", "cropped", "warped"]

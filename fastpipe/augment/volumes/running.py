@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from fastpipe.augment.parameters import Float64Array
-from fastpipe.augment.running import dtype_after, shape_after
 from fastpipe.augment.steps import Step
+from fastpipe.augment.tables import dtype_after, shape_after
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 
-if TYPE_CHECKING:
-    from fastpipe.augment.volumes.base import VolumeTransform
-
 __all__ = ["followed_volumes", "on_volumes"]
 
-Ops = tuple["VolumeTransform", ...]
+Ops = tuple[Any, ...]  # augmentations of volumes
 # A ``native.VolumePlan``, the shape and the dtype of a volume afterwards, and how NumPy has that.
 _Plan = tuple[native.VolumePlan, tuple[int, ...], torch.dtype, np.dtype[Any]]
 Kept = Callable[[Any, Callable[[], Any]], Any]
@@ -32,7 +29,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def on_volumes(
-    ops: Sequence[VolumeTransform],
+    ops: Sequence[Any],
     volumes: Tensor,
     applied: Float64Array,
     memory: SlotPool,

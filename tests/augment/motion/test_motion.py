@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastpipe import FastLoader, augment
 from fastpipe.augment.motion.running import on_motion
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastpipe import FastLoader, augment
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.running import on_volumes
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool

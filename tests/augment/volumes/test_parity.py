@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastpipe import augment
-from fastpipe.augment.running import applied_table
+from fastpipe.augment.tables import applied_table
 from fastpipe.augment.volumes.running import on_volumes
 from fastpipe.engine.slots import SlotPool
 

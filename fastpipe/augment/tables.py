@@ -6,8 +6,8 @@ so are the numbers that are applied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,11 @@ from torch import Tensor
 from fastpipe.augment.parameters import Float64Array
 
 __all__ = [
-    "Layout", "Ops", "Shape", "applied_table", "drawn_table", "dtype_after", "shape_after", "uploaded",
+    "Layout", "Ops", "Shape", "applied_table", "drawn_table", "dtype_after", "shape_after", "untraced",
+    "uploaded",
 ]  # fmt: skip
 
+_Made = TypeVar("_Made")
 Ops = Sequence[Any]  # augmentations, of which the methods of ``Augmentation`` are called
 Shape = tuple[int, ...]  # of a sample
 
@@ -28,6 +30,17 @@ def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """An array on a device; nobody waits for pinned memory's way there."""
     found = torch.from_numpy(np.require(array, requirements="W"))  # torch warns of what is read-only
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+
+
+def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
+    """Call a function that torch.compile does not look into.
+
+    As a decorator, ``torch.compiler.disable`` would load the compiler, which takes more than a second.
+    """
+    if torch.compiler.is_compiling():
+        found: _Made = torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
+        return found
+    return function(*args)
 
 
 class _Part(NamedTuple):
