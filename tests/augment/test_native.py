@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torchvision import tv_tensors
@@ -188,7 +188,12 @@ def test_any_images_are_the_references(case: str, data: st.DataObject) -> None:
     u = np.array(data.draw(uniforms(draws, shape[0]))).reshape(shape[0], draws)
     parameters = augment.Parameters.of_table(op.names_for(channels), op.table(u, shape[1:]))
     layout = data.draw(st.sampled_from(LAYOUTS))
-    near(op.apply(laid_out(images, layout), parameters), op.reference(images, parameters), case)
+    try:
+        wanted = op.reference(images, parameters)
+    except RuntimeError as wrong:  # torch, of bytes of some images one pixel wide
+        assume("INTERNAL ASSERT FAILED" not in str(wrong))
+        raise
+    near(op.apply(laid_out(images, layout), parameters), wanted, case)
 
 
 def test_bytes_of_floats_outside_of_the_range_are_torchs() -> None:
