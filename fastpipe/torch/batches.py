@@ -79,7 +79,7 @@ class AugmentInThread:
         """Put a sample into the batch's memory that the engine has declined."""
         problem = self._batch.change(number, value.as_subclass(torch.Tensor).numpy())
         if problem:
-            from fastpipe.augment.images import check_change
+            from fastpipe.augment.steps import check_change
 
             check_change(problem, number)
         return PLACED
