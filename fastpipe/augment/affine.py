@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import affine_table, between
 from fastpipe.augment.images import BatchTransform, Columns, Moves, Size
 from fastpipe.augment.matrices import forward_affine, inverse_affine
 from fastpipe.augment.options import (
@@ -133,15 +133,7 @@ class RandomAffine(_Affine):
         self.fill, self.center = filling_of(fill), _point(center)
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        most = (self.translate[0] * shape[2], self.translate[1] * shape[1])
-        columns = [
-            between(u[:, 0], *self.degrees),
-            *(np.rint(between(u[:, 1 + at], -most[at], most[at])) for at in (0, 1)),
-            np.ones(len(u)) if self.scale is None else between(u[:, 3], *self.scale),
-            between(u[:, 4], *self.shear[0]),
-            between(u[:, 5], *self.shear[1]),
-        ]
-        return np.stack(columns, axis=1)
+        return affine_table(u, shape[1:], self.degrees, self.translate, self.scale, self.shear)
 
     def _maps(self, table: Float64Array) -> Maps:
         return table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6]

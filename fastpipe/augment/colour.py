@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import between, orders
+from fastpipe.augment.distributions import jitter_table
 from fastpipe.augment.images import BatchTransform, Columns, chosen
 from fastpipe.augment.options import probability, two_numbers
 from fastpipe.augment.parameters import Float64Array
@@ -59,8 +59,7 @@ class ColorJitter(BatchTransform):
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
         ranges = (self.brightness, self.contrast, self.saturation, self.hue)
-        factors = [between(u[:, at], *limits) for at, limits in enumerate(ranges)]
-        return np.concatenate([np.stack(factors, axis=1), orders(u[:, 4:])], axis=1)
+        return jitter_table(u, ranges)
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("jitter", column)]

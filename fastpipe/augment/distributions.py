@@ -14,10 +14,14 @@ import numpy.typing as npt
 
 from fastpipe.augment.parameters import Float64Array
 
-__all__ = ["BETA_DRAWS", "beta", "between", "crop_boxes", "erased_boxes", "integers", "orders"]
+__all__ = [
+    "BETA_DRAWS", "affine_table", "beta", "between", "crop_boxes", "erased_boxes", "erasing_table",
+    "integers", "jitter_table", "orders",
+]  # fmt: skip
 
 _TRIES = 10
 _GAMMA_TRIES = 12
+_SEEDS = 1 << 24  # whole numbers up to this are exact as float32
 BETA_DRAWS = 2 * (3 * _GAMMA_TRIES + 1)
 
 
@@ -110,6 +114,75 @@ def erased_boxes(
     h, w = np.where(found, h[rows, first], 0), np.where(found, w[rows, first], 0)
     top, left = integers(u[:, 2 * _TRIES], height - h + 1), integers(u[:, 2 * _TRIES + 1], width - w + 1)
     return np.stack([top * found, left * found, h, w], axis=1)
+
+
+def affine_table(
+    u: Float64Array,
+    size: Sequence[int],
+    degrees: Sequence[float],
+    translate: Sequence[float],
+    scale: Sequence[float] | None,
+    shear: Sequence[Sequence[float]] = ((0.0, 0.0), (0.0, 0.0)),
+) -> Float64Array:
+    """The parameters of ``RandomAffine``.
+
+    Args:
+        u: (N, 6).
+        size: height and width of the images, in pixels.
+        degrees: least and greatest angle, clockwise.
+        translate: greatest shifts along x and y, as parts of width and height; they are whole pixels.
+        scale: least and greatest factor; None for 1.
+        shear: least and greatest angle along x, and along y; degrees.
+
+    Returns:
+        (N, 6): angle, shift along x and y, factor, shear along x and y.
+
+    >>> affine_table(np.full((1, 6), 0.75), (10, 20), (-30, 30), (0.1, 0.2), None)
+    array([[15.,  1.,  1.,  1.,  0.,  0.]])
+    """
+    most = (translate[0] * size[1], translate[1] * size[0])
+    columns = [
+        between(u[:, 0], *degrees),
+        *(np.rint(between(u[:, 1 + at], -most[at], most[at])) for at in (0, 1)),
+        np.ones(len(u)) if scale is None else between(u[:, 3], *scale),
+        between(u[:, 4], *shear[0]),
+        between(u[:, 5], *shear[1]),
+    ]
+    return np.stack(columns, axis=1)
+
+
+def jitter_table(u: Float64Array, ranges: Sequence[Sequence[float]]) -> Float64Array:
+    """The parameters of ``ColorJitter``: factors of brightness, contrast and saturation, parts of a turn of
+    hue, and the order of the four.
+
+    Args:
+        u: (N, 8).
+        ranges: least and greatest of each of the four.
+
+    Returns:
+        (N, 8).
+    """
+    factors = [between(u[:, at], *limits) for at, limits in enumerate(ranges)]
+    return np.concatenate([np.stack(factors, axis=1), orders(u[:, 4:])], axis=1)
+
+
+def erasing_table(
+    u: Float64Array, size: Sequence[int], p: float, scale: Sequence[float], ratio: Sequence[float]
+) -> Float64Array:
+    """The parameters of ``RandomErasing``.
+
+    Args:
+        u: (N, 24).
+        size: height and width of the images, in pixels.
+        p: the part of the images in which there is a box.
+        scale, ratio: see ``erased_boxes``.
+
+    Returns:
+        (N, 5): top, left, height and width, which are 0 where there is no box; and a seed of noise.
+    """
+    boxes = erased_boxes(size[0], size[1], scale, ratio, u[:, :22])
+    boxes *= u[:, 22:23] < p
+    return np.concatenate([boxes, np.floor(u[:, 23:] * _SEEDS)], axis=1)
 
 
 def beta(u: Float64Array, alpha: float) -> Float64Array:

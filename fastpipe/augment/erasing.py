@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import erased_boxes
+from fastpipe.augment.distributions import erasing_table
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import filling_of, increasing, probability
 from fastpipe.augment.parameters import Float64Array
@@ -20,7 +19,6 @@ from fastpipe.errors import AugmentError
 
 __all__ = ["RandomErasing"]
 
-_SEEDS = 1 << 24  # whole numbers up to this are exact as float32
 _BITS = 0xFFFF_FFFF
 
 
@@ -61,9 +59,7 @@ class RandomErasing(BatchTransform):
             self.value = (filling,) if isinstance(filling, float) else filling
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        boxes = erased_boxes(shape[1], shape[2], self.scale, self.ratio, u[:, :22])
-        boxes *= u[:, 22:23] < self.p
-        return np.concatenate([boxes, np.floor(u[:, 23:] * _SEEDS)], axis=1)
+        return erasing_table(u, shape[1:], self.p, self.scale, self.ratio)
 
     def check(self, shape: Sequence[int]) -> None:
         if self.value is not None and len(self.value) not in (1, shape[1]):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from fastpipe.augment.base import FLOATS, Augmentation, Chain
 from fastpipe.augment.following import follow
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.reference import chain_reference
-from fastpipe.augment.steps import Step
+from fastpipe.augment.steps import Step, check_change, plan_of, run_plan
 from fastpipe.augment.tables import Ops, Shape, uploaded
 from fastpipe.core.native import native
 from fastpipe.engine.slots import SlotPool
@@ -36,7 +35,6 @@ Size = tuple[int, int]  # height and width
 _ELEMENTS = {
     torch.uint8: "uint8", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32",
 }  # fmt: skip
-_NO_MEMORY = 1  # of fastpipe/native/augment.h
 
 
 class Moves(NamedTuple):
@@ -102,18 +100,7 @@ class ImageChain(Chain):
             part.plan, rows, None, elements[0], _array(out), elements[1], shape[1:], places
         )
 
-    @staticmethod
-    def check_change(problem: int, number: int) -> None:
-        """Raise an error for what the native core says of a changed image.
-
-        Raises:
-            MemoryError: there was none.
-            AugmentError: its parameters are of pixels that it does not have.
-        """
-        if problem == _NO_MEMORY:
-            raise MemoryError("there is no memory to augment images in")
-        if problem:
-            raise AugmentError(f"parameters of sample {number} of the batch are of pixels outside of it")
+    check_change = staticmethod(check_change)
 
     def _mixed_labels(self, labels: Any, images: Tensor, table: Tensor) -> Tensor:
         next(op for op in self.steps if op.mixes).check_labels(labels, len(images))
@@ -284,7 +271,7 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
     for op in ops:
         own = op.steps(end - begin, shape)
         if steps and (own is None or op.mixes):
-            yield _Part(None, _plan(tuple(steps), end - begin), end, shape, dtype)
+            yield _Part(None, plan_of(tuple(steps), end - begin), end, shape, dtype)
             steps, begin, is_first = [], end, False
             own = op.steps(0, shape)
         end += len(op.applied_names_for(shape[0]))
@@ -295,12 +282,7 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
         else:
             steps += own
     if steps or is_first:
-        yield _Part(None, _plan(tuple(steps), end - begin), end, shape, dtype)
-
-
-@lru_cache(maxsize=256)
-def _plan(steps: tuple[Step, ...], columns: int) -> Any:
-    return native.AugmentPlan(list(steps), columns)
+        yield _Part(None, plan_of(tuple(steps), end - begin), end, shape, dtype)
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
@@ -336,19 +318,9 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
 
 
 def _run(plan: Any, rows: Float64Array, images: Tensor, out: Tensor) -> None:
-    """Change images by a plan, in as many threads as torch uses.
-
-    Raises:
-        AugmentError: the images are too large; parameters are of pixels that an image does not have.
-    """
-    try:
-        batch = native.augment_batch(
-            plan, rows, _array(images), _ELEMENTS[images.dtype], _array(out), _ELEMENTS[out.dtype]
-        )
-    except ValueError as wrong:
-        raise AugmentError(f"the kernels take {wrong}, got images {tuple(images.shape)}") from wrong
-    native.run_in_threads(batch, torch.get_num_threads())
-    ImageChain.check_change(*batch.problem)
+    """Change images by a plan, in as many threads as torch uses."""
+    elements = _ELEMENTS[images.dtype], _ELEMENTS[out.dtype]
+    run_plan(plan, rows, _array(images), _array(out), elements, torch.get_num_threads())
 
 
 def _followed_images(ops: Ops, images: Tensor, applied: Float64Array) -> Tensor:

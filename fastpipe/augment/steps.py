@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-__all__ = ["Step"]
+import numpy.typing as npt
+
+from fastpipe.augment.parameters import Float64Array
+from fastpipe.core.native import native
+from fastpipe.errors import AugmentError
+
+__all__ = ["Step", "check_change", "plan_of", "run_plan"]
+
+_NO_MEMORY = 1  # of fastpipe/native/augment.h
 
 
 class Step(NamedTuple):
@@ -22,3 +31,51 @@ class Step(NamedTuple):
     column: int
     options: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
+
+
+@lru_cache(maxsize=256)
+def plan_of(steps: tuple[Step, ...], columns: int) -> Any:
+    """The ``native.AugmentPlan`` of steps whose numbers are rows of so many columns."""
+    return native.AugmentPlan(list(steps), columns)
+
+
+def run_plan(
+    plan: Any,
+    rows: Float64Array,
+    images: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    elements: tuple[str, str],
+    threads: int,
+) -> None:
+    """Change a batch of images by a plan, without Python's lock.
+
+    Args:
+        plan: of ``plan_of``.
+        rows: float64 (N, columns), C-contiguous.
+        images, out: (N, C, H, W), in any order of memory; of 16 bits each where elements are halves.
+        elements: what they are made of: uint8, float16, bfloat16 or float32.
+        threads: how many do it, with the calling one.
+
+    Raises:
+        MemoryError: there was none.
+        AugmentError: the images are too large; numbers are of pixels that an image does not have.
+    """
+    try:
+        batch = native.augment_batch(plan, rows, images, elements[0], out, elements[1])
+    except ValueError as wrong:
+        raise AugmentError(f"the kernels take {wrong}, got images {images.shape}") from wrong
+    native.run_in_threads(batch, threads)
+    check_change(*batch.problem)
+
+
+def check_change(problem: int, number: int) -> None:
+    """Raise an error for what the native core says of a changed image.
+
+    Raises:
+        MemoryError: there was none.
+        AugmentError: its parameters are of pixels that it does not have.
+    """
+    if problem == _NO_MEMORY:
+        raise MemoryError("there is no memory to augment images in")
+    if problem:
+        raise AugmentError(f"parameters of sample {number} of the batch are of pixels outside of it")

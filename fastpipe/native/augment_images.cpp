@@ -97,6 +97,10 @@ struct ImageKernels {
   void (*corners_of_doubles)(double* xs, double* ys, std::int64_t count, std::int32_t height, std::int32_t width,
                              const Corners&);
   void (*between)(const float* plane, const Corners&, std::int64_t count, float* out);
+  // The same of three channels that lie together, with a fourth number that is not used: a corner is read at once,
+  // which takes a quarter of the time.  The pixel before the first is 0, which those outside are.
+  void (*to_quads)(const float* red, const float* green, const float* blue, std::int64_t count, float* quads);
+  void (*between_quads)(const float* quads, const Corners&, std::int64_t count, float* red, float* green, float* blue);
   void (*inside)(const Corners&, std::int64_t count, float* out);
   void (*fill_weighted)(float* row, const float* part, std::int64_t count, float fill);
   void (*add_row)(float* row, const float* other, std::int64_t count);
@@ -795,6 +799,16 @@ float fill_of(const std::vector<float>& fill, std::int64_t channel) noexcept {
   return fill[fill.size() == 1 ? 0 : static_cast<std::size_t>(channel)];
 }
 
+// The planes of three channels as quads, with a pixel of zeros before them.
+const float* quads_of(Canvas& canvas, const float* planes) noexcept {
+  const std::int64_t count = canvas.pixels();
+  auto* const memory = canvas.scratch<float>(4 * (count + 1));
+  if (memory == nullptr) return nullptr;
+  std::fill_n(memory, 4, 0.0f);
+  table_in_use().to_quads(planes, planes + count, planes + 2 * count, count, memory + 4);
+  return memory + 4;
+}
+
 void warp(Canvas& canvas, const double* matrix, std::int64_t height, std::int64_t width, bool is_nearest, bool is_fused,
           const std::vector<float>& fill) noexcept {
   const ImageKernels& kernels = table_in_use();
@@ -809,6 +823,8 @@ void warp(Canvas& canvas, const double* matrix, std::int64_t height, std::int64_
   auto* const parts = canvas.scratch<float>(width);
   Corners corners;
   if (source == nullptr || !make_corners(canvas, width, &corners)) return;
+  const float* const quads = channels == 3 && !is_nearest ? quads_of(canvas, source) : nullptr;
+  if (canvas.problem != Change::made) return;
   WarpMap map;
   map.half_height = static_cast<float>(0.5 * static_cast<double>(canvas.height));
   map.half_width = static_cast<float>(0.5 * static_cast<double>(canvas.width));
@@ -830,6 +846,10 @@ void warp(Canvas& canvas, const double* matrix, std::int64_t height, std::int64_
     } else {
       kernels.corners(xs, ys, width, rows, columns, corners);
       if (!fill.empty()) kernels.inside(corners, width, parts);
+      if (quads != nullptr) {
+        float* const to = out + y * width;
+        kernels.between_quads(quads, corners, width, to, to + height * width, to + 2 * height * width);
+      }
     }
     for (std::int64_t c = 0; c < channels; ++c) {
       float* const to = out + (c * height + y) * width;
@@ -839,7 +859,7 @@ void warp(Canvas& canvas, const double* matrix, std::int64_t height, std::int64_
                      to);
         continue;
       }
-      kernels.between(source + c * plane, corners, width, to);
+      if (quads == nullptr) kernels.between(source + c * plane, corners, width, to);
       if (!fill.empty()) kernels.fill_weighted(to, parts, width, outside);
       if (rounds && outside >= 0.0f && outside <= 255.0f) {
         kernels.round_to_bytes(to, width);

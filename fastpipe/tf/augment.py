@@ -11,7 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from fastpipe.engine.slots import KEPT_SLOTS, SlotPool
 from fastpipe.errors import AugmentError
+from fastpipe.tf import on_processor
 from fastpipe.tf.changing import erased, flipped, jittered, warped
 from fastpipe.tf.drawing import affine_matrices, erased_boxes, jitter
 from fastpipe.tf.keyed import STREAM, uniforms
@@ -51,9 +53,16 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             dimensions.  All of a sample are moved alike, whatever their sizes.
         colours: names of those whose colours are changed; default: all images of 1 or 3 channels.
         seed: of the numbers; default: one of NumPy's global generator.
-        jit_compile: compile the changes with XLA, which makes few loops of them; for each size of a batch
-            once.
+        jit_compile: compile TensorFlow's operations with XLA, which makes few loops of them; for each size of
+            a batch once.
         name: of the layer.
+
+    On the processor fastpipe's native core changes a batch, in as many threads as TensorFlow's operations
+    have: in ``dataset.map(augment)``, in fastpipe's own datasets, and where ``augment(inputs)`` is called
+    with values that do not lie on a GPU.  Models, and every other ``tf.function``, use TensorFlow's
+    operations, on whichever device: they may be compiled by XLA, saved, and sent to other processes.
+    ``dataset.map(tf.function(augment))`` uses them in a dataset, as ``tf.data``'s service needs it.  Both
+    ways draw the same numbers; their results differ by roundings.
 
     Making one initialises TensorFlow, as it has a weight: say before which devices there are.  Of several
     layers each draws numbers of its own, of one layer all images of a sample are moved alike.
@@ -133,6 +142,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         # Each step is compiled by itself: of them together XLA makes loops that do steps anew for each pixel
         # of the next.
         self._apply = tf.function(self._changed)
+        self._memory = SlotPool(KEPT_SLOTS)
         self._drawn = self._compiled(uniforms)
         self._stepped = {step: self._compiled(partial(self._step, step)) for step in self._steps}
 
@@ -163,7 +173,9 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
                 raise AugmentError(f"fill={fill} is for floats: images of uint8 need a whole number to 255")
         first = next(iter(images.values()))
         seed, epoch, draws = self._key(tf.shape(first)[0]) if key is None else key
-        changed = self._apply(images, *(_word(one) for one in (seed, epoch, draws)))
+        key = tuple(_word(one) for one in (seed, epoch, draws))
+        change = self._natively if on_processor.is_of_processor(list(images.values())) else self._apply
+        changed = change(images, *key)
         made = {**named, **changed} if isinstance(inputs, Mapping) else changed[""]
         return made if labels is None else (made, labels)
 
@@ -217,7 +229,45 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         self._count = end
         return steps
 
-    # ---- changes --------------------------------------------------------------------------------
+    # ---- changes by the native core -------------------------------------------------------------
+
+    def _natively(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
+        """Change images in this process's memory: now, or whenever the function that is traced runs."""
+
+        def changed(seed: Any, epoch: Any, draws: Any, *images: Any) -> list[Any]:
+            u = on_processor.uniform_rows_of(seed, epoch, draws, self._count)
+            return [self._array(image, name, u) for name, image in zip(names, images, strict=True)]
+
+        names, given = list(images), list(images.values())
+        if not tf.executing_eagerly():
+            dtypes = [one.dtype for one in given]
+            made = tf.numpy_function(changed, [seed, epoch, draws, *given], dtypes, stateful=False)
+            return {
+                name: tf.ensure_shape(one, images[name].shape) for name, one in zip(names, made, strict=True)
+            }
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def recorded(*given: Any) -> Any:
+            def gradient(*upstream: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(given)
+                    made = list(
+                        self._apply(dict(zip(names, given, strict=True)), seed, epoch, draws).values()
+                    )
+                return tape.gradient(made, given, list(upstream))
+
+            arrays = changed(*(np.asarray(one) for one in (seed, epoch, draws, *given)))
+            return tuple(tf.convert_to_tensor(one) for one in arrays), gradient
+
+        return dict(zip(names, recorded(*given), strict=True))
+
+    def _array(self, image: Any, name: str, u: Any) -> Any:
+        is_coloured = bool(self._ranges(image.shape[3], name))
+        # What grey images do not have, they are not changed in.
+        colours = [self._arguments[kind] for kind in _COLOURS] if is_coloured else []
+        return on_processor.changed(image, u, self._steps, self._arguments, colours, self._memory)
+
+    # ---- changes by TensorFlow's operations -----------------------------------------------------
 
     def _compiled(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
@@ -251,29 +301,33 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             warp = partial(warped, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
             return warp(values - low, matrices) + low if low else warp(values, matrices)
         if step == "colour":
-            colours = arguments["colours"]
-            if values.shape[3] not in (1, 3) or (colours is not None and name and name not in colours):
-                return values
-            return self._coloured(values, u, of_bytes)
+            return self._coloured(values, u, of_bytes, self._ranges(values.shape[3], name))
         boxes = erased_boxes(
             u, height, width, arguments["cutout"], arguments["cutout_scale"], arguments["cutout_ratio"]
         )
         return erased(values, boxes, arguments["fill"])
 
-    def _coloured(self, values: Any, u: Any, of_bytes: bool) -> Any:
-        arguments = self._arguments
-        # Grey images have neither saturation nor hue.
-        kinds = _COLOURS if values.shape[3] == 3 else _COLOURS[:2]
-        every = enumerate(arguments[kind] for kind in kinds)
-        ranges = {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
+    def _coloured(
+        self, values: Any, u: Any, of_bytes: bool, ranges: Mapping[int, tuple[float, float]]
+    ) -> Any:
         if not ranges:
             return values
         factors, order = jitter(u, ranges)
-        low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
+        low, high = (0.0, 1.0) if of_bytes else self._arguments["value_range"]
         if (low, high) == (0.0, 1.0):
             return jittered(values, factors, order, list(ranges), of_bytes=of_bytes)
         scaled = (values - low) / (high - low)
         return jittered(scaled, factors, order, list(ranges), of_bytes=False) * (high - low) + low
+
+    def _ranges(self, channels: int, name: str) -> dict[int, tuple[float, float]]:
+        """The ranges of those of brightness, contrast, saturation and hue that change images."""
+        colours = self._arguments["colours"]
+        if channels not in (1, 3) or (colours is not None and name and name not in colours):
+            return {}
+        # Grey images have neither saturation nor hue.
+        kinds = _COLOURS if channels == 3 else _COLOURS[:2]
+        every = enumerate(self._arguments[kind] for kind in kinds)
+        return {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
 
     def _images(self, named: Mapping[str, Any]) -> list[str]:
         """Names of the inputs that are images."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -17,8 +19,9 @@ import fastpipe
 import fastpipe.tf
 from fastpipe import augment as of_torch
 from fastpipe.core import keys
+from fastpipe.core.native import native
 from fastpipe.errors import AugmentError
-from fastpipe.tf import Augment
+from fastpipe.tf import Augment, on_processor
 from fastpipe.tf.keyed import uniforms
 from fastpipe.types import Key
 
@@ -52,6 +55,40 @@ _CASES: list[tuple[dict[str, Any], list[Any]]] = [
     ),
 ]  # fmt: skip
 _KEY = Key(5, 2, np.arange(16))
+_WAYS = ("eager", "map", "operations", "compiled", "compiled by the caller")
+
+
+def _changed(augment: Any, images: Any, way: str, key: Any = _KEY) -> Any:
+    """Images as a way changes them: the first two of ``_WAYS`` are the native core's."""
+    key = tuple(tf.constant(one, tf.int64) for one in key)
+    if way == "eager":
+        return augment(images, key=key).numpy()
+    if way == "map":
+        dataset = tf.data.Dataset.from_tensors(images).map(lambda one: augment(one, key=key))
+        assert dataset.element_spec.shape == images.shape
+        return next(iter(dataset)).numpy()
+    compiled = way == "compiled by the caller"
+    return tf.function(lambda one: augment(one, key=key), jit_compile=compiled or None)(images).numpy()
+
+
+@pytest.fixture
+def not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's products of matrices as Augment has them: on some processors its library fuses operations."""
+    monkeypatch.setattr("fastpipe.augment.affine._library_fuses", lambda: False)
+
+
+@pytest.fixture
+def natively_changed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of batches that the native core changes from now on."""
+    shapes: list[tuple[int, ...]] = []
+    changed = on_processor.changed
+
+    def noted(images: Any, *others: Any) -> Any:
+        shapes.append(images.shape)
+        return changed(images, *others)
+
+    monkeypatch.setattr(on_processor, "changed", noted)
+    return shapes
 
 
 def _images(dtype: str, shape: tuple[int, ...] = (16, 40, 52, 3)) -> Any:
@@ -80,25 +117,157 @@ def test_the_numbers_are_those_of_keys(seed: int, epoch: int, draws: list[int], 
 
 
 @pytest.mark.few(16)
-@pytest.mark.parametrize("jit_compile", [True, False])
+@pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("number", range(len(_CASES)), ids=lambda number: "+".join(_CASES[number][0]))
-def test_equal_to_torch(number: int, dtype: str, jit_compile: bool) -> None:
+def test_equal_to_torch(number: int, dtype: str, way: str, not_fused: None) -> None:
     arguments, chain = _CASES[number]
     if dtype == "uint8" and "fill" in arguments:
         arguments = {**arguments, "fill": 128}
         chain = [of_torch.RandomAffine((10, 60), interpolation="bilinear", fill=128)]
     images = _images(dtype)
-    made = Augment(value_range=(0, 1), jit_compile=jit_compile, **arguments)(images, key=_KEY).numpy()
+    augment = Augment(value_range=(0, 1), jit_compile=way == "compiled", **arguments)
+    made = _changed(augment, images, way)
     wanted = _by_torch(chain, images)
     assert made.dtype == wanted.dtype == dtype
     assert np.any(wanted != images)
+    if way in _WAYS[:2]:
+        np.testing.assert_array_equal(made, wanted)
+        return
     apart = np.abs(made.astype(np.float64) - wanted)
     if dtype == "uint8":  # what a warp rounds the other way, steps that come after it enlarge
         assert apart.max() <= (4 if "hue" in arguments else 1)
         assert (apart > 0).mean() < 1e-3
     else:
         assert apart.max() < 2e-5
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 1), (17, 31)], ids=str)
+def test_the_native_core_gives_what_the_operations_give(
+    size: tuple[int, int], channels: int, dtype: str
+) -> None:
+    images = tf.cast(_images("float32", (16, *size, channels)) * 255, dtype)
+    augment = Augment(jit_compile=False, fill=3, **_ALL)
+    made, again, wanted = (
+        _changed(augment, images, way).astype(np.float32) for way in ("eager", "map", "operations")
+    )
+    np.testing.assert_array_equal(made, again)
+    apart = np.abs(made - wanted)
+    if dtype in ("float16", "bfloat16"):
+        assert apart.max() <= (0.25 if dtype == "float16" else 2)  # one unit in the last place of 255
+    elif dtype == "float32":
+        assert apart.max() <= 0.01
+    else:
+        assert apart.max() <= 4 and (apart > 0).sum() <= 2 + 0.01 * apart.size
+
+
+@pytest.mark.parametrize("values", [(0, 1), (-1, 1), (-5, 20)], ids=str)
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_both_ways_agree_in_any_range_of_values(values: tuple[float, float], interpolation: Any) -> None:
+    low, high = values
+    images = _images("float32") * (high - low) + low
+    augment = Augment(value_range=values, fill=low, interpolation=interpolation, jit_compile=False, **_ALL)
+    one, other = (_changed(augment, images, way) for way in ("eager", "operations"))
+    apart = np.abs(one - other)
+    # A place in the middle between two pixels may be either's.
+    assert (apart > 1e-4 * (high - low)).mean() < (1e-3 if interpolation == "nearest" else 1e-9)
+
+
+def test_numbers_that_are_none_stay_where_they_are() -> None:
+    images = _images("float32")
+    images[:, 0, 0], images[:, 5, 5], images[:, 39, 51] = np.nan, np.inf, -np.inf
+    made = Augment(horizontal_flip=0.5, vertical_flip=0.5)(images, key=_KEY).numpy()
+    np.testing.assert_array_equal(np.sort(made.reshape(16, -1)), np.sort(images.reshape(16, -1)))
+    warped = Augment(rotation=5, translation=0.1)(images, key=_KEY).numpy()
+    assert 0 < np.isnan(warped).mean() < 0.05
+
+
+def test_of_matrices_that_are_none_nothing_outside_is_read() -> None:
+    images = _images("float32") + 1
+    cases: list[dict[str, Any]] = [
+        {"rotation": (-np.inf, np.inf)}, {"zoom": (1e-30, 1e-30)}, {"zoom": (1e30, 1e30)},
+    ]  # fmt: skip
+    for arguments in cases:
+        with np.errstate(all="ignore"):
+            made = Augment(fill=0.5, **arguments)(images, key=_KEY).numpy()
+        assert made.min() >= 0.5 and made.max() <= 2
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+def test_no_instruction_set_changes_a_bit(dtype: str) -> None:
+    images = tf.cast(_images("float32", (16, 33, 51, 3)) * 255, dtype)
+    augment, before = Augment(**_ALL), native.level()
+    try:
+        made = [
+            augment(images, key=_KEY).numpy().tobytes() for level in range(3) if native.force_level(level)
+        ]
+    finally:
+        assert native.force_level(before)
+    assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8, 3), (2, 0, 8, 3), (2, 8, 0, 3)], ids=str)
+def test_images_of_no_pixels(shape: tuple[int, ...]) -> None:
+    images = np.zeros(shape, np.float32)
+    key = Key(0, 0, np.arange(shape[0]))
+    assert Augment(**_ALL)(images, key=key).shape == shape
+    assert _changed(Augment(**_ALL), images, "map", key).shape == shape
+
+
+def test_without_changes_images_stay() -> None:
+    images = _images("uint8")
+    cases: list[tuple[dict[str, Any], int]] = [({}, 3), ({"brightness": 0.5}, 5), ({"hue": 0.5}, 1)]
+    for arguments, channels in cases:
+        given = np.resize(images, (16, 8, 9, channels))
+        np.testing.assert_array_equal(Augment(**arguments)(given, key=_KEY), given)
+
+
+# ---- where the native core is used -----------------------------------------------------------------
+
+
+def test_values_in_memory_and_datasets_are_changed_natively(natively_changed: Any) -> None:
+    images, augment = tf.constant(_images("uint8")), Augment(jit_compile=False, **_ALL)
+    augment(images)
+    assert natively_changed == [images.shape]
+    dataset = tf.data.Dataset.from_tensors(images)
+    assert len(list(dataset.map(augment, num_parallel_calls=2))) == 1
+    assert len(list(dataset.map(lambda image: augment(image) // 2))) == 1
+    assert len(list(dataset.flat_map(lambda image: dataset.map(augment)))) == 1
+    assert len(natively_changed) == 4
+
+
+def test_functions_are_made_of_operations(natively_changed: Any) -> None:
+    images, augment = tf.constant(_images("uint8")), Augment(jit_compile=False, **_ALL)
+    function = tf.function(augment)
+    function(images)
+    tf.function(augment, jit_compile=True)(images)
+    tf.function(lambda image: function(image), jit_compile=True)(images)  # the trace is used again
+    assert len(list(tf.data.Dataset.from_tensors(images).map(tf.function(augment)))) == 1
+    assert natively_changed == []
+
+
+def test_gradients_are_those_of_the_operations() -> None:
+    augment, images = Augment(jit_compile=False, **_ALL), tf.constant(_images("float32") * 255)
+    weights = tf.constant(np.random.default_rng(1).random(images.shape, np.float32))
+    gradients = []
+    for change in (augment, tf.function(augment)):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            loss = tf.reduce_sum(change(images * 1.0, key=tuple(map(tf.constant, _KEY))) * weights)
+        gradients.append(tape.gradient(loss, images))
+    assert np.any(gradients[0] != 0)
+    np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-5)
+
+
+def test_neither_torch_nor_numba_is_imported() -> None:
+    code = (
+        "import sys, numpy as np; from fastpipe.tf import Augment\n"
+        f"Augment(**{_ALL})(np.zeros((2, 8, 8, 3), np.float32))\n"
+        "assert not {'torch', 'numba', 'llvmlite'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_keras_s_range_of_values_is_the_default() -> None:

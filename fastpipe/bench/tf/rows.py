@@ -155,7 +155,7 @@ def _augmented() -> list[Spec]:
         Spec("augment", "stateless", "tf.image.stateless_random_…", "replaced",
              of(augmenting.by_stateless_operations), each),
         Spec("augment", "layer", "fastpipe.tf.Augment", "fastpipe", of(augmenting.by_augment),
-             "compiled by XLA; brightness is a factor"),
+             "brightness is a factor"),
     ]  # fmt: skip
 
 
