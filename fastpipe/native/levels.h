@@ -11,14 +11,17 @@
 #endif
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__)
+// Vectors are handed over inside of kernels only, where all is inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
 #if (defined(__x86_64__) || defined(__i386__)) && !defined(FASTPIPE_SANITIZED)
 #define FASTPIPE_X86 1
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined vectors inside its own intrinsics for mistakes.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-// Vectors are handed over inside of kernels only, where all is inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
 #define FASTPIPE_AVX2 __attribute__((target("avx2,fma")))
 #define FASTPIPE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,prefer-vector-width=512")))
 #else

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <set>
@@ -216,10 +217,11 @@ TEST("engine: a job that the caller joins is done when run() returns, each item 
 }
 
 TEST("engine: who joins a job does all of it while other threads are busy, or throw") {
-  auto busy = std::make_shared<Counted>(64, wait_until_open);
+  const int threads = std::max(2, engine()->threads());
+  auto busy = std::make_shared<Counted>(threads, wait_until_open);
   busy->is_open = false;
-  const std::int64_t job = engine()->submit(busy, wide(), 2);
-  while (busy->running < engine()->threads()) sleep_ms(1);
+  const std::int64_t job = engine()->submit(busy, std::make_shared<Channel>(threads), threads);
+  while (busy->running < threads) sleep_ms(1);
   auto work = std::make_shared<Counted>(100, [](Counted&, std::int64_t item) {
     if (item == 50) throw std::runtime_error("an item that fails");
   });
