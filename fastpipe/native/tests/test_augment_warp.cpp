@@ -49,7 +49,8 @@ std::vector<float> warped(const AugmentPlan& plan, std::vector<float> image, std
   std::vector<float> out(image.size());
   Arena arena;
   const ImageView to = view_of(out, channels, size, is_interleaved);
-  CHECK(augment(plan, view_of(image, channels, size, is_interleaved), nullptr, matrix, to, false, arena) == Change::made);
+  CHECK(augment(plan, view_of(image, channels, size, is_interleaved), nullptr, matrix, to, false, arena) ==
+        Change::made);
   return out;
 }
 
