@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.draws import uniform_rows
 from fastpipe.augment.parameters import Float64Array, Parameters
 from fastpipe.augment.steps import Step
-from fastpipe.augment.tables import Layout, Shape, dtype_after, shape_after, untraced
+from fastpipe.augment.tables import Layout, Shape, drawn_table, dtype_after, shape_after, untraced
 from fastpipe.engine.slots import SlotPool
 from fastpipe.errors import AugmentError
 from fastpipe.types import Key
@@ -140,7 +141,7 @@ class Augmentation:
         return self.names if self.applied_names is None else self.applied_names
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        """Parameters for uniform numbers.  Default: none are drawn.
+        """Parameters for uniform numbers.  Default: as ``drawn_as`` says, or none are drawn.
 
         Args:
             u: (N, draws), in [0, 1).
@@ -149,7 +150,14 @@ class Augmentation:
         Returns:
             (N, len(names)).
         """
-        return np.zeros((len(u), len(self.names)))
+        if self.drawn_as(shape[0]) is None:
+            return np.zeros((len(u), len(self.names)))
+        return drawn_table([self], u, shape)
+
+    def drawn_as(self, channels: int) -> Sequence[Drawn] | None:
+        """How each parameter of a sample of so many channels comes of the uniform number in its place; None
+        where ``table`` draws them."""
+        return None
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         """What is applied for parameters of samples of this shape: (N, len(applied_names))."""

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.images import BatchTransform, Columns
-from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
 from fastpipe.augment.tables import Shape
 from fastpipe.errors import AugmentError
@@ -54,8 +53,8 @@ class GaussianBlur(BatchTransform):
                 f"{shape[2]}×{shape[3]} pixels are too few for it: take a smaller kernel"
             )
 
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return between(u, *self.sigma)
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("between", *self.sigma)]
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         return [self.step(column, _LEAST)]

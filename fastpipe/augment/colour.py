@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import jitter_table
+from fastpipe.augment.distributions import Drawn, jitter_table
 from fastpipe.augment.images import BatchTransform, Columns, chosen
 from fastpipe.augment.options import probability, two_numbers
 from fastpipe.augment.parameters import Float64Array
@@ -167,8 +167,8 @@ class RandomGrayscale(BatchTransform):
     def __init__(self, p: float = 0.1) -> None:
         self.p = probability(p)
 
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return (u < self.p).astype(np.float64)
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("flag", self.p)]
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
         return [Step("grey", column)]

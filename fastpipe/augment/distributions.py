@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from fastpipe.augment.parameters import Float64Array
 
 __all__ = [
-    "BETA_DRAWS", "affine_table", "beta", "between", "crop_boxes", "erased_boxes", "erasing_table",
-    "integers", "jitter_table", "orders",
+    "BETA_DRAWS", "Drawn", "about_one", "affine_table", "beta", "between", "crop_boxes", "drawn",
+    "erased_boxes", "erasing_table", "integers", "jitter_table", "orders",
 ]  # fmt: skip
 
 _TRIES = 10
@@ -25,13 +26,48 @@ _SEEDS = 1 << 24  # whole numbers up to this are exact as float32
 BETA_DRAWS = 2 * (3 * _GAMMA_TRIES + 1)
 
 
-def between(u: Float64Array, low: float, high: float) -> Float64Array:
+def between(u: Float64Array, low: Any, high: Any) -> Float64Array:
     """Uniform numbers in [low, high).
 
     >>> between(np.array([0.0, 0.5]), -1.0, 3.0)
     array([-1.,  1.])
     """
-    return low + u * (high - low)
+    found: Float64Array = low + u * (high - low)
+    return found
+
+
+class Drawn(NamedTuple):
+    """How a parameter comes of a uniform number of its own.
+
+    Attributes:
+        kind: ``"flag"``: whether the number is below ``low``; ``"between"``: see ``between``;
+            ``"about_one"``: see ``about_one``; ``"whole"``: whole numbers below ``low``.
+        low, high: see there.
+    """
+
+    kind: str
+    low: float
+    high: float = 0.0
+
+
+def drawn(kind: str, u: Float64Array, low: Any, high: Any) -> npt.NDArray[Any]:
+    """Parameters of uniform numbers (N, K): see ``Drawn``; ``low`` and ``high`` are numbers, or (K,)."""
+    if kind == "flag":
+        found: npt.NDArray[Any] = u < low
+        return found
+    if kind == "whole":
+        return np.asarray(np.floor(u * low))
+    return between(u, low, high) if kind == "between" else about_one(u, low, high)
+
+
+def about_one(u: Float64Array, low: Any, high: Any) -> Float64Array:
+    """Factors in [low, high), of which half are below 1, which is between them: as nnU-Net draws them.
+
+    >>> about_one(np.array([0.0, 0.25, 0.5, 0.75]), 0.5, 2.0)
+    array([0.5 , 0.75, 1.  , 1.5 ])
+    """
+    twice = 2 * u
+    return np.where(u < 0.5, between(twice, low, 1.0), between(twice - 1, 1.0, high))
 
 
 def integers(u: Float64Array, count: npt.ArrayLike) -> Float64Array:

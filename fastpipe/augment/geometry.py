@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import crop_boxes
+from fastpipe.augment.distributions import Drawn, crop_boxes
 from fastpipe.augment.images import BatchTransform, Columns, Moves, Size, chosen
 from fastpipe.augment.matrices import identity, of_crops
 from fastpipe.augment.options import increasing, interpolation_of, probability
@@ -32,8 +32,8 @@ class _RandomFlip(BatchTransform):
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return (u < self.p).astype(np.float64)
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("flag", self.p)]
 
     def for_masks(self) -> BatchTransform:
         return self

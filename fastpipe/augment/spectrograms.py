@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.images import BatchTransform, Columns
 from fastpipe.augment.options import probability, range_about_zero
 from fastpipe.augment.parameters import Float64Array
@@ -140,8 +140,8 @@ class RandomGain(_OfSpectrograms):
             raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
         self.gain_db, self.scale = range_about_zero(gain_db, "gain_db"), scale
 
-    def table(self, u: Float64Array, shape: Shape) -> Float64Array:
-        return between(u, *self.gain_db)
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("between", *self.gain_db)]
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
         if self.scale == "decibel":

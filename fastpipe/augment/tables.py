@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fastpipe.augment.distributions import drawn
 from fastpipe.augment.parameters import Float64Array
 
 __all__ = [
@@ -47,9 +48,20 @@ class _Part(NamedTuple):
     """Where an operation's numbers are: what is drawn for it, its parameters, and what is applied."""
 
     op: Any
+    is_simple: bool  # see ``drawn_as``
     draws: slice
     names: slice
     applied: slice
+
+
+class _Simple(NamedTuple):
+    """Parameters of a kind (see ``Drawn``): their columns, and those of uniform numbers."""
+
+    kind: str
+    draws: npt.NDArray[np.intp]
+    names: npt.NDArray[np.intp]
+    low: Float64Array
+    high: Float64Array
 
 
 class Layout:
@@ -68,35 +80,44 @@ class Layout:
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
         self._parts: list[_Part] = []
-        self._gates: list[Any] = []
-        at: list[tuple[int, int, int]] = []
-        self._add(ops, channels, at)
-        self._of_gates = tuple(np.array(column, np.intp) for column in zip(*at, strict=True)) if at else ()
+        self._gates: list[tuple[slice, slice]] = []  # columns of parameters, and of what is applied
+        simple: dict[str, list[tuple[int, int, float, float]]] = {}
+        self._add(ops, channels, simple)
+        # Numbers of a kind are drawn together.
+        self._simple = [
+            _Simple(kind, *(np.array(column) for column in zip(*columns, strict=True)))
+            for kind, columns in simple.items()
+        ]
         self._copies = self._same()
 
-    def _add(self, ops: Ops, channels: int, gates: list[tuple[int, int, int]]) -> None:
+    def _add(self, ops: Ops, channels: int, simple: dict[str, list[tuple[int, int, float, float]]]) -> None:
         for op in ops:
             inner = op.inner
             if inner is not None:
-                gates.append((self.draws, self.names, self.applied))
-                self._gates.append(op)
+                simple.setdefault("flag", []).append((self.draws, self.names, op.p, 0.0))
+                names, applied = slice(self.names, self.names + 1), slice(self.applied, self.applied + 1)
+                self._gates.append((names, applied))
                 self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
-                self._add(inner, channels, gates)
+                self._add(inner, channels, simple)
                 continue
+            drawn_as = op.drawn_as(channels)
+            for at, one in enumerate(drawn_as or ()):
+                place = (self.draws + at, self.names + at, one.low, one.high)
+                simple.setdefault(one.kind, []).append(place)
             ends = (
                 self.draws + op.draws_for(channels),
                 self.names + len(op.names_for(channels)),
                 self.applied + len(op.applied_names_for(channels)),
             )
             begins = (self.draws, self.names, self.applied)
-            self._parts.append(_Part(op, *(slice(*pair) for pair in zip(begins, ends, strict=True))))
+            slices = (slice(*pair) for pair in zip(begins, ends, strict=True))
+            self._parts.append(_Part(op, drawn_as is not None, *slices))
             self.draws, self.names, self.applied = ends
 
     def _same(self) -> list[tuple[slice, slice]]:
         """Columns of parameters that are applied as they are, in as few pieces as can be."""
         edges = [(part.names, part.applied) for part in self._parts if part.op.applies_parameters]
-        if self._of_gates:
-            edges += [(slice(n, n + 1), slice(a, a + 1)) for _, n, a in zip(*self._of_gates, strict=True)]
+        edges += self._gates
         found: list[tuple[slice, slice]] = []
         for names, applied in sorted(edges, key=lambda pair: (pair[0].start, pair[0].stop)):
             if found and found[-1][0].stop == names.start and found[-1][1].stop == applied.start:
@@ -109,11 +130,11 @@ class Layout:
     def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
         """Parameters for uniform numbers, of samples of this shape: (N, names)."""
         found = np.empty((len(u), self.names))
-        if self._gates:
-            draws, names, _ = self._of_gates
-            found[:, names] = u[:, draws] < np.array([op.p for op in self._gates])
+        for one in self._simple:
+            found[:, one.names] = drawn(one.kind, u[:, one.draws], one.low, one.high)
         for part in self._parts:
-            found[:, part.names] = part.op.table(u[:, part.draws], shape)
+            if not part.is_simple:
+                found[:, part.names] = part.op.table(u[:, part.draws], shape)
             shape = part.op.shape_after(shape)
         return found
 

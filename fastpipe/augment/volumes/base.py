@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from fastpipe.augment.base import FLOATS, Augmentation
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
@@ -18,7 +17,7 @@ from fastpipe.augment.volumes.chain import VolumeChain
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
-__all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "about_one", "axes_of", "limits_of"]
+__all__ = ["AXES", "FLOATS", "PerChannel", "VolumeTransform", "axes_of", "limits_of"]
 
 AXES = ("depth", "height", "width")
 
@@ -62,17 +61,15 @@ class PerChannel(VolumeTransform):
     """Changes each channel with numbers of its own.
 
     Attributes:
-        of_channel: names of a channel's parameters.
-        draws_of_channel: uniform numbers that they need.
+        of_channel: names of a channel's parameters, each of a uniform number of its own.
         step: what the native core calls it.
     """
 
     step: str
     of_channel: tuple[str, ...]
-    draws_of_channel: int
 
     def draws_for(self, channels: int) -> int:
-        return channels * self.draws_of_channel
+        return channels * len(self.of_channel)
 
     def names_for(self, channels: int) -> tuple[str, ...]:
         return tuple(f"{c}.{name}" for c in range(channels) for name in self.of_channel)
@@ -80,10 +77,8 @@ class PerChannel(VolumeTransform):
     def applied_names_for(self, channels: int) -> tuple[str, ...]:
         return self.names_for(channels)
 
-    def table(self, u: Float64Array, shape: Sequence[int]) -> Float64Array:
-        # Channels are as samples are.
-        flat = self.channel_table(u.reshape(-1, self.draws_of_channel))
-        return flat.reshape(len(u), shape[0] * len(self.of_channel))
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [*self.channel_drawn_as()] * channels
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step(self.step, column, self.step_options())]
@@ -93,8 +88,8 @@ class PerChannel(VolumeTransform):
         return ()
 
     @abstractmethod
-    def channel_table(self, u: Float64Array) -> Float64Array:
-        """Parameters of channels, (N, len(of_channel)), for uniform numbers, (N, draws_of_channel)."""
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        """How each parameter of a channel comes of the uniform number in its place."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, own in enumerate(row.reshape(-1, len(self.of_channel))):
@@ -103,19 +98,6 @@ class PerChannel(VolumeTransform):
     @abstractmethod
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         """Change a channel of a ``Volume``."""
-
-
-def about_one(u: Float64Array, low: float, high: float) -> Float64Array:
-    """Factors in [low, high), of which half are below 1 where 1 is between them: as nnU-Net draws them.
-
-    >>> import numpy as np
-    >>> about_one(np.array([0.0, 0.25, 0.5, 0.75]), 0.5, 2.0)
-    array([0.5 , 0.75, 1.  , 1.5 ])
-    """
-    if not low < 1.0 < high:
-        return between(u, low, high)
-    twice = 2 * u
-    return np.where(u < 0.5, between(twice, low, 1.0), between(twice - 1, 1.0, high))
 
 
 def limits_of(value: Any, name: str, least: float = 0.0) -> tuple[float, float]:

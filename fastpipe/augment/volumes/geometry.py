@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.options import plain, probability, range_about_zero
 from fastpipe.augment.parameters import Float32Array, Float64Array
 from fastpipe.augment.steps import Step
@@ -53,8 +54,8 @@ class RandomFlip3D(_Geometry):
         self.axes, self.p = axes_of(axes), probability(p)
         self.draws, self.names = len(self.axes), tuple(f"flips_{AXES[axis]}" for axis in self.axes)
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        return (u < self.p).astype(np.float64)
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return [Drawn("flag", self.p)] * len(self.axes)
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         axes = [axis + 1 for axis, is_flipped in zip(self.axes, row, strict=True) if is_flipped]

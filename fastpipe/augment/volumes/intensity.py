@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
 from fastpipe.augment.volumes import noise
-from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, about_one, limits_of
+from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, limits_of
 from fastpipe.augment.volumes.volume import Volume
 
 __all__ = ["Brightness3D", "Contrast3D", "Gamma3D", "GaussianNoise3D"]
@@ -39,11 +39,8 @@ class GaussianNoise3D(VolumeTransform):
     def __init__(self, std: Any = (0.0, 0.1)) -> None:
         self.std = limits_of(std, "std")
 
-    def table(self, u: Float64Array, shape: tuple[int, ...]) -> Float64Array:
-        found = np.empty((len(u), 2))
-        found[:, 0] = between(u[:, 0], *self.std)
-        found[:, 1] = np.floor(u[:, 1] * noise.SEEDS)
-        return found
+    def drawn_as(self, channels: int) -> Sequence[Drawn]:
+        return Drawn("between", *self.std), Drawn("whole", noise.SEEDS)
 
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
         return [Step("noise", column)]
@@ -60,15 +57,12 @@ class _Factor(PerChannel):
     """Has a factor for each channel."""
 
     of_channel: tuple[str, ...] = ("is_changed", "factor")
-    draws_of_channel = 2
     limits: tuple[float, float]
     p_channel: float
 
-    def channel_table(self, u: Float64Array) -> Float64Array:
-        found = np.empty((len(u), 2))
-        found[:, 0] = u[:, 0] < self.p_channel
-        found[:, 1] = about_one(u[:, 1], *self.limits)
-        return found
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        kind = "about_one" if self.limits[0] < 1.0 < self.limits[1] else "between"
+        return Drawn("flag", self.p_channel), Drawn(kind, *self.limits)
 
     def extra_repr(self) -> str:
         return f"{self.limits}, p_channel={self.p_channel}"

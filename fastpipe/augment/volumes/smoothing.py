@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from fastpipe.augment.distributions import between
+from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.options import probability
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.volumes.base import PerChannel, axes_of, limits_of
@@ -37,7 +35,6 @@ class GaussianBlur3D(PerChannel):
 
     step = "blur"
     of_channel = ("is_blurred", "sigma_depth", "sigma_height", "sigma_width")
-    draws_of_channel = 4
 
     def __init__(
         self, sigma: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
@@ -45,12 +42,9 @@ class GaussianBlur3D(PerChannel):
         self.sigma, self.axes = limits_of(sigma, "sigma"), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
 
-    def channel_table(self, u: Float64Array) -> Float64Array:
-        table = np.zeros((len(u), 4))
-        table[:, 0] = u[:, 0] < self.p_channel
-        for axis in self.axes:
-            table[:, 1 + axis] = between(u[:, 1 + axis], *self.sigma)
-        return table
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        limits = [self.sigma if axis in self.axes else (0.0, 0.0) for axis in range(3)]
+        return Drawn("flag", self.p_channel), *(Drawn("between", *one) for one in limits)
 
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         for axis, sigma in enumerate(row[1:]):
@@ -78,7 +72,6 @@ class LowResolution3D(PerChannel):
 
     step = "low_resolution"
     of_channel = ("is_changed", "scale")
-    draws_of_channel = 2
 
     def __init__(
         self, scale: Any = (0.5, 1.0), axes: int | Sequence[int] = (0, 1, 2), p_channel: float = 1.0
@@ -88,11 +81,8 @@ class LowResolution3D(PerChannel):
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
 
-    def channel_table(self, u: Float64Array) -> Float64Array:
-        found = np.empty((len(u), 2))
-        found[:, 0] = u[:, 0] < self.p_channel
-        found[:, 1] = between(u[:, 1], *self.scale)
-        return found
+    def channel_drawn_as(self) -> Sequence[Drawn]:
+        return Drawn("flag", self.p_channel), Drawn("between", *self.scale)
 
     def on_channel(self, canvas: Volume, channel: int, row: Float64Array) -> None:
         for axis in self.axes if row[0] else ():
