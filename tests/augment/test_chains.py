@@ -232,10 +232,11 @@ def test_threads_keep_nothing_of_a_batch() -> None:
     """Neither of one that was made, nor of one on which an operation failed."""
 
     class Failing(augment.RandomHorizontalFlip):
-        def on_canvas(self, canvas: Any, row: Any) -> None:
+        def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
             raise RuntimeError("fails")
 
-    for ops in ([augment.RandomHorizontalFlip(), augment.Normalize([0.5] * 3, [0.5] * 3)], [Failing(1.0)]):
+    flip = augment.RandomVerticalFlip()
+    for ops in ([flip, augment.Normalize([0.5] * 3, [0.5] * 3)], [flip, Failing(1.0)]):
         chain, images = augment.Compose(ops), torch.rand(4, 3, 8, 8)
         given = weakref.ref(images)
         with contextlib.suppress(RuntimeError):
@@ -323,10 +324,18 @@ class Louder(augment.BatchTransform):
     """Somebody's own, of spectrograms."""
 
     ranks = (3, 4)
-    does_batches = True
 
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
         return images * 2
+
+
+def test_what_a_subclass_does_with_tensors_is_done_on_the_processor(make_images: Make) -> None:
+    class Brighter(augment.RandomHorizontalFlip):
+        def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
+            return images + 1
+
+    images = make_images()
+    assert torch.equal(augment.Compose([Brighter(), augment.RandomVerticalFlip(0.0)])(images), images + 1)
 
 
 def test_an_operation_without_what_changes_samples_is_not_made() -> None:

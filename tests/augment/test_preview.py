@@ -189,9 +189,6 @@ class _Own(augment.BatchTransform):
     def table(self, u: Any, shape: tuple[int, ...]) -> Any:
         return u
 
-    def on_canvas(self, canvas: Any, row: Any) -> None:
-        canvas.planes[:] *= np.float32(row[0])
-
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
         return images * columns["strength"].view(-1, 1, 1, 1)
 
