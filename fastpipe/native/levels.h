@@ -11,11 +11,6 @@
 #endif
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__)
-// Vectors are handed over inside of kernels only, where all is inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
 #if (defined(__x86_64__) || defined(__i386__)) && !defined(FASTPIPE_SANITIZED)
 #define FASTPIPE_X86 1
 #if defined(__GNUC__) && !defined(__clang__)
