@@ -79,7 +79,9 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "augment",
         "torch",
     },
-    "tf": _BASE | _MIDDLE | {"_beside", "augment", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
+    "tf": _BASE
+    | _MIDDLE
+    | {"_beside", "augment", "core", "images", "sampling", "arrays", "hdf5", "volumes", "tf"},
     "testing": _BASE | {"testing"},
     "bench": {
         "console",
