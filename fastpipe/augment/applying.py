@@ -180,5 +180,5 @@ def kind_of(ops: Sequence[Augmentation]) -> str:
 
 
 def chain_type_of(ops: Sequence[Augmentation]) -> type[Chain]:
-    """What calls augmentations that were checked."""
+    """Return the chain class of augmentations that were checked."""
     return ops[0].chain_type if ops else ImageChain

@@ -107,7 +107,7 @@ class Augmentation:
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
         if name in self.__dict__:
-            _changes += 1  # what chains keep of their operations is not true any more
+            _changes += 1  # chains forget what they computed from their operations
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,12 +127,12 @@ class Augmentation:
 
     @property
     def inner(self) -> Sequence[Any] | None:
-        """The operations that it does or leaves out; None where it is none of that kind."""
+        """The operations that it applies to some samples; None if it has none."""
         return None
 
     @property
     def applies_parameters(self) -> bool:
-        """Whether what is applied is the parameters, as they are."""
+        """True if the parameters are applied as they are."""
         return type(self).applied is Augmentation.applied
 
     @property
@@ -155,8 +155,11 @@ class Augmentation:
         return drawn_table([self], u, shape)
 
     def drawn_as(self, channels: int) -> Sequence[Drawn] | None:
-        """How each parameter of a sample of so many channels comes of the uniform number in its place; None
-        where ``table`` draws them."""
+        """Say how each parameter is computed from the uniform number in its place; None if ``table`` does it.
+
+        Args:
+            channels: of a sample.
+        """
         return None
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
@@ -164,7 +167,7 @@ class Augmentation:
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """What the processor's kernels do with a sample of this shape.  Default: None, as they cannot do it.
+        """Return the native core's steps for a sample of this shape.  Default: None, if there are none.
 
         Args:
             column: where its numbers begin in what is applied for a chain.
@@ -246,7 +249,6 @@ class Chain(ABC):
         lengths_at: int | None = None,
     ) -> None:
         self.ops, self.name, self.lengths_at = tuple(ops), name, lengths_at
-        # Of the chain's kind, as what runs them takes them.
         self.steps: tuple[Any, ...] = self.ops if steps is None else tuple(steps)
         self.memory, self.memory_of_others = SlotPool(_SLOTS), SlotPool(_SLOTS)
         self._kept: dict[Any, Any] = {}
@@ -254,17 +256,13 @@ class Chain(ABC):
         self.number = _register(self)
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return type(self), (
-            self.ops,
-            self.name,
-            self.steps,
-            self.lengths_at,
-        )  # a copy has a number of its own
+        # A copy has a number of its own.
+        return type(self), (self.ops, self.name, self.steps, self.lengths_at)
 
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
     ) -> Any:
-        """What calling the chain gives: see ``Augmentation.__call__``."""
+        """Draw parameters and apply them: see ``Augmentation.__call__``."""
         batch = self.checked(samples)
         if torch.compiler.is_compiling() and generator is None and key is None:
             table: Tensor = torch.ops.fastpipe.drawn(self.number, batch.shape)
@@ -273,7 +271,7 @@ class Chain(ABC):
         return self.given(samples, batch, table, others)
 
     def given(self, samples: Tensor, batch: Tensor, table: Tensor, others: Sequence[Any]) -> Any:
-        """What a call gives for parameters.
+        """Apply parameters to a batch and to what belongs to it.
 
         Args:
             samples: as they were given.
@@ -298,20 +296,20 @@ class Chain(ABC):
 
     @abstractmethod
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-        """What came with samples (N, …), changed as they are."""
+        """Change what belongs to samples (N, …) as they are changed."""
 
     @abstractmethod
     def referred(self, samples: Tensor, parameters: Sequence[Parameters]) -> Tensor:
-        """What the reference makes of samples on the CPU."""
+        """Change samples on the CPU by the reference."""
 
     # ---- parameters ----------------------------------------------------------------------------
 
     def columns(self, channels: int) -> int:
-        """How many parameters a sample has."""
+        """Return the number of a sample's parameters."""
         return self.layout(False, channels).names
 
     def applied_columns(self, channels: int) -> int:
-        """How many numbers are applied to a sample."""
+        """Return how many numbers are applied to a sample."""
         return self.layout(True, channels).applied
 
     def _drawn(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Tensor:
@@ -323,18 +321,18 @@ class Chain(ABC):
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
     def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
-        """What is applied for parameters of samples (N, …)."""
+        """Compute what is applied for parameters of samples (N, …)."""
         return self.layout(True, shape[1]).computed(table.numpy(), tuple(shape[1:]))
 
     def layout(self, of_steps: bool, channels: int) -> Layout:
-        """Of the operations, or of what is done in their place."""
+        """Return the layout of the operations, or of the steps that replace them."""
         made: Layout = self.kept(
             (of_steps, channels), lambda: Layout(self.steps if of_steps else self.ops, channels)
         )
         return made
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
-        """What was made of the operations for this key, until an attribute of any operation changes."""
+        """Return what ``make`` returned for this key; make it anew once an operation has changed."""
         if self._changes != _changes or len(self._kept) > _MOST_KEPT:
             self._kept, self._changes = {}, _changes
         found = self._kept.get(key)

@@ -37,7 +37,7 @@ def between(u: Float64Array, low: Any, high: Any) -> Float64Array:
 
 
 class Drawn(NamedTuple):
-    """How a parameter comes of a uniform number of its own.
+    """A parameter that is computed from one uniform number.
 
     Attributes:
         kind: ``"flag"``: whether the number is below ``low``; ``"between"``: see ``between``;

@@ -210,7 +210,7 @@ class Untouched(BatchTransform):
         return []
 
     def on_canvas(self, canvas: Any, row: Float64Array) -> None:
-        """Of volumes on a device."""
+        """Leave a volume as it is."""
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return images

@@ -1,4 +1,4 @@
-"""What the native core is told of augmentations: steps, each with its columns of a table of numbers."""
+"""Steps: augmentations as the native core takes them, each with its columns of a table of numbers."""
 
 from __future__ import annotations
 

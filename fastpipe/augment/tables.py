@@ -45,7 +45,7 @@ def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
 
 
 class _Part(NamedTuple):
-    """Where an operation's numbers are: what is drawn for it, its parameters, and what is applied."""
+    """An operation, and the columns of its uniform numbers, its parameters and what is applied."""
 
     op: Any
     is_simple: bool  # see ``drawn_as``
@@ -65,7 +65,7 @@ class _Simple(NamedTuple):
 
 
 class Layout:
-    """Where the numbers of a chain's operations are in its tables.
+    """The columns of a chain's tables.
 
     An operation that others are in, ``RandomApply``, has a number of its own before theirs.
 
@@ -139,7 +139,7 @@ class Layout:
         return found
 
     def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """What is applied for parameters, of samples of this shape: (N, applied)."""
+        """Compute what is applied for parameters of samples of this shape: (N, applied)."""
         found = np.empty((len(table), self.applied))
         for names, applied in self._copies:
             found[:, applied] = table[:, names]
@@ -151,7 +151,7 @@ class Layout:
 
 
 def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
-    """The parameters of a chain: of each operation, by uniform numbers that no other has.
+    """Compute the parameters of a chain from uniform numbers.
 
     Args:
         ops: the chain.
@@ -162,7 +162,7 @@ def drawn_table(ops: Ops, u: Float64Array, shape: Shape) -> Float64Array:
 
 
 def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
-    """What is applied for the parameters of a chain."""
+    """Compute what is applied for the parameters of a chain."""
     return Layout(ops, shape[0]).computed(table, shape)
 
 

@@ -47,7 +47,7 @@ class RowsOf(Sequence[Any]):
 
 
 class Then(NamedTuple):
-    """What is done to images of bytes when the engine has made them, by the thread that did.
+    """A change of images of bytes, made by the thread that decoded them.
 
     Attributes:
         batch: a ``native.AugmentBatch`` that changes each, and says where it goes.
@@ -258,7 +258,7 @@ class ImageBatch(PendingBatch):
 
     @property
     def _is_done_then(self) -> bool:
-        """Whether a sample that the engine has made is where it belongs."""
+        """True if the engine writes samples to where they belong."""
         return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:

@@ -11,11 +11,11 @@ using Kind = AugmentStep::Kind;
 constexpr std::int64_t kMostSide = std::int64_t{1} << 24;    // pixels whose places float32 knows
 constexpr std::int64_t kMostPixels = std::int64_t{1} << 30;  // of a plane: places are 32-bit numbers
 constexpr std::int64_t kMost = std::int64_t{1} << 40;        // numbers of an image, and of a side
-constexpr std::int64_t kLargeBatch = std::int64_t{4}
-                                     << 20;            // bytes; of it nothing is in the nearest caches when it is used
-constexpr std::int64_t kPart = std::int64_t{1} << 19;  // bytes of small images that are worked on together
+constexpr std::int64_t kPart = std::int64_t{1} << 19;        // bytes of small images that are worked on together
+// Bytes of a batch that is larger than the nearest caches.
+constexpr std::int64_t kLargeBatch = std::int64_t{4} << 20;
 
-// What each kind of step has: options, columns, and whether its images are of a size afterwards; and numbers.
+// The numbers of options and of columns of a kind of step.
 struct Form {
   std::size_t options;
   std::int32_t columns;

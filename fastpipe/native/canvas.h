@@ -36,22 +36,19 @@ struct PixelChange {
 //
 // The image is read when its planes are first needed: a change of geometry that comes first reads the part that it
 // needs.  Changes of pixels wait until something needs the pixels, and are then done together, in pieces that stay in
-// the nearest cache; the last ones write to where the image goes.  Memory that cannot be had is null, and said by
-// `has_failed`.
+// the nearest cache; the last ones write to where the image goes.  Once `problem` is set nothing is changed any more.
 class Canvas {
  public:
   // streams: have the image written past the caches, which it would not stay in.
   Canvas(const ImageView& image, const ImageView& out, bool streams, Arena& arena);
 
   std::int64_t channels, height, width;
-  bool of_bytes;                  // whether the image is of bytes at this point of the chain
-  bool keeps_fractions = false;   // whether its numbers are not rounded meanwhile
-  double least_weight = 0x1p-30;  // what counts of the sum of all weights of a mean; less is not seen in float32
+  bool of_bytes;                 // whether the image is of bytes at this point of the chain
+  bool keeps_fractions = false;  // whether its numbers are not rounded meanwhile
   Change problem = Change::made;
 
   std::int64_t pixels() const noexcept { return height * width; }
   bool rounds() const noexcept { return of_bytes && !keeps_fractions; }
-  Arena& arena() noexcept { return arena_; }
 
   // Have pixels changed, later.
   void change(const PixelChange& change) noexcept;

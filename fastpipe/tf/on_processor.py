@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 def is_of_processor(images: Sequence[Any]) -> bool:
-    """Whether images are changed by the native core, where Python is now.
+    """Return whether the native core changes these images.
 
     They are where they have values that lie in the processor's memory, and while TensorFlow traces a function
     of ``tf.data``, whose Python functions run on the processor when an element is made.  Of other functions

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastpipe.augment.base import Augmentation
 from fastpipe.augment.distributions import between
-from fastpipe.augment.motion.chain import MotionChain
+from fastpipe.augment.motion.running import MotionChain
 from fastpipe.augment.motion.sequences import Int64Array, Sequences
 from fastpipe.augment.options import increasing, probability
 from fastpipe.augment.parameters import Float64Array

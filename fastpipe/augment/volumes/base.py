@@ -13,7 +13,7 @@ from fastpipe.augment.distributions import Drawn
 from fastpipe.augment.options import plain, two_numbers
 from fastpipe.augment.parameters import Float64Array
 from fastpipe.augment.steps import Step
-from fastpipe.augment.volumes.chain import VolumeChain
+from fastpipe.augment.volumes.running import VolumeChain
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.errors import AugmentError
 
@@ -40,7 +40,7 @@ class VolumeTransform(Augmentation, ABC):
 
     @abstractmethod
     def steps(self, column: int, shape: tuple[int, ...]) -> list[Step]:
-        """What the native core does for it.
+        """Return the native core's steps.
 
         Args:
             column: where its numbers begin in a volume's row of what is applied.
@@ -89,7 +89,7 @@ class PerChannel(VolumeTransform):
 
     @abstractmethod
     def channel_drawn_as(self) -> Sequence[Drawn]:
-        """How each parameter of a channel comes of the uniform number in its place."""
+        """Say how each parameter of a channel is computed from the uniform number in its place."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, own in enumerate(row.reshape(-1, len(self.of_channel))):

@@ -10,28 +10,17 @@
 #include "../augment_motion.h"
 #include "../simd.h"
 #include "check.h"
+#include "random.h"
 
 namespace {
 
 using namespace fastpipe;
+using tests::between;
+using tests::random_number;
+using tests::uniform;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-std::uint64_t random_state = 88172645463325252u;
-
-std::uint32_t random_number() {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return static_cast<std::uint32_t>(random_state >> 32);
-}
-
-std::int64_t between(std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(random_number() % static_cast<std::uint32_t>(high - low + 1));
-}
-
-double uniform(double low, double high) { return low + (high - low) * random_number() / 4294967296.0; }
 
 float float_of(std::uint32_t bits) {
   float value;

@@ -9,26 +9,15 @@
 #include "../augment_volumes.h"
 #include "../simd.h"
 #include "check.h"
+#include "random.h"
 
 namespace {
 
 using namespace fastpipe;
+using tests::between;
+using tests::random_number;
+using tests::uniform;
 using Kind = VolumeStep::Kind;
-
-std::uint64_t random_state = 88172645463325252u;
-
-std::uint32_t random_number() {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return static_cast<std::uint32_t>(random_state >> 32);
-}
-
-std::int64_t between(std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(random_number() % static_cast<std::uint32_t>(high - low + 1));
-}
-
-double uniform(double low, double high) { return low + (high - low) * (random_number() / 4294967296.0); }
 
 // Numbers that lead outside of memory where nobody looks.
 double hostile() {

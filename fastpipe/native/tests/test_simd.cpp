@@ -13,19 +13,12 @@
 #include "../resample.h"
 #include "../simd.h"
 #include "check.h"
+#include "random.h"
 
 namespace {
 
 using namespace fastpipe;
-
-std::uint64_t random_state = 88172645463325252u;
-
-std::uint32_t random_number() {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return static_cast<std::uint32_t>(random_state >> 32);
-}
+using tests::random_number;
 
 std::int32_t between(std::int32_t low, std::int32_t high) {
   return low + static_cast<std::int32_t>(random_number() % static_cast<std::uint32_t>(high - low + 1));
