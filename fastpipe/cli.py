@@ -6,9 +6,11 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple, NoReturn
 
 import fastpipe
+from fastpipe._printable import printable
 from fastpipe.errors import FastpipeError
 
 __all__ = ["COMMANDS", "main"]
@@ -96,32 +98,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser(asked).parse_args(arguments)
 
     from rich.console import Console
-    from rich.text import Text
 
-    from fastpipe.console import Progress
+    from fastpipe.console import Progress, in_any_encoding, print_line
 
     errors = Console(stderr=True)
     try:
         output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-        with Progress(errors) as progress:
+        # What a script that is profiled prints is its own.
+        printing = nullcontext() if args.command == "profile" else in_any_encoding()
+        with printing, Progress(errors) as progress:
             code: int = COMMANDS[args.command].load().run(args, output, progress)
             return code
     except BrokenPipeError:
         return 0
     except (FastpipeError, OSError) as error:
         # As Text, because rich makes pictures of words such as ":x:" in a plain string.
-        errors.print(Text(f"fastpipe {args.command}: {error}", style="red"), soft_wrap=True)
+        print_line(errors, f"fastpipe {args.command}: {error}", style="red")
         return 2
     except KeyboardInterrupt:
         errors.print(f"fastpipe {args.command}: interrupted")
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are printable: arguments are names of files, often by a shell's pattern."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser, with the options of these commands."""
-    parser = argparse.ArgumentParser(
-        "fastpipe", description="Make the input pipeline of a training script fast."
-    )
+    parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from fastpipe._printable import printable
 from fastpipe._sizes import in_bytes
 
-__all__ = ["Pace", "Progress", "in_time", "table"]
+__all__ = ["Pace", "PlainTable", "Progress", "in_any_encoding", "in_time", "plain", "print_line", "table"]
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return text for a console that may have names from files in it: without markup, and printable."""
+    return Text(printable(text), style)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print one line, however long: paths are to be copied."""
+    console.print(plain(text, style), soft_wrap=True)
+
+
+class PlainTable(Table):
+    """A table whose title and cells are plain text."""
+
+    def __init__(self, title: str | None = None, **options: Any) -> None:
+        made = None if title is None else plain(title)
+        super().__init__(title=made, title_justify="left", box=SIMPLE_HEAD, **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a row."""
+        super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 class Progress:
@@ -46,12 +72,12 @@ class Progress:
     def now(self, text: str) -> None:
         """Show what is being done, in a terminal only."""
         if self._status is not None:
-            self._status.update(Text(text))
+            self._status.update(plain(text))
             self._status.start()
 
     def done(self, text: str) -> None:
         """What is finished; one line that stays."""
-        self._console.print(Text(text), soft_wrap=True)
+        print_line(self._console, text)
 
     def step(self, text: str) -> None:
         """A small step: replaces the moving line, or is a line where there is none."""
@@ -59,6 +85,20 @@ class Progress:
             self.now(text)
         else:
             self.done(text)
+
+
+@contextmanager
+def in_any_encoding() -> Iterator[None]:
+    """Within the block, what standard output's encoding lacks is escaped, where ``print`` would raise."""
+    stream, errors = sys.stdout, getattr(sys.stdout, "errors", None)
+    if errors != "strict" or not hasattr(stream, "reconfigure"):
+        yield
+        return
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=errors)
 
 
 class Pace:
@@ -105,7 +145,7 @@ def in_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
     """An empty table.
 
     Args:
@@ -113,7 +153,7 @@ def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
         left: heads of the first columns, of words.
         right: heads of the others, of numbers.
     """
-    made = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    made = PlainTable(title, title_style="bold")
     for name in left:
         made.add_column(name, overflow="fold")
     for name in right:

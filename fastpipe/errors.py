@@ -23,10 +23,13 @@
 
 Each also derives from the built-in exception that the replaced code raises in the same
 place, so that a script's ``except OSError`` keeps working.  A message says what failed,
-what was found, where (path and index), and what to do about it.
+what was found, where (path and index), and what to do about it.  As text it can be shown anywhere: control
+characters in names from files are escaped (``args`` and ``path`` have them as they are).
 """
 
 from __future__ import annotations
+
+from fastpipe._printable import printable, printable_lines
 
 __all__ = [
     "AugmentError",
@@ -52,6 +55,9 @@ __all__ = [
 
 class FastpipeError(Exception):
     """Base of all errors that fastpipe raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class MissingDependencyError(FastpipeError, ImportError):
@@ -153,6 +159,9 @@ class WorkerError(FastpipeError, RuntimeError):
         super().__init__(message)
         self.worker = worker
         self.pid = pid
+
+    def __str__(self) -> str:
+        return printable_lines(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),), {"worker": self.worker, "pid": self.pid})

@@ -29,19 +29,21 @@ _BASE = {
     "_nvtx",
     "_parents",
     "_casting",
+    "_printable",
 }
 _STORED = _BASE | {"_private_folder"}
 _MIDDLE = {"index", "stage", "engine", "cache", "hdf5"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "options", "sampling"},
-    "errors": set(),
+    "errors": {"_printable"},
+    "_printable": set(),
     "options": {"errors"},
     "types": set(),
     "sampling": {"errors"},
     "protocols": {"types"},
     "_extras": {"errors"},
     "_sizes": set(),
-    "console": {"_sizes"},
+    "console": {"_sizes", "_printable"},
     "_natural": set(),
     "_processes": set(),
     "_machine": set(),
@@ -86,6 +88,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "console",
         "errors",
+        "_printable",
         "_extras",
         "_processes",
         "testing",
@@ -99,7 +102,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "volumes",
         "",
     },
-    "verify": {"console", "errors", "options", "types", "_extras", "bench", "verify", ""},
+    "verify": {"console", "errors", "_printable", "options", "types", "_extras", "bench", "verify", ""},
     "files": _STORED
     | {
         "console",
@@ -132,7 +135,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
         "profiling",
         "",
     },
-    "cli": {"console", "errors", "bench", "verify", "files", "generation", "profiling", ""},
+    "cli": {"console", "errors", "_printable", "bench", "verify", "files", "generation", "profiling", ""},
     "__main__": {"cli"},
 }
 # Imported by a function of theirs, as it is paid by who uses it: stores,

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fastpipe.bench.results import UNIT, load
+from fastpipe.console import PlainTable, print_line
 from fastpipe.errors import OptionError
 
 __all__ = ["Change", "changes", "differences", "old_result", "print_changes"]
@@ -143,10 +141,7 @@ def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, con
         Whether something is slower than it was.
     """
     found = changes(old, new)
-    table = Table(
-        title=f"compared with {name} of {old['date'][:10]}", title_justify="left", title_style="bold",
-        box=SIMPLE_HEAD,
-    )  # fmt: skip
+    table = PlainTable(f"compared with {name} of {old['date'][:10]}", title_style="bold")
     table.add_column("row", min_width=28)
     for head in ("old", "new", "change", "noise", ""):
         table.add_column(head, justify="right" if head else "left", no_wrap=True)
@@ -159,9 +154,9 @@ def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, con
     console.print(table)
     counts = {kind: sum(one.outcome == kind for one in found) for kind in _STYLES}
     words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    console.print(Text(f"{words if found else 'no row is in both'}", style="bold"))
+    print_line(console, f"{words if found else 'no row is in both'}", style="bold")
     for line in differences(old, new):
-        console.print(Text(line), soft_wrap=True)
+        print_line(console, line)
     return counts["regressed"] > 0
 
 

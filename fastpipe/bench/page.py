@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 from fastpipe.bench.lines import more_lines
-from fastpipe.bench.pages import document, rect, table
+from fastpipe.bench.pages import document, escape, rect, table
 from fastpipe.bench.report import data_line, machine_line, target_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
 
@@ -86,7 +85,7 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
     yield f"<span{kind}>{escape(figures)}</span></div>"
     low, high = rate["low"] * scale, rate["high"] * scale
     yield (
-        f'<svg class="bar" role="img" aria-label="{escape(figures, quote=True)}">'
+        f'<svg class="bar" role="img" aria-label="{escape(figures)}">'
         + rect(0, 0, rate["median"] * scale, 16, f"var(--{entry['group']})", "%")
         + f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="8" y2="8"/>'
         + "".join(f'<line x1="{x:.2f}%" x2="{x:.2f}%" y1="4" y2="12"/>' for x in (low, high))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 
-__all__ = ["document", "rect", "table"]
+from fastpipe._printable import printable
+
+__all__ = ["document", "escape", "rect", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --quiet: #5c6470; --line: #b9bec6; --page: #ffffff }
@@ -24,6 +26,11 @@ svg { width: 100%; height: auto; display: block } svg text { fill: currentColor 
 .quiet { color: var(--quiet) } li { margin-bottom: .7rem }
 .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; vertical-align: -.05rem }
 """
+
+
+def escape(text: str) -> str:
+    """Return text as HTML, printable, for a page or for an attribute within quotes."""
+    return html.escape(printable(text))
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
@@ -66,4 +73,4 @@ def rect(x: float, y: float, width: float, height: float, colour: str, unit: str
         unit: ``"%"`` for parts of the picture's width.
     """
     size = f'width="{max(0.0, width):.2f}{unit}" height="{height:g}"'
-    return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{colour}"/>'
+    return f'<rect x="{x:.2f}{unit}" y="{y:g}" {size} fill="{escape(colour)}"/>'

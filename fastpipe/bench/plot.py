@@ -27,9 +27,15 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    if "scaling" in result:
-        draw_curves(result, path, _short_cpu(result["machine"]["cpu"]))
-        return
+    # A "$" in a label is a "$", and begins no formula.
+    with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
+        if "scaling" in result:
+            draw_curves(result, path, _short_cpu(result["machine"]["cpu"]))
+        else:
+            _draw_bars(result, path)
+
+
+def _draw_bars(result: Mapping[str, Any], path: Path) -> None:
     figure_module = require("matplotlib.figure", extra="bench")
     require("matplotlib.backends.backend_agg", extra="bench")
     parts = _parts(result)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from fastpipe._printable import printable, printable_lines
 from fastpipe.bench.lines import more_lines
 from fastpipe.bench.results import UNIT, rate_of, reference_of, replaced_thing, shown, times_digits
+from fastpipe.console import PlainTable, plain
 from fastpipe.errors import OptionError
 
 __all__ = [
@@ -95,7 +94,7 @@ def stage_line(result: Mapping[str, Any]) -> str:
 def print_result(result: Mapping[str, Any], console: Console) -> None:
     """The table and what goes with it."""
     sections = result.get("sections", {})
-    table = Table(title=result["job"]["text"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
     rate = "per second" if sections else "images/s"
     for name in (rate, "range", "ratio", "range", "first batch, s"):
@@ -110,17 +109,17 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             section = entry["section"]
             table.add_section()
             label = f"{sections[section]['label']}: {entry['unit']}/s"
-            table.add_row(Text(label, style="bold"))
+            table.add_row(plain(label, "bold"))
         cells = _cells(result, entry)
         table.add_row(*(cells if notes else cells[:-1]), style=STYLES[entry["group"]])
     for miss in result["missing"]:
         if miss["key"] in sections:
             table.add_section()
-            table.add_row(Text(miss["label"], style="bold"))
-            table.add_row(Text("not measured, for the reason below", style="red"))
+            table.add_row(plain(miss["label"], "bold"))
+            table.add_row(plain("not measured, for the reason below", "red"))
     console.print(table)
     for number, line in enumerate(line for line in _lines(result) if line):
-        console.print(Text(line, style="bold" if number == 0 else ""))
+        console.print(plain(line, "bold" if number == 0 else ""))
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
@@ -189,7 +188,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         f"Made by `{result['command']}`.",
     ]
-    return "\n".join(lines) + "\n"
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def short_markdown(result: Mapping[str, Any]) -> str:
@@ -217,23 +216,28 @@ def short_markdown(result: Mapping[str, Any]) -> str:
         note, ratio = f" ({entry['note']})" if entry["note"] else "", entry["ratio"]
         digits = times_digits(ratio["median"])
         lines.append(
-            f"| {sections[entry['section']]['label']} | {entry['label']}{note} |"
+            f"| {_cell(sections[entry['section']]['label'])} | {_cell(entry['label'] + note)} |"
             f" {rate_of(entry)['median']:,.0f} {entry['unit']} | {rate_of(replaced)['median']:,.0f} |"
             f" {ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f}) |"
         )
     conditions = (
         f"{machine_line(result)}; {result['method']['rounds']} interleaved rounds, {result['date'][:10]}."
     )
-    return "\n".join([*lines, "", conditions]) + "\n"
+    return printable_lines("\n".join([*lines, "", conditions]) + "\n")
 
 
 def _head(name: str, unit: str, replaced: str, first: str = "") -> tuple[str, str]:
     """The head of a Markdown table; with a column for the first batch where its unit is given."""
     last = f" first batch{first} |" if first else ""
     return (
-        f"| {name} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
+        f"| {_cell(name)} | {unit}/s, median (range) | × best replaced {replaced}, median (range) |{last}",
         "|---|--:|--:|--:|" if first else "|---|--:|--:|",
     )
+
+
+def _cell(text: str) -> str:
+    """Text within a Markdown table."""
+    return printable(text).replace("|", "\\|")
 
 
 def _markdown_row(entry: Mapping[str, Any], *, with_first: bool) -> str:
@@ -241,7 +245,7 @@ def _markdown_row(entry: Mapping[str, Any], *, with_first: bool) -> str:
     label = f"**{entry['label']}**" if entry["group"] == "fastpipe" else entry["label"]
     note = f" ({entry['note']})" if entry["note"] else ""
     return (
-        f"| {label}{note} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
+        f"| {_cell(label + note)} | {rate['median']:,.0f} ({rate['low']:,.0f}–{rate['high']:,.0f})"
         f" | {ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f}) |"
         + (f" {_first(entry)} |" if with_first else "")
     )
@@ -260,7 +264,9 @@ def _markdown_targets(result: Mapping[str, Any]) -> list[str]:
                 f"{_figure(got['median'], unit)} ({low}–{high})",
                 "met" if one["is_met"] else "missed",
             )
-        lines.append(f"| {one['text']} | {sign} {_figure(one['asked'], unit)} | {figures} | {outcome} |")
+        lines.append(
+            f"| {_cell(one['text'])} | {sign} {_figure(one['asked'], unit)} | {figures} | {outcome} |"
+        )
     return lines
 
 

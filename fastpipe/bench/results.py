@@ -289,7 +289,10 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     """Write a JSON file, and its folder; an interrupted write leaves the old file as it was."""
     with whole(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        unfinished.write_text(
+            text, encoding="utf-8", errors="backslashreplace"
+        )  # so has JSON lone surrogates
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -184,7 +184,9 @@ class Lane:
 
     def notes(self) -> list[str]:
         """What the worker's threads noted last."""
-        texts = (bytes(line).split(b"\0", 1)[0].decode(errors="replace") for line in _lines(self._page))
+        texts = (
+            bytes(line).split(b"\0", 1)[0].decode(errors="surrogateescape") for line in _lines(self._page)
+        )
         return [text for text in texts if text]
 
     def stack_so_far(self) -> int:

@@ -7,11 +7,10 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 import fastpipe
 from fastpipe._sizes import in_bytes
-from fastpipe.console import Progress, in_time
+from fastpipe.console import Progress, in_time, print_line
 from fastpipe.errors import StageError
 from fastpipe.options import Stage, Subset
 from fastpipe.stage.folder import StageFolder
@@ -66,13 +65,13 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
     count, nbytes = dataset.downloaded
     took = in_time(time.monotonic() - begun)
     staged = f"{total - len(failed):,} images are staged"
-    console.print(Text(f"{staged}; {count:,} of them ({in_bytes(nbytes)}) came in {took}"))
+    print_line(console, f"{staged}; {count:,} of them ({in_bytes(nbytes)}) came in {took}")
     if verifies:
-        console.print(Text(f"verified: {len(damaged):,} of them were damaged, and are downloaded anew"))
+        print_line(console, f"verified: {len(damaged):,} of them were damaged, and are downloaded anew")
     for path, error in failed[:_NAMED_AT_MOST]:
-        console.print(Text(f"not staged: {path}: {error}", style="red"))
+        print_line(console, f"not staged: {path}: {error}", style="red")
     if len(failed) > _NAMED_AT_MOST:
-        console.print(Text(f"and {len(failed) - _NAMED_AT_MOST:,} more", style="red"))
+        print_line(console, f"and {len(failed) - _NAMED_AT_MOST:,} more", style="red")
     return 1 if failed else 0
 
 
@@ -88,7 +87,7 @@ def stage_status(folder: str, console: Console) -> int:
     finally:
         opened.close()
     used = "in use" if usage.is_used else "used by nobody now"
-    console.print(Text(f"{opened.path}: {usage.objects:,} objects, {in_bytes(usage.nbytes)}, {used}"))
+    print_line(console, f"{opened.path}: {usage.objects:,} objects, {in_bytes(usage.nbytes)}, {used}")
     return 0
 
 
@@ -107,7 +106,7 @@ def clear_stage(folder: str, console: Console) -> int:
         opened.clear()
     finally:
         opened.close()
-    console.print(Text(f"{opened.path}: removed {usage.objects:,} objects, {in_bytes(usage.nbytes)}"))
+    print_line(console, f"{opened.path}: removed {usage.objects:,} objects, {in_bytes(usage.nbytes)}")
     return 0
 
 

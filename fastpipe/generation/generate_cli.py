@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe.bench.command import positive
-from fastpipe.console import Progress
+from fastpipe.console import Progress, print_line
 from fastpipe.errors import OptionError
 from fastpipe.files.arguments import size
 from fastpipe.generation.public import generate, probe
@@ -70,7 +69,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
             fn, args.rows, args.out or "rows.h5", seed=args.seed, workers=args.workers,
             executor="threads" if args.threads else None, seed_globals=args.seed_globals,
         )  # fmt: skip
-        console.print(Text(str(found)), soft_wrap=True)
+        for text in found.lines():
+            print_line(console, text)
         return 0
     if args.out is None:
         raise OptionError("--out names the file to make; or look only, with --dry-run")

@@ -8,10 +8,10 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.text import Text
 
+from fastpipe._printable import printable
 from fastpipe._sizes import in_bytes
-from fastpipe.console import in_time
+from fastpipe.console import in_time, print_line
 
 __all__ = ["Report"]
 
@@ -43,9 +43,12 @@ class Report:
 
     def __enter__(self) -> Report:
         if self._is_shown and self._console.is_terminal:
-            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}")
+            columns = (
+                TextColumn("{task.description}", markup=False), BarColumn(),
+                TextColumn("{task.fields[told]}", markup=False),
+            )  # fmt: skip
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._name, total=self._rows, told="")
+            self._task = self._bar.add_task(printable(self._name), total=self._rows, told="")
             self._bar.start()
         return self
 
@@ -82,13 +85,13 @@ class Report:
     def step(self, text: str) -> None:
         """What is done now, beside rows; shown in a terminal only."""
         if self._bar is not None:
-            self._bar.update(self._task, told=text)
+            self._bar.update(self._task, told=printable(text))
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """A line that stays, and goes to the log."""
         _log.log(level, "%s", text)
         if self._is_shown:
-            self._console.print(Text(text), soft_wrap=True)
+            print_line(self._console, text)
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.layout import Region
@@ -271,7 +272,7 @@ class Parts:
             with np.load(path, allow_pickle=False) as file:
                 arrays = [file[f"arr_{number}"] for number in range(len(file.files))]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise OSError(f"{path} holds other bytes than were written to it: {error}") from error
+            raise OSError(printable(f"{path} holds other bytes than were written to it: {error}")) from error
         at, half = len(form.fixed), len(form.fixed) + len(form.ragged)
         failed = [Failure(index, text) for index, text in stored.failed]
         return Block(stored.first, stored.last, arrays[:at], arrays[at:half], arrays[half:], failed)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastpipe._extras import require
+from fastpipe._printable import printable
 from fastpipe.generation.blocks import Block, Failure
 from fastpipe.generation.form import Form
 from fastpipe.generation.limits import OneThreadEach
@@ -119,8 +120,8 @@ def run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
         task = _task(folder, digest)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            error.errno, f"a worker on {socket.gethostname()} does not see {folder}: name an out= in a folder"
-            " that all workers of the executor share"
+            error.errno, f"a worker on {socket.gethostname()} does not see {folder!r}: name an out= in a "
+            "folder that all workers of the executor share"
         ) from error  # fmt: skip
     with OneThreadEach():
         return Work(task, Parts(Path(folder))).run(first, last)
@@ -130,7 +131,7 @@ def run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
 def _task(folder: str, digest: str) -> Task:
     data = Path(folder, FUNCTION).read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
-        raise OSError(f"{Path(folder, FUNCTION)} holds another function than it was asked to run")
+        raise OSError(printable(f"{Path(folder, FUNCTION)} holds another function than it was asked to run"))
     task = pickle.loads(data)
     assert isinstance(task, Task)
     return task

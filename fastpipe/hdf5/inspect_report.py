@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.budget import free_memory
-from fastpipe.console import Progress, table
+from fastpipe.console import Progress, print_line, table
 from fastpipe.hdf5.advice import SMALL_NBYTES, Advice, advise
 from fastpipe.hdf5.inspecting import DatasetFacts, inspect_file
 
@@ -34,7 +34,7 @@ def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> i
     advice = advise(datasets, args.file, args.batch_size, free)
     progress.stop()
     if args.json:
-        text = json.dumps(_content(args, datasets, advice, free), indent=1, ensure_ascii=False)
+        text = json.dumps(_content(args, datasets, advice, free), indent=1)
         console.print(Text(text), soft_wrap=True)
         return 0
     _print_datasets(datasets, args.file, console)
@@ -80,11 +80,11 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
             f"{facts.chunks:,}" if facts.chunk else "",
             facts.reader,
         ]
-        rows.add_row(*map(Text, cells))
+        rows.add_row(*cells)
     console.print(rows)
     reasons = [facts for facts in datasets if facts.why]
     for facts in reasons:
-        console.print(Text(f"{facts.path} is read through h5py: {facts.why}"), soft_wrap=True)
+        print_line(console, f"{facts.path} is read through h5py: {facts.why}")
     if reasons:
         console.print()
 
@@ -113,25 +113,25 @@ def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Con
             in_bytes(epoch.windowed_nbytes) if is_known else "?",
             decodes[1],
         ]
-        rows.add_row(*map(Text, cells))
+        rows.add_row(*cells)
     console.print(rows)
 
 
 def _print_advice(datasets: Sequence[DatasetFacts], advice: Sequence[Advice], console: Console) -> None:
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style), soft_wrap=True)
-
     if not advice:
-        line("Nothing to advise.", "bold green")
+        print_line(console, "Nothing to advise.", "bold green")
         for facts in datasets:
             if facts.storage == "contiguous" and (facts.decoded or 0) >= SMALL_NBYTES and facts.samples:
-                line(f"{facts.path} is contiguous, which is ideal: in any order a sample is read by itself.")
+                print_line(
+                    console,
+                    f"{facts.path} is contiguous, which is ideal: in any order a sample is read by itself.",
+                )
         return
-    line("Advice", "bold")
+    print_line(console, "Advice", "bold")
     for one in advice:
-        line(f"{one.dataset}: {one.text}.")
+        print_line(console, f"{one.dataset}: {one.text}.")
         for remedy in one.remedies:
-            line(f"  - {remedy}")
+            print_line(console, f"  - {remedy}")
 
 
 def _sides(shape: Sequence[int]) -> str:

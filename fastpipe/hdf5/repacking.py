@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe._extras import require
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
-from fastpipe.console import Pace, Progress
+from fastpipe.console import Pace, Progress, print_line
 from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.checking import check_rows, check_structure
 from fastpipe.hdf5.codecs import parse_codec, set_filters
@@ -66,7 +65,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
                 partial.finish(force=args.force)
     progress.stop()
     rows = sum(target.rows for target in targets)
-    console.print(Text(_summary(out, source, rows, len(targets), time.monotonic() - begun)), soft_wrap=True)
+    print_line(console, _summary(out, source, rows, len(targets), time.monotonic() - begun))
     return 0
 
 

@@ -7,6 +7,7 @@ import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
+from fastpipe._printable import printable
 from fastpipe._sizes import in_bytes
 from fastpipe.core.reads import ReadPolicy, ReadThreads
 from fastpipe.engine.bad import BadSampleLog, Item, is_of_samples
@@ -121,7 +122,7 @@ class AmplificationWatch:
             if times < self._WORTH_A_WARNING:
                 return
             self._is_over = True
-        warnings.warn(self._message(times), stacklevel=2)
+        warnings.warn(printable(self._message(times)), stacklevel=2)
 
     def _message(self, times: float) -> str:
         first = self._files.files[0]

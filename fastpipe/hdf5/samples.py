@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._printable import printable
 from fastpipe._sizes import in_bytes
 from fastpipe.arrays.arrangements import GroupedSamples
 from fastpipe.arrays.form import Form
@@ -181,7 +182,7 @@ class HDF5Plan:
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
-            f"{name}: {files.sample_shape(number)} {layout.dtype}  →  {_how(files, number)}"
+            printable(f"{name}: {files.sample_shape(number)} {layout.dtype}  →  {_how(files, number)}")
             for number, (name, layout) in enumerate(zip(form.names, files.layouts, strict=True))
         ]
         self.lines.append(f"decoded chunks  →  {kept}")

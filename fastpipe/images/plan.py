@@ -22,6 +22,7 @@ import numpy as np
 
 from fastpipe._extras import require
 from fastpipe._nvtx import ranged
+from fastpipe._printable import printable_lines
 from fastpipe.core.keys import uniforms
 from fastpipe.core.native import native
 from fastpipe.images.containers import flatten
@@ -120,7 +121,7 @@ class Plan:
         self._of_dtype: dict[str, Plan] = {}
 
     def __repr__(self) -> str:
-        return "Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")"
+        return printable_lines("Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")")
 
     def draw(self, key: Key) -> FloatArray:
         """Draw the random parameters of a batch.

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fastpipe._printable import printable
 from fastpipe.errors import OptionError
 from fastpipe.index.cache import CacheKey, IndexCache, left_out
 from fastpipe.index.storage import Packed, pack_paths
@@ -75,7 +76,7 @@ def choose_classes(
     """
     found = sorted(names)
     if not found:
-        raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
+        raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))
     if classes is None:
         chosen = found
     elif isinstance(classes, Subset):
@@ -265,7 +266,7 @@ def _packed(
 
 def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
     """What torchvision says of classes without a file."""
-    message = f"Found no valid file for the classes {', '.join(empty)}. "
+    message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
     if extensions is None:
         return message
     supported = extensions if isinstance(extensions, str) else ", ".join(extensions)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fastpipe._extras import load_rich
+from fastpipe._printable import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -63,7 +64,7 @@ class ScanProgress:
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
             self._line.start()
-        self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._line.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def __enter__(self) -> ScanProgress:
         return self

@@ -10,7 +10,9 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.text import Text
+
+from fastpipe._printable import printable
+from fastpipe.console import print_line
 
 __all__ = ["Bar", "Bars", "LastingFile"]
 
@@ -86,7 +88,10 @@ class Bars:
         """
         with self._lock:
             if self._progress is None and self._console.is_terminal:
-                columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[said]}")
+                columns = (
+                    TextColumn("{task.description}", markup=False), BarColumn(24),
+                    TextColumn("{task.fields[said]}", markup=False),
+                )  # fmt: skip
                 self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
                 # Whatever ends the script, the terminal gets its cursor back.
                 atexit.register(self.close)
@@ -111,7 +116,7 @@ class Bars:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(Text(text), soft_wrap=True)
+        print_line(self._console, text)
 
     def close(self) -> None:
         """Take all bars away."""
@@ -139,7 +144,7 @@ class Bar:
         self.interval_s = interval_s
         self.task: TaskID | None = None
         if progress is not None:
-            self.task = progress.add_task(name, total=total, said="")
+            self.task = progress.add_task(printable(name), total=total, said="")
 
     def show(self, steps: int, said: str) -> None:
         """Show how far it is.
@@ -153,7 +158,7 @@ class Bar:
         if self._progress is None or self.task is None:
             self._bars.say(f"{self._name}: {said}")
         elif self.task in self._progress.task_ids:
-            fields: dict[str, Any] = {"said": said}
+            fields: dict[str, Any] = {"said": printable(said)}
             self._progress.update(self.task, completed=steps, refresh=True, **fields)
 
     def end(self, text: str = "") -> None:

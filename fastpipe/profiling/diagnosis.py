@@ -45,7 +45,7 @@ from fastpipe.profiling.watching import Watch, Watched
 
 __all__ = ["Diagnosis"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 _FAST = 0.9  # of a step's time, in which a loader makes a batch that is always there
 _MOST_TRIED = 2
 _HALF = 0.5

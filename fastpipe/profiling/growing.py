@@ -18,7 +18,7 @@ from fastpipe.profiling.watching import Watched
 
 __all__ = ["Growth", "learning_rate_rule"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 _FACTORS = (2, 4)
 _GAIN = 1.25  # of samples a second with twice the batch: less is not worth other results
 

@@ -25,7 +25,7 @@ from fastpipe.profiling.watching import Watch, Watched
 
 __all__ = ["FitWitness", "watch_fit"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 
 
 class _Replay(BaseException):

@@ -25,7 +25,7 @@ from fastpipe.profiling.watching import Watched
 
 __all__ = ["ModelChanges", "SeenModels", "bfloat16_is_fast"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 _GAIN = 1.1  # less is not worth other rounding, or the time to compile
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # flags of processors, as Linux has them
 

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["observe"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 _OBSERVERS = "_fastpipe_observers"
 
 

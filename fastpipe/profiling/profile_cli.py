@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.bench.command import positive
-from fastpipe.console import Progress
+from fastpipe.console import Progress, in_any_encoding
 from fastpipe.errors import OptionError
 from fastpipe.profiling.report import Report
 from fastpipe.profiling.script import profile_script
@@ -92,7 +92,8 @@ def _run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _tell(report: Report, args: argparse.Namespace, console: Console, progress: Progress) -> None:
-    report.show(console)
+    with in_any_encoding():
+        report.show(console)
     for path, content in ((args.json, report.json), (args.html, report.html), (args.trace, report.trace)):
         if path is not None:
             path.write_text(content(), encoding="utf-8")

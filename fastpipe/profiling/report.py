@@ -7,12 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fastpipe._sizes import in_duration
+from fastpipe.console import PlainTable, print_line
 from fastpipe.errors import OptionError
 from fastpipe.profiling.board import scalars_of, write_board
 from fastpipe.profiling.findings import Findings
@@ -37,19 +35,19 @@ class Report(Shown, Findings):
 
     def show(self, console: Console) -> None:
         """Print it on a console, in its width and colours."""
-        console.print(Text(self.verdict, style="bold"), soft_wrap=True)
+        print_line(console, self.verdict, style="bold")
         for text in self.lines():
-            console.print(Text(text), soft_wrap=True)
+            print_line(console, text)
         if self.costs.batches:
             console.print(self._stage_table())
             for line, stage, share in self.costs.top_lines():
-                console.print(Text(f"  {share:4.0%} {stage:9} {line}"), soft_wrap=True)
+                print_line(console, f"  {share:4.0%} {stage:9} {line}")
         for number, advice in enumerate(self.advice, start=1):
-            console.print(Text(f"{number}. {advice.what}", style="bold"), soft_wrap=True)
+            print_line(console, f"{number}. {advice.what}", style="bold")
             effect = self.effect(advice)
-            console.print(Text(f"   {effect}{': ' if effect else ''}{advice.why}"), soft_wrap=True)
+            print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
         if self.without_advice:
-            console.print(Text(self.without_advice), soft_wrap=True)
+            print_line(console, self.without_advice)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""
@@ -83,9 +81,9 @@ class Report(Shown, Findings):
             raise OptionError(f"there is nothing to write to {os.fspath(log_dir)!r}: {self.verdict}")
         write_board(log_dir, scalars, str(self), step)
 
-    def _stage_table(self) -> Table:
+    def _stage_table(self) -> PlainTable:
         where = "the worker that makes it" if self.costs.makers else "the loader's threads"
-        table = Table(box=SIMPLE_HEAD, title=f"a batch, in {where}", title_justify="left")
+        table = PlainTable(f"a batch, in {where}")
         table.add_column("stage")
         for name in ("time", "share", "running", "waits for a core", "waits for else"):
             table.add_column(name, justify="right")

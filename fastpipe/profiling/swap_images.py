@@ -20,7 +20,7 @@ from fastpipe.profiling.watching import Watched, is_map_style
 
 __all__ = ["of_images"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fastpipe.profile")
 _MOST_SAMPLES = 1 << 16  # of which a measurement takes a few thousand
 _MUCH = 0.1  # of a batch's time
 _FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from fastpipe._printable import printable
 from fastpipe.errors import OptionError
 from fastpipe.tf.array_stream import ArrayStream
 from fastpipe.tf.assembling import streamed
@@ -37,10 +38,12 @@ def dataset_of_arrays(stream: ArrayStream, *, is_single: bool, augment: Callable
             "an Augment changes inputs, and hands labels through: name two datasets, or labels="
         )
     made = streamed(stream, is_single, augment)
-    about = About(lambda: "\n".join(stream.describe()), partial(_reference, stream, is_single), stream)
+    about = About(
+        lambda: "\n".join(map(printable, stream.describe())), partial(_reference, stream, is_single), stream
+    )
     dataset = Dataset(made, about)
     if _log.isEnabledFor(logging.INFO):  # a tour has to be planned for it
-        _log.info("%s", dataset.plan)
+        _log.info(dataset.plan)
     return dataset
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from fastpipe._casting import unheld
+from fastpipe._printable import printable
 from fastpipe.errors import ClosedError, OptionError
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, ImageDataset
@@ -70,7 +71,7 @@ def dataset_of_rows(
     else:
         made = streamed(stream, is_single, augment)
     plan = _plan(rows, stream, why_not)
-    _log.info("%s", plan)
+    _log.info(plan)  # lines, which are printable
     names = rows.class_names
     paths: Any = {column.name: list(column.paths) for column in rows.columns}
     about = About(
@@ -213,4 +214,4 @@ def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
             f"{column.name or 'image'}  →  {box} at {spec.size.height} × {spec.size.width}, {spec.filter} as "
             f"{whose} does"
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

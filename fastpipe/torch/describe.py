@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
+from fastpipe._printable import printable_lines
 from fastpipe.options import Shard
 from fastpipe.torch.keys import key_for, keyed
 from fastpipe.torch.order import EpochBatches, EpochOrder, batching_of
@@ -46,7 +47,7 @@ class LoaderPlan:
         self._lines += notes
 
     def __repr__(self) -> str:
-        return "LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")"
+        return printable_lines("LoaderPlan(\n" + "".join(f"  {line}\n" for line in self._lines) + ")")
 
 
 def order_note(order: EpochOrder, seed: int | None, shard: Shard | None) -> str:

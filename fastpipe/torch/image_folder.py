@@ -15,6 +15,7 @@ import torch
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
+from fastpipe._printable import printable_lines
 from fastpipe.engine.bad import Item, why_nothing_is_left
 from fastpipe.engine.batches import say_where
 from fastpipe.engine.clock import StageClock
@@ -233,6 +234,9 @@ class FastImageFolder(ImageFolder):  # type: ignore[misc]  # torchvision ships n
         if not samples and (error := self._why_empty(batch)) is not None:  # nothing can be collated from none
             raise error
         return list(samples)
+
+    def __repr__(self) -> str:
+        return printable_lines(super().__repr__())
 
     def extra_repr(self) -> str:
         """Options that differ from ``ImageFolder``'s behaviour."""

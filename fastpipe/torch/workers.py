@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from fastpipe._parents import end_with_parent, end_with_pipe, outliving_parent
+from fastpipe._printable import printable
 from fastpipe.engine.lanes import Lane, lanes_are_possible, stack_signal
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
@@ -191,7 +192,7 @@ def _about(number: int, worker: Any, lane: Lane | None, is_stuck: bool) -> str:
         return text
     notes = lane.notes()
     if notes:
-        text += f"\nIts last sample: {', '.join(notes)}."
+        text += f"\nIts last sample: {', '.join(map(printable, notes))}."
     stack = _ask_for_stack(worker.pid, state, lane) if is_stuck else lane.stack()
     stack = stack.partition("\nExtension modules:")[0]
     return text + (f"\nIts stack:\n{stack.rstrip()}" if stack else "\nIts stack is not known.")

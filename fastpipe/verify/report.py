@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe.bench.check import INDEX, Check
 from fastpipe.bench.machine import versions
+from fastpipe.console import plain, print_line
 from fastpipe.verify.chains import Chain
 from fastpipe.verify.compare import Failures, Outcome
 
@@ -66,15 +66,15 @@ def sentence(outcome: Outcome) -> str:
 def print_outcome(outcome: Outcome, chain: Chain, folder: Path, console: Console) -> None:
     """The figures, the files that matter, and the outcome in a sentence."""
     for name, value, is_well in _rows(outcome, chain, folder):
-        figure = Text.assemble((f"{name:<{NAME_WIDTH}}", "dim"), (value, "" if is_well else "bold red"))
+        figure = plain(f"{name:<{NAME_WIDTH}}", "dim") + plain(value, "" if is_well else "bold red")
         console.print(figure, soft_wrap=True)
     for title, lines in _lists(outcome, folder):
         console.print()
-        _line(console, title, "bold")
+        print_line(console, title, "bold")
         for line in lines:
-            _line(console, f"  {line}")
+            print_line(console, f"  {line}")
     console.print()
-    _line(console, sentence(outcome), "bold green" if outcome.equal else "bold red")
+    print_line(console, sentence(outcome), "bold green" if outcome.equal else "bold red")
 
 
 def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str, Any]:
@@ -181,11 +181,6 @@ def _size(check: Check, largest: float) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    """One line, however long: paths are to be copied."""
-    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _finite(number: float | None) -> float | None:

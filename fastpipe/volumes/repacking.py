@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_bytes
-from fastpipe.console import Pace, Progress
+from fastpipe.console import Pace, Progress, print_line
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.hdf5.checkpoints import write_whole
 from fastpipe.volumes.bricks import Bricks, finish_all, planned_bricks, read_box
@@ -88,7 +87,7 @@ def repack_volume(args: argparse.Namespace, console: Console, progress: Progress
             said = f"{error.strerror}: free some, and run the same command again, which goes on from there"
             raise OSError(error.errno, said) from error
     progress.stop()
-    console.print(Text(_summary(out, source, layout, time.monotonic() - begun)), soft_wrap=True)
+    print_line(console, _summary(out, source, layout, time.monotonic() - begun))
     return 0
 
 

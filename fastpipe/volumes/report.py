@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fastpipe._sizes import in_bytes
-from fastpipe.console import Progress, table
+from fastpipe.console import Progress, print_line, table
 from fastpipe.errors import OptionError
 from fastpipe.volumes.advice import (
     Rechunked,
@@ -71,7 +71,7 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
         other = rechunked(volumes, facts, model, patches)
     progress.stop()
     if args.json:
-        text = json.dumps(_content(facts, patches, other), indent=1, ensure_ascii=False)
+        text = json.dumps(_content(facts, patches, other), indent=1)
         console.print(Text(text), soft_wrap=True)
         return 0
     _print_volumes(facts, console)
@@ -101,7 +101,7 @@ def _content(
 
 def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
     for one in facts:
-        console.print(Text(one.name, "bold"), soft_wrap=True)
+        print_line(console, one.name, "bold")
         stored = "not known" if one.stored is None else in_bytes(one.stored)
         ratio = f", ratio {one.ratio:.2f}" if one.ratio is not None else ""
         lines = [
@@ -118,7 +118,7 @@ def _print_volumes(facts: Sequence[VolumeFacts], console: Console) -> None:
                 pace = f"{speed.units_per_s:,.0f} units/s, {in_bytes(speed.nbytes_per_s)}/s"
                 lines.append((f"measured, {threads}", pace))
         for name, text in lines:
-            console.print(Text(f"  {name:<20} {text}"), soft_wrap=True)
+            print_line(console, f"  {name:<20} {text}")
         console.print()
 
 
@@ -144,18 +144,16 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
         rows.add_row(name, memory, in_bytes(cost.amplification * patches.nbytes), *_cells(cost))
     console.print(rows)
     if patches.keeps_all:
-        console.print(Text("Everything is remembered: from the second epoch on nothing is decoded."))
+        print_line(console, "Everything is remembered: from the second epoch on nothing is decoded.")
     for limit, nbytes in patches.needed.items():
         what = _enough(patches, float(limit), nbytes)
         line = f"For a tour to decode at most {limit} bytes for each that is used, {what}."
-        console.print(Text(line), soft_wrap=True)
+        print_line(console, line)
     fit = patches.fit
-    console.print(
-        Text(
-            f"In {in_bytes(patches.budget)}: {fit.threads} thread{'s' if fit.threads > 1 else ''} of "
-            f"{in_bytes(fit.thread_nbytes)} each while they decode, and {remembered} for what is remembered."
-        ),
-        soft_wrap=True,
+    print_line(
+        console,
+        f"In {in_bytes(patches.budget)}: {fit.threads} thread{'s' if fit.threads > 1 else ''} of "
+        f"{in_bytes(fit.thread_nbytes)} each while they decode, and {remembered} for what is remembered.",
     )
     console.print()
 
@@ -180,33 +178,33 @@ def _print_other(other: Sequence[Rechunked], console: Console) -> None:
 def _print_advice(
     patches: PatchFacts, now: VolumeFacts, other: Sequence[Rechunked], console: Console
 ) -> None:
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style), soft_wrap=True)
-
     best, best_uniform = worthwhile(other), worthwhile_uniform(other)
     if patches.keeps_all:
-        line("Other chunks would change the first epoch only.", "bold green")
+        print_line(console, "Other chunks would change the first epoch only.", "bold green")
     elif best is not None:
-        line("Advice", "bold")
-        line(
+        print_line(console, "Advice", "bold")
+        print_line(
+            console,
             f"Chunks of {_sides(best.chunk)} would give {best.gain:.1f} times as many patches, "
-            f"{best.tour.all:,.0f} in a second in place of {other[0].tour.all:,.0f}:"
+            f"{best.tour.all:,.0f} in a second in place of {other[0].tour.all:,.0f}:",
         )
-        line(f"  {command(now.name, best)}")
+        print_line(console, f"  {command(now.name, best)}")
     elif best_uniform is not None:
-        line("For a tour no other chunks are worth a copy.", "bold green")
-        line(
+        print_line(console, "For a tour no other chunks are worth a copy.", "bold green")
+        print_line(
+            console,
             f"In uniform order chunks of {_sides(best_uniform.chunk)} would give "
             f"{best_uniform.uniform_gain:.1f} times as many patches, {best_uniform.uniform.all:,.0f} in a "
-            f"second in place of {other[0].uniform.all:,.0f}:"
+            f"second in place of {other[0].uniform.all:,.0f}:",
         )
-        line(f"  {command(now.name, best_uniform)}")
+        print_line(console, f"  {command(now.name, best_uniform)}")
     else:
-        line("No other chunks are worth a copy.", "bold green")
+        print_line(console, "No other chunks are worth a copy.", "bold green")
     if patches.uniform.all < _LESS * patches.tour.all:
-        line(
+        print_line(
+            console,
             f'Shuffle(unit="group") visits patches on a tour: {patches.tour.all:,.0f} in a second in '
-            f"place of {patches.uniform.all:,.0f}."
+            f"place of {patches.uniform.all:,.0f}.",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastpipe._natural import natural_sorted
+from fastpipe._printable import printable
 from fastpipe._sizes import in_bytes
 from fastpipe.cache.converted import ConvertedFiles
 from fastpipe.errors import OptionError
@@ -137,7 +138,7 @@ class PatchPlan:
         remembered: str,
         amplification: float | None,
     ) -> None:
-        self.lines = [_line(role, patch_size) for role in roles]
+        self.lines = [printable(_line(role, patch_size)) for role in roles]
         self.lines.append(f"decoded parts  →  {remembered}")
         if amplification is not None:
             self.lines.append(f"so far  →  {amplification:.2f} bytes were decoded for each that was used")

@@ -14,7 +14,6 @@ from fastpipe.console import Progress, in_time
 from fastpipe.engine.pool import Job, ThreadPool
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.judging import Judge
-from fastpipe.files.scanning.verdicts import shown
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
 from fastpipe.index.tables import SampleTable
 
@@ -39,7 +38,7 @@ def scan_images(root: str, threads: int, progress: Progress, judge: Judge | None
         OSError: files cannot be read for a reason that is the machine's.
     """
     judge = judge or Judge()
-    progress.now(f"listing {shown(root)}")
+    progress.now(f"listing {root}")
     classes, table, notes = _list(root)
     found = Findings(root, "images", total=len(table), notes=notes)
     if classes != _FLAT:

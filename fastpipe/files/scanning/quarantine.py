@@ -11,7 +11,7 @@ from typing import Any
 from fastpipe.cache.locks import locks_are_possible, try_to_lock
 from fastpipe.errors import OptionError
 from fastpipe.files.scanning.moving import check_free, move, remove_unfinished, sync_folder
-from fastpipe.files.scanning.verdicts import Verdict, shown
+from fastpipe.files.scanning.verdicts import Verdict
 
 __all__ = ["LIST", "Quarantine", "check_apart"]
 
@@ -28,7 +28,7 @@ def check_apart(folder: str, root: str) -> None:
     for one, other in ((inner, outer), (outer, inner)):
         if os.path.commonpath((one, other)) == other:
             raise OptionError(
-                f"--quarantine {shown(folder)}: it and {shown(root)} are one inside the other, where the "
+                f"--quarantine {folder}: it and {root} are one inside the other, where the "
                 "files would still be in the way: name a folder elsewhere"
             )
 
@@ -54,7 +54,7 @@ class Quarantine:
         if make:
             os.makedirs(self.folder, exist_ok=True)
         elif not os.path.isfile(self._list):
-            raise OptionError(f"nothing was moved to {shown(folder)}: it has no {LIST}")
+            raise OptionError(f"nothing was moved to {folder}: it has no {LIST}")
         self._descriptor = -1
         self._open()
         try:
@@ -139,9 +139,7 @@ class Quarantine:
             descriptor = os.open(self._list, flags, 0o666)
             if locks_are_possible() and not try_to_lock(descriptor):
                 os.close(descriptor)
-                raise OptionError(
-                    f"another process is moving files to {shown(self.folder)}, or from there: wait"
-                )
+                raise OptionError(f"another process is moving files to {self.folder}, or from there: wait")
             try:
                 is_it = os.path.samestat(os.fstat(descriptor), os.stat(self._list))
             except FileNotFoundError:

@@ -13,7 +13,7 @@ from fastpipe.files.scanning.folder import without_images
 from fastpipe.files.scanning.moving import move
 from fastpipe.files.scanning.oddities import extensions_of, name_fits
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
-from fastpipe.files.scanning.verdicts import Verdict, identity, shown
+from fastpipe.files.scanning.verdicts import Verdict, identity
 
 __all__ = ["Done", "move_corrupt", "rename"]
 
@@ -54,7 +54,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
         return done
     with Quarantine(folder) as quarantine:
         for number, verdict in enumerate(found.corrupt):
-            progress.now(f"moving {number + 1:,} of {len(found.corrupt):,} files to {shown(folder)}")
+            progress.now(f"moving {number + 1:,} of {len(found.corrupt):,} files to {folder}")
             name = os.path.relpath(verdict.path, found.root)
             try:
                 path = _place(root, verdict)

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe._sizes import counted, in_bytes, in_duration
+from fastpipe.console import print_line
 from fastpipe.files.scanning.findings import Findings
 from fastpipe.files.scanning.remedies import Done
-from fastpipe.files.scanning.verdicts import Verdict, group_of, shown
+from fastpipe.files.scanning.verdicts import Verdict, group_of
 
 __all__ = ["as_json", "show"]
 
@@ -34,23 +34,26 @@ def show(found: Findings, done: Done, decoders: str, console: Console) -> None:
     rate = found.nbytes / found.seconds if found.seconds > 0 else 0.0
     size = in_bytes(found.nbytes) + ("" if found.what == "images" else " decoded")
     took = f"{size} in {in_duration(found.seconds)}, {in_bytes(rate)}/s"
-    _line(console, f"{shown(found.root)}: {found.count:,} {found.what}, {took}")
+    print_line(console, f"{found.root}: {found.count:,} {found.what}, {took}")
     if decoders:
-        _line(console, f"decoders: {decoders}", "dim")
+        print_line(console, f"decoders: {decoders}", "dim")
     unreadable = [one for one in found.bad if one.state == "unreadable"]
     for title, some, style in (("corrupt", found.corrupt, "red"), ("cannot be read", unreadable, "red")):
         if some:
-            _line(console, f"\n{title}: {len(some):,}", f"bold {style}")
+            console.print()
+            print_line(console, f"{title}: {len(some):,}", f"bold {style}")
             _groups(console, found, ((group_of(one.reason), one) for one in some))
     if found.noted:
-        _line(console, f"\nread, and odd: {len(found.noted):,}", "bold yellow")
+        console.print()
+        print_line(console, f"read, and odd: {len(found.noted):,}", "bold yellow")
         _groups(console, found, ((group_of(note), one) for one in found.noted for note in one.notes))
     for note in found.notes:
-        _line(console, shown(note), "yellow")
+        print_line(console, note, "yellow")
     _show_done(done, console)
     for note in done.notes:
-        _line(console, shown(note), "yellow")
-    _line(console, f"\n{verdict(found, done)}", "bold")
+        print_line(console, note, "yellow")
+    console.print()
+    print_line(console, verdict(found, done), "bold")
 
 
 def verdict(found: Findings, done: Done) -> str:
@@ -101,24 +104,20 @@ def _groups(console: Console, found: Findings, members: Iterable[tuple[str, Verd
     for name, one in members:
         groups[name].append(one)
     for name, some in sorted(groups.items(), key=lambda group: -len(group[1])):
-        _line(console, f"  {shown(name)} ({len(some):,})")
+        print_line(console, f"  {name} ({len(some):,})")
         for one in some[:_NAMED_AT_MOST]:
             size = "" if one.nbytes is None else f"  {counted(one.nbytes, 'byte')}"
-            _line(console, f"    {shown(_inside(found, one))}{size}")
+            print_line(console, f"    {_inside(found, one)}{size}")
         if len(some) > _NAMED_AT_MOST:
-            _line(console, f"    and {len(some) - _NAMED_AT_MOST:,} more, all of them in --json FILE")
+            print_line(console, f"    and {len(some) - _NAMED_AT_MOST:,} more, all of them in --json FILE")
 
 
 def _show_done(done: Done, console: Console) -> None:
     if done.moved or done.renamed or done.left:
-        _line(console, "")
+        console.print()
     if done.moved:
-        _line(console, f"moved: {len(done.moved):,}", "bold")
+        print_line(console, f"moved: {len(done.moved):,}", "bold")
     for old, new in done.renamed:
-        _line(console, f"renamed: {shown(old)} → {shown(os.path.basename(new))}")
+        print_line(console, f"renamed: {old} → {os.path.basename(new)}")
     for path, why in done.left:
-        _line(console, f"left as it is: {shown(path)}: {shown(why)}", "yellow")
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
+        print_line(console, f"left as it is: {path}: {why}", "yellow")

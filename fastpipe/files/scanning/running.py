@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from fastpipe._machine import default_threads
-from fastpipe.console import Progress
+from fastpipe.console import Progress, print_line
 from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.files.scanning.folder import scan_images
 from fastpipe.files.scanning.hdf5 import scan_hdf5
@@ -19,7 +18,6 @@ from fastpipe.files.scanning.judging import Judge
 from fastpipe.files.scanning.quarantine import Quarantine, check_apart
 from fastpipe.files.scanning.remedies import Done, move_corrupt, rename
 from fastpipe.files.scanning.report import as_json, show
-from fastpipe.files.scanning.verdicts import shown
 
 __all__ = ["restore", "scan"]
 
@@ -76,24 +74,23 @@ def restore(folder: str, root: str | None, console: Console, json_file: Path | N
         OptionError: there is no such folder.
     """
     if root is not None and not os.path.isdir(root):
-        raise OptionError(f"there is no folder {shown(root)} to put the files into: make it first")
+        raise OptionError(f"there is no folder {root} to put the files into: make it first")
     _check_place(json_file)
     with Quarantine(folder, make=False) as quarantine:
         back, left = quarantine.restore(root)
     if json_file is not None:
         content = {"back": back, "left": [{"path": path, "why": why} for path, why in left]}
         json_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    console.print(Text(f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back"), soft_wrap=True)
+    print_line(console, f"{len(back):,} file{' is' if len(back) == 1 else 's are'} back")
     for path, why in left:
-        console.print(Text(f"not put back: {shown(path)}: {shown(why)}", style="red"), soft_wrap=True)
+        print_line(console, f"not put back: {path}: {why}", style="red")
     return 1 if left else 0
 
 
 def _check(args: argparse.Namespace, root: str) -> None:
     if "://" in root:
         raise OptionError(
-            f"{shown(root)} is a URL, and scan reads what is on this machine: bring it here "
-            "with  fastpipe stage"
+            f"{root} is a URL, and scan reads what is on this machine: bring it here with  fastpipe stage"
         )
     if not os.path.exists(root):
         raise FileNotFoundError(2, "No such file or folder", root)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Identity", "Verdict", "group_of", "identity", "shown"]
+__all__ = ["Identity", "Verdict", "group_of", "identity"]
 
 # Device, inode, length, and when it was written: another one means another content, perhaps.  Not when its
 # status changed, as it does for all its names when one of them goes.
@@ -48,16 +48,6 @@ def identity(path: str) -> Identity:
     """
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def shown(path: str) -> str:
-    """A path for people: what cannot be printed is escaped.
-
-    >>> shown("a/b.jpg"), shown("a/line\\nbreak.jpg"), shown("a/\\udcff.jpg")
-    ('a/b.jpg', 'a/line\\\\nbreak.jpg', 'a/\\\\xff.jpg')
-    """
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def group_of(reason: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from fastpipe.console import plain, print_line
 from fastpipe.profiling.doctor.findings import Finding, State
 from fastpipe.profiling.shown import Shown
 
@@ -59,17 +59,18 @@ class DoctorReport(Shown):
     def show(self, console: Console) -> None:
         """Print it on a console, in its width and colours."""
         for topic, findings in self._by_topic():
-            console.print(Text(topic, style="bold"))
+            print_line(console, topic, style="bold")
             table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
             table.add_column(width=9)
             table.add_column(overflow="fold")
             for finding in findings:
-                table.add_row(Text(f"  {finding.state}", style=_STYLES[finding.state]), Text(finding.text))
+                table.add_row(plain(f"  {finding.state}", _STYLES[finding.state]), plain(finding.text))
                 if finding.remedy:
-                    table.add_row("", Text(f"→ {finding.remedy}"))
+                    table.add_row("", plain(f"→ {finding.remedy}"))
             console.print(table)
         style = _STYLES["problem" if self.count("problem") else "warning" if self.count("warning") else "ok"]
-        console.print(Text(f"\n{self.verdict}", style=style))
+        console.print()
+        print_line(console, self.verdict, style=style)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain numbers, texts, lists and dictionaries."""

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fastpipe._sizes import in_duration
+from fastpipe.console import PlainTable, print_line
 from fastpipe.errors import OptionError
 from fastpipe.profiling.device_memory import memory_for
 from fastpipe.profiling.growing import learning_rate_rule
@@ -83,15 +81,15 @@ class BatchSizes(Shown):
         rates = {one.size: one.rate for one in self.trials}
         gain = rates[self.best] / rates[self.now] if rates.get(self.now) else None
         more = "" if gain is None else f", {gain:.2f}× as many samples a second as with {self.now}"
-        console.print(Text(f"batch_size={self.best}{more}", style="bold"), soft_wrap=True)
+        print_line(console, f"batch_size={self.best}{more}", style="bold")
         if self.best != self.now:
-            console.print(Text(learning_rate_rule(self.best / self.now)), soft_wrap=True)
+            print_line(console, learning_rate_rule(self.best / self.now))
         size, steps = self.accumulation
         if steps > 1:
-            console.print(Text(f"{self.target} samples an update: {steps} batches of {size}"), soft_wrap=True)
+            print_line(console, f"{self.target} samples an update: {steps} batches of {size}")
         for note in self.notes:
-            console.print(Text(note), soft_wrap=True)
-        table = Table(box=SIMPLE_HEAD)
+            print_line(console, note)
+        table = PlainTable()
         for name in ("batch size", "a step in", "samples/s", "memory"):
             table.add_column(name, justify="right")
         for one in self.trials:

@@ -12,15 +12,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fastpipe._extras import require
 from fastpipe._machine import available_cpus
 from fastpipe._sizes import in_duration
 from fastpipe.cache.budget import free_memory
+from fastpipe.console import PlainTable, print_line
 from fastpipe.errors import OptionError
 from fastpipe.profiling.epochs import WatchedLoader
 from fastpipe.profiling.shown import Shown
@@ -61,11 +59,11 @@ class Tuning(Shown):
 
     def show(self, console: Console) -> None:
         """Print it on a console."""
-        console.print(Text(self._verdict, style="bold"), soft_wrap=True)
-        console.print(Text(f"    {self.config}"), soft_wrap=True)
+        print_line(console, self._verdict, style="bold")
+        print_line(console, f"    {self.config}")
         for note in self.notes:
-            console.print(Text(note), soft_wrap=True)
-        table = Table(box=SIMPLE_HEAD)
+            print_line(console, note)
+        table = PlainTable()
         table.add_column("settings")
         for name in ("a batch in", "spread", "waiting", "memory", "measured"):
             table.add_column(name, justify="right")

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+from fastpipe._printable import printable
 from fastpipe.errors import StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stage.stores.filesystems import PAGE
 from fastpipe.stage.stores.locations import Location
@@ -69,7 +70,7 @@ class FolderStore:
         except OSError as error:
             raise self._ours(error, key) from error
         if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError(f"{self._location.path(key)} is no file")
+            raise FileNotFoundError(printable(f"{self._location.path(key)} is no file"))
         return StoredObject(key, status.st_size, _version(status))
 
     def get(self, key: str, version: str = "") -> FetchedObject:
@@ -106,7 +107,7 @@ class FolderStore:
     def _path(self, key: str) -> str:
         """Of a file; a key that would lead out of the folder has none."""
         if (".." in key and ".." in key.split("/")) or "\0" in key:
-            raise FileNotFoundError(key)
+            raise FileNotFoundError(printable(key))
         return os.path.join(self._folder, key.lstrip("/"))
 
     def _walk(self, folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[StoredObject]:
@@ -143,7 +144,7 @@ class FolderStore:
             if key and not key.endswith("/") and not _has_anything(self._folder):  # an object was listed
                 where = f"the folder {self._folder!r} is empty, or not there"
                 return StoreError(f"{path} is not there: {where}. Is it still mounted?")
-            return FileNotFoundError(f"{path} is not there: it was removed since it was listed")
+            return FileNotFoundError(printable(f"{path} is not there: it was removed since it was listed"))
         if isinstance(error, PermissionError):
             return StoreAccessError(f"{path} may not be read by this user ({error.strerror})")
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):

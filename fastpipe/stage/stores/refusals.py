@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastpipe._printable import printable
 from fastpipe.errors import ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 
 __all__ = ["changed", "missing", "refusal", "silence"]
@@ -57,9 +58,11 @@ def refusal(path: str, at: str, status: int, code: str = "") -> OSError:
 def missing(path: str, at: str, code: str = "") -> FileNotFoundError:
     """The error for what is not there."""
     if code == "NoSuchBucket":
-        return FileNotFoundError(f"{path}: {at} has no such bucket. See to its name, and to the endpoint")
+        return FileNotFoundError(
+            printable(f"{path}: {at} has no such bucket. See to its name, and to the endpoint")
+        )
     why = "it was removed, or the bucket or the endpoint is another one than it was"
-    return FileNotFoundError(f"{path} is not there, says {at}: {why}")
+    return FileNotFoundError(printable(f"{path} is not there, says {at}: {why}"))
 
 
 def changed(path: str, at: str) -> ObjectChangedError:

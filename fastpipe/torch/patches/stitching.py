@@ -15,6 +15,7 @@ import torch
 
 from fastpipe._casting import unheld
 from fastpipe._extras import require
+from fastpipe._printable import printable
 from fastpipe.engine.blending import Blender, gaussian_weights
 from fastpipe.errors import OptionError
 from fastpipe.torch.patches.dataset import FastPatchDataset
@@ -227,7 +228,7 @@ def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
     if not path.endswith((".zarr", ".npy")):
         raise OptionError(f"out= must be a NumPy array, or a path that ends in .zarr or .npy, got {path}")
     if os.path.exists(path):
-        raise FileExistsError(f"{path} exists; remove it, or name another")
+        raise FileExistsError(printable(f"{path} exists; remove it, or name another"))
     return _File(path, shape)
 
 
