@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
+from fastpipe._printable import printable
 from fastpipe.errors import OptionError
 from fastpipe.index.folder import IMG_EXTENSIONS, find_classes, scan_folder
 from fastpipe.index.tables import SampleTable
@@ -67,11 +68,11 @@ def scratch() -> Iterator[Callable[[], Tree]]:
 
 
 def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function returns, or the type and message of what it raises."""
+    """What a function returns, or the type and message of what it raises, in which names are escaped."""
     try:
         result = function(*args, **kwargs)
     except (OSError, ValueError) as error:
-        return type(error), str(error)
+        return type(error), printable(str(error))
     return list(result) if isinstance(result, SampleTable) else result
 
 
