@@ -175,19 +175,26 @@ class translated:  # noqa: N801 - used as a statement
         status, code = answered(error)
         if status or code:
             return refusal(self._path, self._at, status, code)
+        said = self._options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+        if _is_silence(error):  # which fsspec's HTTP takes for a missing file
+            return silence(self._path, self._at, said)
         if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
             return missing(self._path, self._at)
-        said = self._options.hide(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
-        if isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS:
+        if isinstance(error, ImportError):
+            return MissingDependencyError(f"{self._path} needs a package: {said}")
+        if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
             return StoreAccessError(f"{self._path}: {said}. Pass credentials as storage_options=…")
-        if _is_silence(error):
-            return silence(self._path, self._at, said)
-        if isinstance(error, (OSError, ValueError)):
-            return StoreError(f"{self._path}: {said}")
+        if isinstance(error, TypeError):  # of a client that does not take an option
+            return OptionError(f"{self._path} with storage_options={self._options!r}: {said}")
+        if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
+            return StoreError(f"{self._path}: {said}. See to the URL and to storage_options")
         return error
 
 
-_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError")
+_NO_CREDENTIALS = (
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError", "SSOError",
+    "CredentialRetrievalError", "GoogleAuthError", "ClientAuthenticationError",
+)  # fmt: skip
 
 
 def answered(error: BaseException) -> tuple[int, str]:

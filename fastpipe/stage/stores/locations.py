@@ -6,15 +6,20 @@ import os
 import re
 from dataclasses import dataclass
 
+from fastpipe._extras import require
 from fastpipe.errors import OptionError
 
 __all__ = ["Location", "is_url"]
 
 # One letter is a drive of Windows.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
+_CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
 # Azure's "container@account" has an @ that parts no user from a host.
 _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
 _WEB = ("http", "https")
+_LOCAL = ("file", "local")
+_S3 = ("s3", "s3a")
+_VERSION = "?versionId="  # as s3fs has it in a key
 
 
 def is_url(root: str | os.PathLike[str]) -> bool:
@@ -56,7 +61,10 @@ class Location:
         if found is None:
             return cls("", os.path.abspath(os.path.expanduser(text)), "")
         scheme, rest = found[1].lower(), text[found.end() :]
-        bucket, _, prefix = rest.partition("/")
+        if "::" in scheme or _CHAIN.search(rest):
+            scheme = scheme.partition("::")[0]
+            raise OptionError(f"{scheme}::… is a chain of file systems: pass the URL of the last one alone")
+        bucket, prefix = _split(scheme, rest)
         _check(scheme, bucket, prefix)
         prefix = prefix.rstrip("/")
         return cls(scheme, bucket, f"{prefix}/" if prefix else "")
@@ -88,10 +96,22 @@ class Location:
         return path[len(self.store) :]
 
 
+def _split(scheme: str, rest: str) -> tuple[str, str]:
+    """Return bucket and keys' beginning, as fsspec's file systems understand a URL."""
+    if scheme in _LOCAL:  # a relative path is one of the current folder
+        return "", os.path.join(os.getcwd(), os.path.expanduser(rest)).lstrip("/")
+    if scheme in _S3 and rest.startswith("arn:"):  # an access point's name may have slashes
+        s3fs = require("s3fs", extra="s3")
+        # Without a loop of its own, whose thread would not survive a fork.
+        parser = s3fs.S3FileSystem(anon=True, asynchronous=True, skip_instance_cache=True, version_aware=True)
+        bucket, key, version = parser.split_path(rest)
+        return bucket, key if version is None else f"{key}{_VERSION}{version}"
+    bucket, _, prefix = rest.partition("/")
+    return bucket, prefix
+
+
 def _check(scheme: str, bucket: str, prefix: str) -> None:
     """Refuse what cannot work; messages show nothing of a URL that may have a secret in it."""
-    if "::" in scheme:
-        raise OptionError(f"{scheme}://… is a chain of file systems: pass the URL of the last one alone")
     user, has_user, host = bucket.rpartition("@")
     if has_user and (":" in user or scheme not in (*_NAMES_ACCOUNT, "sftp", "ssh", "ftp", "hdfs", "smb")):
         raise OptionError(
@@ -102,5 +122,10 @@ def _check(scheme: str, bucket: str, prefix: str) -> None:
         raise OptionError(
             f"{scheme}://{bucket.partition('?')[0]}/… must end before its '?': keys are put behind it"
         )
-    if not bucket and scheme not in ("memory", "file", "local"):
+    if scheme in _S3 and _VERSION in prefix:
+        raise OptionError(
+            f"{scheme}://{bucket}/{prefix} names one version of an object, and the newest one is read: leave "
+            f"{_VERSION}… out, or copy that version to a key of its own"
+        )
+    if not bucket and scheme not in ("memory", *_LOCAL):
         raise OptionError(f"{scheme}://{prefix} names no bucket: write {scheme}://bucket/folder")

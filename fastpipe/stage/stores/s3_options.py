@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -25,7 +26,10 @@ _KNOWN = {
 _KNOWN_CLIENT = {"endpoint_url", "region_name"}
 # Longer than obstore's own margin of 5 minutes, and shorter than the 15 in which botocore renews credentials.
 _CREDENTIALS_FOR = timedelta(minutes=14)
-_ENDPOINT = re.compile(r"https?://[!-~]+", re.IGNORECASE)
+_ENDPOINT = re.compile(
+    r"https?://(\S*@)?([\w.-]+|\[[\da-f:.]+\])(:[1-6]?\d{1,4})?(/[\w.~%/+=-]*)?", re.IGNORECASE | re.ASCII
+)
+_REGION = re.compile(r"[a-zA-Z0-9-]{1,63}")
 _ANY_REGION = "us-east-1"
 _CONNECTIONS = 128
 
@@ -65,6 +69,8 @@ class S3Settings:
         given = client.get("region_name")
         common = (os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
         region = given or next(filter(None, common), None) or config.get("region") or ""
+        if region and not _REGION.fullmatch(str(region)):  # the same
+            raise OptionError(f"{region!r} is no region's name, such as 'us-east-1': see to storage_options")
         return cls(options, str(endpoint or "").rstrip("/"), str(region), bool(given))
 
     @property
@@ -118,7 +124,8 @@ class S3Settings:
         if key:
             given = {"access_key_id": key, "secret_access_key": secret, "token": self.options.get("token")}
             return lambda: {**given, "expires_at": None}
-        found = _session(self.options).get_credentials()
+        with _readable():
+            found = _session(self.options).get_credentials()
         if found is None:
             raise StoreAccessError(
                 "no credentials for S3 in storage_options, the environment, ~/.aws or this machine's role. "
@@ -127,7 +134,8 @@ class S3Settings:
             )
 
         def credentials() -> dict[str, Any]:
-            now = found.get_frozen_credentials()
+            with _readable():
+                now = found.get_frozen_credentials()
             return {
                 "access_key_id": now.access_key,
                 "secret_access_key": now.secret_key,
@@ -149,10 +157,17 @@ def _session(options: StorageOptions) -> Any:
 
 def _configured(options: StorageOptions) -> Mapping[str, Any]:
     """The profile's part of ~/.aws/config."""
-    try:
+    with _readable():
         return dict(_session(options).get_scoped_config())
-    except require("botocore.exceptions", extra="s3").ProfileNotFound as error:
-        raise StoreAccessError(f"{error}: see to storage_options' profile, and AWS_PROFILE") from None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raise a ``StoreAccessError`` where botocore finds no profile, or cannot read credentials."""
+    try:
+        yield
+    except require("botocore.exceptions", extra="s3").BotoCoreError as error:
+        raise StoreAccessError(f"{error}: see to storage_options' profile, AWS_PROFILE and ~/.aws") from None
 
 
 def _endpoint(config: Mapping[str, Any]) -> str:
