@@ -13,7 +13,7 @@ from fastpipe.hdf5.epochs import uniform_decodes
 from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.geometry import Geometry, grid_of
 from fastpipe.hdf5.layout import Layout, read_layout
-from fastpipe.hdf5.library import filters_of, missing_filters
+from fastpipe.hdf5.library import filter_remedy, filters_of, missing_filters
 from fastpipe.hdf5.objects import datasets_of, name_of
 from fastpipe.hdf5.opening import library_errors, opened
 from fastpipe.hdf5.rows import dtype_of
@@ -51,6 +51,7 @@ class DatasetFacts:
         filters: in words, in the order of writing.
         codes: their numbers.
         missing: filters that neither fastpipe nor the library of this process has, in words.
+        remedies: how to have them, in words.
         stored: bytes in the file.
         decoded: bytes in memory; None where elements have no fixed size.
         samples: None where there are fewer dimensions than count samples.
@@ -72,6 +73,7 @@ class DatasetFacts:
     filters: tuple[str, ...]
     codes: tuple[int, ...]
     missing: tuple[str, ...]
+    remedies: tuple[str, ...]
     stored: int
     decoded: int | None
     samples: int | None
@@ -129,6 +131,7 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
     sized = dtype is not None and not dtype.hasobject
     geometry = Geometry(shape, chunk or shape, itemsize, sample_dims) if shape and has_samples else None
     chunk_nbytes = math.prod(chunk) * itemsize if chunk and sized else None
+    lacking = _unreadable(dataset, layout)
     return DatasetFacts(
         path=name_of(dataset),
         shape=shape,
@@ -137,7 +140,8 @@ def _facts(dataset: Any, sample_dims: int, batch_size: int) -> DatasetFacts:
         chunk=chunk,
         filters=tuple(map(in_words, steps)),
         codes=tuple(step.code for step in steps),
-        missing=tuple(map(in_words, _unreadable(dataset, layout))),
+        missing=tuple(map(in_words, lacking)),
+        remedies=tuple(dict.fromkeys(map(filter_remedy, lacking))),
         stored=int(dataset.id.get_storage_size()),
         decoded=math.prod(shape) * itemsize if shape is not None and sized else None,
         samples=geometry.count if geometry else None,

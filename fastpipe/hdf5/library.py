@@ -19,6 +19,7 @@ from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
 __all__ = [
+    "filter_remedy",
     "filters_edges",
     "filters_of",
     "has_blosc2",
@@ -174,19 +175,25 @@ def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependen
     what = "a filter"
     if step is not None:
         what = f"the filter {step.code}" + (f" ({step.name})" if step.name else "")
-    begin = f"{where}: reading it takes {what}, which the HDF5 library does not have: "
+    return MissingDependencyError(
+        f"{where}: reading it takes {what}, which the HDF5 library does not have: {filter_remedy(step)}"
+    )
+
+
+def filter_remedy(step: FilterStep | None) -> str:
+    """Return how to give the library a filter that it does not have, nor gets from hdf5plugin here."""
     if step is not None and step.code not in OF_HDF5PLUGIN:
-        return MissingDependencyError(
-            f"{begin}hdf5plugin does not bring it either. Install and import the package that brings it, or "
-            "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
+        return (
+            f"hdf5plugin does not bring it; install and import the package that brings filter {step.code}, "
+            "or set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
         )
     try:
         load_plugins()
     except MissingDependencyError as error:
-        return MissingDependencyError(f"{begin}{error}")
-    return MissingDependencyError(
-        f"{begin}the version of hdf5plugin that is installed does not bring it: pip install --upgrade "
-        "hdf5plugin, or set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
+        return str(error)
+    return (
+        "the version of hdf5plugin that is installed does not bring it: pip install --upgrade hdf5plugin, or "
+        "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
     )
 
 

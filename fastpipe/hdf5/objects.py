@@ -131,4 +131,6 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
             f"{shown}: {name!r} is a link into another file: name that, {other}, and its dataset "
             f"{name_of(item)!r}"
         )
+    if file.swmr_mode and file.mode == "r":
+        item.refresh()  # the library shares what this process has open, as it was then
     return item

@@ -156,7 +156,7 @@ def test_a_filter_that_nobody_knows(tmp_path: Path) -> None:
     for policy in ("raise", "skip"):
         with pytest.raises(
             MissingDependencyError,
-            match=r"dataset /x: reading it takes the filter 32999, .* package that brings it, or set HDF5_PLUGIN",
+            match=r"dataset /x: reading it takes the filter 32999, .* that brings filter 32999, or set HDF5_PLUGIN",
         ):
             FastHDF5Dataset(tmp_path / "x.h5", "x", bad_samples=policy)  # type: ignore[arg-type]
 
